@@ -1,0 +1,37 @@
+"""Paceline: plan, train, measure and report distributed training from one run file."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paceline.check import check as check
+    from paceline.export import export as export
+    from paceline.spec import RunSpec as RunSpec
+    from paceline.spec import load as load
+    from paceline.train.run import RunResult as RunResult
+    from paceline.train.run import train as train
+    from paceline.workload import Workload as Workload
+
+_HOME = {
+    "load": "paceline.spec",
+    "RunSpec": "paceline.spec",
+    "train": "paceline.train.run",
+    "RunResult": "paceline.train.run",
+    "resume": "paceline.train.run",
+    "check": "paceline.check",
+    "export": "paceline.export",
+    "Workload": "paceline.workload",
+    "UserError": "paceline.errors",
+    "RunFailed": "paceline.errors",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used, so that `import paceline` costs nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,360 @@
+"""The run file: one YAML document, validated, frozen, and able to say where each of its values came from.
+
+Every quantity here is global (the batch, the learning rate, the length of the run); what one rank does with it is
+derived in `layout.py`. Nothing else feeds a run: no hidden file, no environment variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from paceline.errors import UserError
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+
+
+def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
+    """A field of the run file: its default, its unit and what it means, which `explain` prints."""
+    return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yes_is_not_a_number(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key, value in values.items():
+                known = cls.model_fields.get(key)
+                if isinstance(value, bool) and known is not None and "bool" not in str(known.annotation):
+                    raise PydanticCustomError("not_a_bool", "{key}|{value}", {"key": key, "value": value})
+        return values
+
+
+class ClassifierModel(Section):
+    """A pre-norm transformer encoder with mean pooling over the tokens of a text."""
+
+    width: int = field(128, "features", "size of the residual stream", gt=0)
+    heads: int = field(4, "heads", "attention heads; must divide width", gt=0)
+    layers: int = field(2, "layers", "encoder layers", gt=0)
+    ffn: int = field(512, "features", "hidden size of the feed-forward part", gt=0)
+    dropout: float = field(0.0, "probability", "dropout, drawn per sample and so the same on any layout", ge=0, lt=1)
+    word_dropout: float = field(0.0, "probability", "input tokens hidden during training", ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> ClassifierModel:
+        if self.width % self.heads:
+            fits = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            near = min(fits, key=lambda h: abs(h - self.heads))
+            raise PydanticCustomError(
+                "heads", "{m}", {"m": f"model.heads={self.heads} does not divide model.width={self.width}; try {near}"}
+            )
+        return self
+
+
+class TextData(Section):
+    """Labelled texts, tokenised once into a memory-mapped array."""
+
+    source: Literal["docstrings", "ag_news", "csv", "jsonl", "parquet"] = field(
+        "docstrings", "", "where the texts come from; docstrings are on every machine"
+    )
+    path: Path | None = field(None, "path", "file (csv, jsonl, parquet) or folder (ag_news) to read")
+    test_path: Path | None = field(None, "path", "held-out file; without one, test_fraction of the rows is held out")
+    test_fraction: float = field(0.1, "fraction", "rows held out when there is no test_path", gt=0, lt=1)
+    text: str = field("text", "column", "column or key of the text")
+    label: str = field("label", "column", "column or key of the label")
+    max_length: int = field(256, "tokens", "longer texts are cut", gt=0)
+    vocab: int = field(8192, "tokens", "size of the byte-level BPE vocabulary", ge=257, le=1 << 20)
+    lowercase: bool = field(False, "", "fold case before tokenising")
+    limit: int = field(0, "rows", "read at most this many training rows; 0 reads all", ge=0)
+    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")
+
+
+class Train(Section):
+    epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
+    steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
+    global_batch: int = field(128, "samples", "samples per optimiser step, over all ranks", gt=0)
+    optimizer: Literal["adamw", "sgd", "lars", "lamb"] = field("adamw", "", "update rule")
+    lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
+    base_batch: int = field(128, "samples", "the batch for which lr was chosen", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = field("cosine", "", "decay after the warm-up")
+    warmup: float = field(0.05, "fraction of run", "linear warm-up from 0", ge=0, lt=1)
+    final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
+    weight_decay: float = field(0.01, "", "decay of matrices; biases and norms are exempt", ge=0)
+    beta1: float = field(0.9, "", "first moment decay (adamw, lamb)", ge=0, lt=1)
+    beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
+    momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
+    clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = field("fp32", "", "type of the matrix products")
+    nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
+    seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
+    evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
+    checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
+    log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
+    compile: Literal["auto", "on", "off"] = field("auto", "", "torch.compile; auto is on for CUDA devices")
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if self.epochs and self.steps:
+            raise PydanticCustomError(
+                "length",
+                "{m}",
+                {"m": f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"},
+            )
+        return self
+
+
+class Parallel(Section):
+    strategy: Literal["auto", "single", "ddp"] = field("auto", "", "how the work is spread; auto is ddp above 1 rank")
+    ranks: int = field(1, "processes", "data-parallel processes, one device each", gt=0, le=65536)
+    micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
+    device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
+    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0)
+    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0)
+    bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)
+
+
+MODEL_SECTIONS: dict[str, type[Section]] = {"classifier": ClassifierModel}
+DATA_SECTIONS: dict[str, type[Section]] = {"classifier": TextData}
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class RunSpec(BaseModel):
+    """A whole run file. `origin("train.lr")` says where a value came from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name = field("run", "", "name of the run folder")
+    workload: str = field("classifier", "", "classifier, or your own as file.py:Class")
+    model: SerializeAsAny[Section] = Field(default_factory=Section)
+    data: SerializeAsAny[Section] = Field(default_factory=Section)
+    train: Train = Field(default_factory=Train)
+    parallel: Parallel = Field(default_factory=Parallel)
+    cluster: Literal["local"] = field("local", "", "machines the run may use")
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        return self._origins.get(key, DEFAULT)
+
+    def dump(self) -> dict[str, Any]:
+        """Every value, as plain data that `load` reads back to an equal spec."""
+        return self.model_dump(mode="json")
+
+    def fields(self) -> Iterator[tuple[str, Any, str, str]]:
+        """(dotted name, value, unit, meaning) of every field, in the order of the file."""
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                for sub, sub_info in type(value).model_fields.items():
+                    yield f"{name}.{sub}", getattr(value, sub), _unit(sub_info), sub_info.description or ""
+            else:
+                yield name, value, _unit(info), info.description or ""
+
+    def replace(self, overrides: Mapping[str, Any]) -> RunSpec:
+        """The same spec with some dotted values changed, validated again."""
+        values = self.dump()
+        for key, value in overrides.items():
+            _put(values, key, value)
+        changed = build(values, {**self._origins, **dict.fromkeys(overrides, "changed in Python")})
+        return changed
+
+
+def _unit(info: Any) -> str:
+    extra = info.json_schema_extra
+    return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+
+
+def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunSpec:
+    """Read a run file and lay dotted overrides over it: `load("run.yaml", ["train.lr=3e-4"])`.
+
+    Paths inside the file are relative to the file; paths in overrides are relative to the current folder.
+    """
+    file = Path(path)
+    values, origins = _read_yaml(file)
+    _anchor_paths(values, file.resolve().parent)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
+    over: dict[str, Any] = {}
+    for key, value in pairs:
+        _put(over, key, value)
+        origins[key] = COMMAND_LINE
+    _anchor_paths(over, Path.cwd())
+    for section, value in over.items():
+        if isinstance(value, dict) and isinstance(values.get(section), dict):
+            values[section].update(value)
+        else:
+            values[section] = value
+    return build(values, origins)
+
+
+def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
+    """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError."""
+    values = dict(values)
+    origins = dict(origins or {})
+    for name in ("parallel", "model", "data", "train"):
+        if values.get(name) is None:
+            values.pop(name, None)
+    if values.get("parallel") == "auto":
+        values["parallel"] = {"strategy": "auto"}
+    problems: list[str] = []
+    sections = _section_types(values.get("workload", "classifier"))
+    for name, kind in sections.items():
+        given = values.get(name, {})
+        try:
+            values[name] = kind.model_validate(given)
+        except ValidationError as error:
+            problems += [_say(problem, kind, name, origins) for problem in error.errors()]
+            values.pop(name)
+    try:
+        spec = RunSpec.model_validate(values)
+    except ValidationError as error:
+        problems += [_say(problem, RunSpec, "", origins) for problem in error.errors()]
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    spec._origins.update(origins)
+    return spec
+
+
+def _section_types(workload: Any) -> dict[str, type[Section]]:
+    if not isinstance(workload, str):
+        raise UserError(f"workload: {workload!r} is not a name; use one of {', '.join(MODEL_SECTIONS)} or file.py:Class")
+    if ":" in workload:
+        from paceline.workload import own_workload
+
+        own = own_workload(workload)
+        return {"model": own.Model, "data": own.Data}
+    if workload not in MODEL_SECTIONS:
+        hint = _nearest(workload, MODEL_SECTIONS)
+        raise UserError(
+            f"workload: {workload!r} is not known{hint}; use one of {', '.join(MODEL_SECTIONS)} or file.py:Class"
+        )
+    return {"model": MODEL_SECTIONS[workload], "data": DATA_SECTIONS[workload]}
+
+
+def _nearest(word: str, words: Any) -> str:
+    close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _say(problem: Any, kind: type[BaseModel], prefix: str, origins: Mapping[str, str]) -> str:
+    """One pydantic problem as one sentence for a person."""
+    place = [str(p) for p in problem["loc"]]
+    key = ".".join(([prefix] if prefix else []) + place)
+    where = next((origins[k] for k in (key, ".".join(key.split(".")[:2]), key.split(".")[0]) if k in origins), "")
+    at = f" ({where})" if where else ""
+    given = problem["input"]
+    match problem["type"]:
+        case "extra_forbidden":
+            for part in place[:-1]:
+                sub = kind.model_fields[part].annotation
+                kind = sub if isinstance(sub, type) and issubclass(sub, BaseModel) else kind
+            names = list(kind.model_fields)
+            hint = _nearest(place[-1], names) or f"; known here: {', '.join(names) or 'nothing'}"
+            return f"{key}: there is no such key{hint}{at}"
+        case "literal_error":
+            return f"{key}: {given!r} is not allowed; use one of {problem['ctx']['expected'].replace(' or ', ', ')}{at}"
+        case "int_parsing" | "int_type" | "int_from_float":
+            return f"{key}: {given!r} is not a whole number{at}"
+        case "float_parsing" | "float_type" | "finite_number":
+            return f"{key}: {given!r} is not a number{at}"
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            return f"{key}: {given!r} is out of range; it must be {problem['msg'].split('should be ')[-1]}{at}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{key or 'run file'}: {given!r} is not a section; write it as  {key}: {{key: value}}{at}"
+        case "string_pattern_mismatch":
+            return f"{key}: {given!r} cannot name a folder; use letters, digits, '.', '_' and '-'{at}"
+        case "not_a_bool":
+            key = f"{key}.{problem['ctx']['key']}" if key else problem["ctx"]["key"]
+            at = f" ({origins[key]})" if key in origins else ""
+            return f"{key}: {problem['ctx']['value']!r} is not a number or a word{at}"
+        case "heads" | "length":
+            return str(problem["msg"])
+        case _:
+            return f"{key}: {given!r}: {problem['msg']}{at}"
+
+
+def _split_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"{text!r} is not an override; write it as  section.key=value,  for example train.lr=3e-4")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        return key, value
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            inner = values[section] = {}
+        values = inner
+    values[last] = value
+
+
+def _read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
+        hint = _nearest(file.name, [p.name for p in near])
+        raise UserError(f"run file {str(file)!r} does not exist{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"run file {str(file)!r} cannot be read: {error}") from None
+    try:
+        values = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"run file {str(file)!r} is not YAML{at}: {getattr(error, 'problem', error)}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"run file {str(file)!r} holds no sections; start it with  name: my-run")
+    origins: dict[str, str] = {}
+    _note_lines(node, "", file.name, origins)
+    return values, origins
+
+
+def _note_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            if name in seen:
+                raise UserError(f"{name}: given twice ({file} line {key.start_mark.line + 1})")
+            seen.add(name)
+            origins[name] = f"{file} line {key.start_mark.line + 1}"
+            _note_lines(value, f"{name}.", file, origins)
+
+
+def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+    """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
+    data = values.get("data")
+    if isinstance(data, dict):
+        for key in ("path", "test_path", "cache"):
+            if isinstance(data.get(key), str):
+                data[key] = str((folder / Path(data[key]).expanduser()).resolve())
+    workload = values.get("workload")
+    if isinstance(workload, str) and ":" in workload:
+        module, _, name = workload.rpartition(":")
+        file = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
+        if file.is_file():
+            values["workload"] = f"{file.resolve()}:{name}"
+
+
+def choices(section: type[BaseModel], name: str) -> tuple[str, ...]:
+    """The allowed words of a field, for messages and tests."""
+    return tuple(get_args(section.model_fields[name].annotation))
