@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.check import check as check
-    from paceline.export import export as export
+    from paceline.parity import check as check
+    from paceline.training.export import export as export
     from paceline.spec import RunSpec as RunSpec
     from paceline.spec import load as load
-    from paceline.train.run import RunResult as RunResult
-    from paceline.train.run import train as train
+    from paceline.training.run import RunResult as RunResult
+    from paceline.training.run import train as train
     from paceline.workload import Workload as Workload
 
 _HOME = {
     "load": "paceline.spec",
     "RunSpec": "paceline.spec",
-    "train": "paceline.train.run",
-    "RunResult": "paceline.train.run",
-    "resume": "paceline.train.run",
-    "check": "paceline.check",
-    "export": "paceline.export",
+    "train": "paceline.training.run",
+    "RunResult": "paceline.training.run",
+    "resume": "paceline.training.run",
+    "check": "paceline.parity",
+    "export": "paceline.training.export",
     "Workload": "paceline.workload",
     "UserError": "paceline.errors",
     "RunFailed": "paceline.errors",

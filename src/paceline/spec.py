@@ -168,8 +168,7 @@ class RunSpec(BaseModel):
         values = self.dump()
         for key, value in overrides.items():
             _put(values, key, value)
-        changed = build(values, {**self._origins, **dict.fromkeys(overrides, "changed in Python")})
-        return changed
+        return build(values, {**self._origins, **dict.fromkeys(overrides, "changed in Python")})
 
 
 def _unit(info: Any) -> str:
@@ -191,6 +190,8 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
         _put(over, key, value)
         origins[key] = COMMAND_LINE
     _anchor_paths(over, Path.cwd())
+    if {"epochs", "steps"} & over.get("train", {}).keys() and isinstance(values.get("train"), dict):
+        values["train"] = {k: v for k, v in values["train"].items() if k not in ("epochs", "steps")}
     for section, value in over.items():
         if isinstance(value, dict) and isinstance(values.get(section), dict):
             values[section].update(value)

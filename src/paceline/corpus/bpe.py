@@ -1,0 +1,109 @@
+"""Byte-level BPE: a vocabulary learned from the training texts, then texts turned into token ids by the batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+MASK = "[MASK]"
+MASK_ID = 0  # hides a word from the model; also stands for an empty text
+LEARN_TEXTS = 50_000  # the vocabulary is learned from the first texts, up to this many ...
+LEARN_CHARACTERS = 64 << 20  # ... and up to this many characters
+BATCH_TEXTS = 2_000
+BATCH_CHARACTERS = 4 << 20
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of one batch of texts, end to end."""
+
+    ids: NDArray[np.uint32]
+    lengths: NDArray[np.int64]
+    cut_texts: int
+    empty_texts: int
+
+
+def learn(texts: Iterable[str], vocab: int, max_length: int, lowercase: bool) -> Tokenizer:
+    """A tokenizer with at most `vocab` tokens. The bytes are all in it, so no text is out of its reach."""
+    tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        min_frequency=2,
+        special_tokens=[MASK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(texts), trainer)
+    tokenizer.enable_truncation(max_length)
+    assert tokenizer.token_to_id(MASK) == MASK_ID
+    return load(tokenizer.to_str())
+
+
+def load(serialised: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(serialised)
+    tokenizer.encode_special_tokens = True  # a text that spells [MASK] is text
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
+    """Token ids of a batch. Every text has at least one token."""
+    max_length = tokenizer.truncation["max_length"]
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
+    tokens = [one.ids or [MASK_ID] for one in encodings]
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    ids = np.fromiter(chain.from_iterable(tokens), np.uint32, int(lengths.sum()))
+    return Encoded(ids, lengths, cut_texts, empty_texts=sum(not len(one) for one in encodings))
+
+
+def batches(samples: Iterable[tuple[str, int]]) -> Iterator[tuple[list[str], list[int]]]:
+    """The stream in pieces that are limited in number and in size."""
+    texts: list[str] = []
+    labels: list[int] = []
+    characters = 0
+    for text, label in samples:
+        texts.append(text)
+        labels.append(label)
+        characters += len(text)
+        if len(texts) == BATCH_TEXTS or characters >= BATCH_CHARACTERS:
+            yield texts, labels
+            texts, labels, characters = [], [], 0
+    if texts:
+        yield texts, labels
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Tokenise on every core, and afterwards on one: a process that forks later must not hold such threads.
+
+    The library takes this setting from the environment only. One that the user made is left alone.
+    """
+    name = "TOKENIZERS_PARALLELISM"
+    ours = name not in os.environ
+    if ours:
+        os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if ours:
+            os.environ[name] = "false"
+
+
+def _first(texts: Iterable[str]) -> Iterator[str]:
+    characters = 0
+    for count, text in enumerate(texts):
+        if count == LEARN_TEXTS or characters >= LEARN_CHARACTERS:
+            return
+        characters += len(text)
+        yield text

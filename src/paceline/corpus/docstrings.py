@@ -1,0 +1,186 @@
+"""The corpus that is on every machine: which package does this docstring come from?
+
+Docstrings of numpy, scipy, torch and the standard library are read with `ast` from the installed source files; no
+package is imported. Package names and doctests are taken out, so the answer has to be found in the wording.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from paceline.errors import UserError
+
+CLASSES = ("numpy", "scipy", "torch", "standard library")
+EXTRACTION = 1  # raise it when a change below changes the texts: cached corpora are named by it
+
+MIN_WORDS = 10
+ENOUGH_PER_CLASS = 1_800  # files are read in a fixed, shuffled order until a class has this many
+MAX_TRAIN_PER_CLASS = 1_500
+MAX_FILE_BYTES = 400_000  # larger ones are generated tables: slow to parse, few docstrings
+
+# Tests describe themselves, not the package; the rest is no Python of the package or a second copy of something.
+NOT_READ = {
+    *("__pycache__", "site-packages", "dist-packages", "include", "lib", "bin", "share"),
+    *("test", "tests", "idlelib", "lib2to3", "turtledemo", "pydoc_data"),
+}
+NAMES = re.compile(r"numpy|scipy|(?:py)?torch|c?python|stdlib|\b(?:np|sp|aten)\b", re.IGNORECASE)
+ADDS_A_DOCSTRING = {"add_newdoc", "add_docstr"}  # how numpy and torch document what is written in C
+
+Sample = tuple[str, int]
+
+
+def versions() -> dict[str, str]:
+    """What the texts depend on: the installed versions and the version of the extraction."""
+    found = {name: _version(name) for name in CLASSES[:3]}
+    return {**found, "python": platform.python_version(), "extraction": str(EXTRACTION)}
+
+
+def extract(test_fraction: float) -> tuple[list[Sample], list[Sample]]:
+    """(training, test) samples: as many of each class, and all docstrings of a module on the same side."""
+    seen: set[str] = set()
+    splits = [_split(_modules(_root(name), name, seen), test_fraction) for name in CLASSES]
+    train_per_class = min(MAX_TRAIN_PER_CLASS, min(len(train) for train, _ in splits))
+    test_per_class = min(
+        round(train_per_class * test_fraction / (1 - test_fraction)), min(len(test) for _, test in splits)
+    )
+    if not train_per_class or not test_per_class:
+        raise UserError(
+            f"data.test_fraction={test_fraction}: too few docstrings are installed for two splits; "
+            "use a value between 0.05 and 0.5"
+        )
+    train = _mix((train[:train_per_class] for train, _ in splits))
+    test = _mix((test[:test_per_class] for _, test in splits))
+    return train, test
+
+
+def mask(docstring: str) -> str:
+    """The docstring in one line, without doctests and without the names that give the package away."""
+    kept: list[str] = []
+    in_doctest = False
+    for line in docstring.splitlines():
+        line = line.strip()
+        # A doctest and its output end at the next blank line.
+        in_doctest = bool(line) and (in_doctest or line.startswith(">>>"))
+        if not in_doctest and not line.startswith("..."):
+            kept.append(line)
+    return " ".join(NAMES.sub(" ", " ".join(kept)).split())
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Every docstring of a source text: of the module, its classes and its functions, in order."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's code
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # templates and deliberate nonsense carry the suffix .py too
+        return
+    pending: list[ast.stmt | ast.Module] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node, clean=False)
+            if docstring:
+                yield docstring
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield from _added_docstrings(node.value)
+        for block in ("orelse", "body"):
+            pending.extend(reversed(getattr(node, block, ())))
+
+
+def _added_docstrings(call: ast.Call) -> Iterator[str]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in ADDS_A_DOCSTRING:
+        for argument in call.args[1:]:
+            for node in ast.walk(argument):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def _root(name: str) -> Path:
+    if name == "standard library":
+        return Path(sysconfig.get_path("stdlib"))
+    spec = find_spec(name)  # finds a top-level package without importing it
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}"
+        ) from None
+
+
+def _modules(root: Path, name: str, seen: set[str]) -> list[list[str]]:
+    """New masked docstrings, module by module, from as many files as it takes."""
+    modules: list[list[str]] = []
+    count = 0
+    files = sorted(_python_files(root), key=lambda file: _order(f"{name}/{file.relative_to(root).as_posix()}"))
+    for file in files:
+        if count >= ENOUGH_PER_CLASS:
+            break
+        texts: list[str] = []
+        for docstring in docstrings(_source(file)):
+            text = mask(docstring)
+            if text.count(" ") >= MIN_WORDS - 1 and text not in seen:
+                seen.add(text)
+                texts.append(text)
+        if texts:
+            modules.append(texts)
+            count += len(texts)
+    if not modules:
+        raise UserError(
+            f"data.source=docstrings: {root} holds no Python source files; "
+            "use another source, for example  data.source=csv data.path=FILE.csv"
+        )
+    return modules
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in NOT_READ]
+        for name in names:
+            file = Path(folder, name)
+            if name.endswith(".py") and file.stat().st_size <= MAX_FILE_BYTES:
+                yield file
+
+
+def _source(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _split(modules: list[list[str]], test_fraction: float) -> tuple[list[str], list[str]]:
+    """Whole modules, in their shuffled order, go to the test side as long as they fit into its share."""
+    wanted = test_fraction * sum(len(texts) for texts in modules)
+    train: list[str] = []
+    test: list[str] = []
+    for texts in modules:
+        (test if len(test) + len(texts) <= wanted else train).extend(texts)
+    return sorted(train, key=_order), sorted(test, key=_order)
+
+
+def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
+    """All classes in one shuffled order, so that the first rows are a fair sample."""
+    samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
+    return sorted(samples, key=lambda sample: _order(sample[0]))
+
+
+def _order(text: str) -> bytes:
+    """A key that shuffles the same way on every machine."""
+    return blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()

@@ -1,0 +1,86 @@
+"""Opening the user's files: found, readable, gzip or not, UTF-8; and if not, a line that says so."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from paceline.errors import UserError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def check_file(path: Path, key: str) -> Path:
+    """The path of a file that is there and holds something. `key` is the field of the run file that named it."""
+    path = path.expanduser()
+    given = f"{key}={path}"
+    try:
+        if path.is_dir():
+            raise UserError(f"{given}: this is a folder, a file was expected; type  {key}={path}/FILE")
+        if not path.exists():
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            missing = "" if path.parent.is_dir() else f" (nor does the folder {path.parent})"
+            raise UserError(f"{given}: there is no such file{missing}{nearest(path.name, siblings)}")
+        if path.stat().st_size == 0:
+            raise UserError(f"{given}: the file is empty; at least two rows of two classes are needed")
+    except OSError as error:
+        raise UserError(f"{given}: cannot be read: {error.strerror}") from None
+    return path
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A UTF-8 text file, unzipped on the fly where it is gzip. A reading error becomes a UserError."""
+    try:
+        with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+            yield text
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path} {_first_line_not_utf8(path)}: the text is not UTF-8; "
+            f"convert it with  iconv -f LATIN1 -t UTF-8 {path.name} > utf8-{path.name}"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: the gzip data is broken ({error}); copy the file again") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """One hash of the contents of these files, whatever they are called."""
+    whole = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    return whole.hexdigest()
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _open_bytes(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        zipped = path.suffix == ".gz" or file.read(2) == GZIP_MAGIC
+    return gzip.open(path, "rb") if zipped else path.open("rb")  # type: ignore[return-value]
+
+
+def _first_line_not_utf8(path: Path) -> str:
+    """Decoding runs ahead of the rows by a buffer, so the line is looked for again."""
+    with _open_bytes(path) as raw:
+        for number, line in enumerate(raw, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return f"line {number} (byte {line[error.start]:#04x})"
+    return ""

@@ -1,0 +1,50 @@
+"""The verb `explain`: every value of a run, its unit and where it came from, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.layout import layout_of
+from paceline.spec import RunSpec
+from paceline.training.schedule import scaled_lr
+
+
+def equations(spec: RunSpec, samples: int | None) -> list[str]:
+    """The derived numbers, each as the equation that gives it."""
+    train, layout = spec.train, layout_of(spec)
+    lines = [layout.equation(), scaled_lr(train)[1]]
+    if samples is None:
+        return lines
+    per_epoch = -(-samples // train.global_batch)
+    tail = samples - (per_epoch - 1) * train.global_batch
+    last = "" if tail == train.global_batch else f", the last of {tail}"
+    lines.append(f"{per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
+    if train.steps:
+        lines.append(f"{train.steps} steps = {train.steps / per_epoch:.3g} epochs")
+        total = train.steps
+    else:
+        total = per_epoch * (train.epochs or 1)
+        lines.append(f"{total} steps = {train.epochs or 1} epochs × {per_epoch} steps")
+    if train.warmup:
+        lines.append(f"{total * train.warmup:.0f} steps warm-up = {train.warmup:g} × {total} steps")
+    return lines
+
+
+def explain(spec: RunSpec, samples: int | None = None) -> Any:
+    """A table of all values for rich to print."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("value", "", "unit", "from"):
+        table.add_column(column, overflow="fold")
+    section = ""
+    for key, value, unit, _ in spec.fields():
+        head = key.split(".")[0] if "." in key else ""
+        if head != section:
+            table.add_section()
+            section = head
+        origin = spec.origin(key)
+        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        style = "dim" if origin == "default" else ""
+        table.add_row(key, "-" if value is None or value == () else shown, unit, origin, style=style)
+    return table

@@ -1,0 +1,42 @@
+"""Data parallelism: every rank holds the model, gradients are summed in buckets while the backward pass goes on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.measure.timers import Flights
+
+
+def wrap(model: nn.Module, device: torch.device, bucket_mb: float, flights: Flights) -> DistributedDataParallel:
+    """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts."""
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=bucket_mb,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+    )
+
+    def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        started = flights.start()
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+        def landed(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            flights.land(started)
+            return done.value()[0]
+
+        return future.then(landed)
+
+    wrapped.register_comm_hook(None, sum_bucket)
+    return wrapped
+
+
+def quiet(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """No communication before the last pass of a step."""
+    return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()

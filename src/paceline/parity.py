@@ -1,0 +1,152 @@
+"""The verb `check`: proof, for a run file, that the answer does not depend on how the work is spread.
+
+The same steps are trained under each layout from the same seed; losses, gradient norms, final weights and the final
+evaluation are compared with the first layout's.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunFailed, UserError
+from paceline.layout import layout_of
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec
+from paceline.training.run import RunResult, train
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
+"""Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout against the first: the largest relative difference of each quantity."""
+
+    ranks: int
+    accumulate: int
+    loss: float
+    grad_norm: float
+    weights: float
+    metrics: dict[str, float]
+    worst: str
+    """Where the difference is largest."""
+
+    def agrees(self, tolerance: float) -> bool:
+        return all(d <= tolerance for d in (self.loss, self.grad_norm, self.weights))
+
+
+@dataclass(frozen=True)
+class Parity:
+    rows: list[Row]
+    tolerance: float
+    steps: int
+
+    @property
+    def holds(self) -> bool:
+        return all(row.agrees(self.tolerance) for row in self.rows)
+
+
+def check(
+    spec: RunSpec,
+    ranks: Sequence[int] = (1, 2),
+    accumulate: Sequence[int] = (1,),
+    steps: int = 20,
+    *,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Parity:
+    """Train `steps` steps on each layout and compare; the first layout is the reference."""
+    layouts = [(r, a) for r in ranks for a in accumulate]
+    if len(layouts) < 2:
+        raise UserError("check compares layouts and was given one; use  --ranks 1,2  or  --accumulate 1,4")
+    variants = [_variant(spec, r, a, steps) for r, a in layouts]
+    for variant in variants:
+        layout_of(variant)
+    with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
+        results = []
+        for (r, a), variant in zip(layouts, variants, strict=True):
+            say(f"training {steps} steps on {r} rank{'s' * (r > 1)}, accumulating {a}")
+            results.append(train(variant, out or scratch, show=False))
+        reference = results[0]
+        rows = [_compare(reference, other, *layout) for layout, other in zip(layouts, results, strict=True)]
+    return Parity(rows, TOLERANCE[spec.train.precision], steps)
+
+
+def _variant(spec: RunSpec, ranks: int, accumulate: int, steps: int) -> RunSpec:
+    per_rank = math.ceil(spec.train.global_batch / ranks)
+    return spec.replace(
+        {
+            "train.epochs": None,
+            "train.steps": steps,
+            "train.loggers": [],
+            "parallel.ranks": ranks,
+            "parallel.strategy": "auto",
+            "parallel.micro_batch": math.ceil(per_rank / accumulate),
+        }
+    )
+
+
+def _compare(reference: RunResult, other: RunResult, ranks: int, accumulate: int) -> Row:
+    ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
+    if len(ours) != len(theirs):
+        raise RunFailed(f"{len(theirs)} steps on {ranks} ranks against {len(ours)}")
+    loss, at = _furthest(ours, theirs, "loss")
+    norm, norm_at = _furthest(ours, theirs, "grad_norm")
+    weights, tensor = _weights_apart(reference.weights(), other.weights())
+    worst = max((loss, f"loss at step {at}"), (norm, f"gradient norm at step {norm_at}"), (weights, f"{tensor}"))
+    return Row(ranks, accumulate, loss, norm, weights, other.metrics, worst[1])
+
+
+def _furthest(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) -> tuple[float, int]:
+    pairs = [(apart(a[key], b[key]), a["step"]) for a, b in zip(ours, theirs, strict=True)]
+    return max(pairs)
+
+
+def apart(a: float | None, b: float | None) -> float:
+    """The relative difference of two numbers; what is not finite agrees only with its like."""
+    if a is None or b is None:
+        return 0.0 if a is b else math.inf
+    return abs(a - b) / max(abs(a), abs(b), 1e-30)
+
+
+def _weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, str]:
+    """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights."""
+    size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
+    found = []
+    for name, a in ours.items():
+        floor = size * math.sqrt(a.numel()) * 0.1
+        found.append((float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor), name))
+    return max(found)
+
+
+def table(parity: Parity) -> Any:
+    """The proof as a table for rich to print."""
+    from rich.table import Table
+
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("ranks", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
+        out.add_column(name, justify="left" if name in ("evaluation", "") else "right")
+    for row, before in zip(parity.rows, [None, *parity.rows], strict=False):
+        cells = ["reference"] * 3 if before is None else [f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
+        metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
+        verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
+        out.add_row(str(row.ranks), str(row.accumulate), *cells, metrics, verdict)
+    return out
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """`1,2,4` as numbers."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1 or any(a == b for a, b in pairwise(sorted(found))):
+        raise UserError(f"{option}: {text!r} is not a list of different whole numbers; write it as  {option} 1,2,4")
+    return found

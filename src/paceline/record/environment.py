@@ -1,0 +1,82 @@
+"""The machine and the software a run was made on: enough to compare two runs, and nothing that is private."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from paceline import __version__
+
+PACKAGES = ("torch", "numpy", "tokenizers")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, host, processor, memory, GPUs and the commit of the current folder. Starts no device."""
+    return {
+        "paceline": __version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "gpus": _gpu_names(),
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    loaded = sys.modules.get(package)
+    if loaded is not None and hasattr(loaded, "__version__"):
+        return str(loaded.__version__)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    """As the driver lists them; asked of torch only where it holds the devices already."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        names += [found[1].strip()] if found else []
+    return names
+
+
+def _commit() -> str | None:
+    """The commit checked out here, with "-dirty" behind it where files were changed since."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,136 @@
+"""What happened, as lines of JSON that are only ever added: one file per rank, one event per line.
+
+A "step" event is numbered by the steps done once it is over (the first is 1) and holds
+
+    step  epoch  samples  loss  grad_norm  lr  step_s  data_s  compute_s  comm_s  exposed_s  batch  tokens  skipped
+
+where `samples` counts from the start of the run and `batch` and `tokens` are those of the step. The other kinds are
+start, evaluate, checkpoint, resume, stop, end and warning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.errors import RunFailed
+from paceline.record.files import as_json, finite
+
+HELD = 1000
+NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "count", "evaluate_s", "seconds")
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=as_json).encode
+_decode = json.JSONDecoder().decode
+
+
+class EventWriter:
+    """Adds events to a file, in whole lines.
+
+    Steps are held in memory until `flush`; an event of any other kind is rare and goes out at once, with all that
+    came before it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: list[str] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise RunFailed(f"cannot write {path}: {error.strerror}") from error
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self._append(b"\n")
+
+    def write(self, kind: str, **values: Any) -> None:
+        event = {"kind": kind, "t": round(time.time(), 6), **values}
+        try:
+            self._held.append(_encode(event))
+        except ValueError:
+            self._held.append(_encode(finite(event)))
+        if kind != "step" or len(self._held) >= HELD:
+            self.flush()
+
+    def flush(self, *, to_disk: bool = False) -> None:
+        """Hand over the events held so far: to the system, which a kill does not undo, or down `to_disk`."""
+        lines = "".join(f"{line}\n" for line in self._held)
+        self._held.clear()
+        self._append(lines.encode(errors="replace"), to_disk)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            try:
+                self.flush()
+            finally:
+                os.close(self._file)
+                self._file = -1
+
+    def _append(self, lines: bytes, to_disk: bool = False) -> None:
+        try:
+            while lines:
+                lines = lines[os.write(self._file, lines) :]
+            if to_disk:
+                os.fsync(self._file)
+        except OSError as error:
+            raise RunFailed(f"cannot write {self.path}: {error.strerror}") from error
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """The events of a file, in the order in which they were written; of one kind, if given.
+
+    A line torn by a kill or damaged by a disk is passed over. A rank that never came to write has no events.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                event = _decode(line.decode())
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict) and "kind" in event and (kind is None or event["kind"] == kind):
+                yield event
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The "step" events that count: once each and in order.
+
+    A run that was resumed has gone back, so what an earlier attempt did after that point is left out.
+    """
+    steps: list[dict[str, Any]] = []
+    for event in read_events(path):
+        number = event.get("step")
+        if event["kind"] not in ("step", "resume") or not isinstance(number, int):
+            continue
+        undone = number if event["kind"] == "step" else number + 1
+        while steps and steps[-1]["step"] >= undone:
+            steps.pop()
+        if event["kind"] == "step":
+            steps.append(event)
+    return steps
+
+
+def metrics_of(event: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an "evaluate" event: its numbers, without those that say when and on how much."""
+    values = event.get("metrics", event)
+    return {
+        name: math.nan if value is None else float(value)
+        for name, value in values.items()
+        if name not in NOT_METRICS
+        and (value is None or isinstance(value, (int, float)))
+        and not isinstance(value, bool)
+    }

@@ -1,0 +1,80 @@
+"""Files that are either whole or not there: a kill, a full disk or a second reader never meets half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunFailed, UserError
+
+
+def write_atomic(path: Path, text: str | bytes) -> None:
+    """Put `text` at `path` in one go: a sibling is written, forced to the disk and renamed over it."""
+    content = text.encode() if isinstance(text, str) else text
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror}") from error
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value for people and programs: keys in the order given, and null where a number is not finite."""
+    write_atomic(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=as_json) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read back what `write_json` wrote."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it holds a {type(value).__name__}, not a set of named values")
+    return value
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for every NaN and infinity, which JSON cannot write."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    if not isinstance(value, (str, bytes, bool, int, float, type(None))):
+        return finite(as_json(value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_json(value: Any) -> Any:
+    """Array scalars and small arrays as numbers and lists; anything else that JSON has no word for as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

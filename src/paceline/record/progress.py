@@ -1,0 +1,222 @@
+"""What the main rank shows while it trains: one live line on a terminal, a few plain lines anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from paceline.record.events import metrics_of
+from paceline.record.units import clock, number, percent, writable
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+COLUMNS = 100
+WINDOW_S = 30.0
+REDRAW_S = 0.1
+LINE_S = 2.0
+LINE_MOST_S = 60.0
+LEAST_BAR, MOST_BAR = 5, 24
+SHARES = ("compute", "data", "exposed")
+
+Part = tuple[str, str]
+"""A piece of the line and its style."""
+
+
+class Progress:
+    """Shows steps, messages and evaluations. `with Progress(total) as progress: progress.step(event)`."""
+
+    def __init__(self, total_samples: int, done_samples: int = 0, stream: TextIO | None = None) -> None:
+        self.total = total_samples
+        self.stream = stream if stream is not None else sys.stdout
+        self._pace = _Pace(done_samples)
+        self._event: Mapping[str, Any] | None = None
+        self._began = self._drawn = time.monotonic()
+        self._shown: Mapping[str, Any] | None = None
+        self._live = _live_line(self.stream)
+
+    def __enter__(self) -> Progress:
+        self._began = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._event is not self._shown:
+            self._draw(time.monotonic())
+        if self._live is not None and self._live.is_started:
+            with self._nobody_listening():
+                self._live.stop()
+
+    def step(self, event: Mapping[str, Any]) -> None:
+        """Take the latest "step" event; drawn at once or, when they come fast, with one of the next."""
+        now = time.monotonic()
+        self._pace.add(now, event)
+        self._event = event
+        log_s = min(LINE_MOST_S, max(LINE_S, (now - self._began) / 50))  # the log of a long run stays readable
+        if self._shown is None or now - self._drawn >= (log_s if self._live is None else REDRAW_S):
+            self._draw(now)
+
+    def say(self, text: str) -> None:
+        """Show a message that stays."""
+        text = writable(text, self.stream.encoding)
+        with self._nobody_listening():
+            if self._live is None:
+                self.stream.write(f"{text}\n")
+                self.stream.flush()
+            else:
+                from rich.text import Text
+
+                self._live.console.print(Text(text), soft_wrap=True)
+
+    def evaluated(self, event: Mapping[str, Any]) -> None:
+        """Show the metrics of an "evaluate" event."""
+        on = f" on {number(event['n'])} samples" if "n" in event else ""
+        metrics = ", ".join(f"{name} {number(value)}" for name, value in metrics_of(event).items())
+        self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics}")
+
+    def _draw(self, now: float) -> None:
+        event = self._event
+        assert event is not None
+        self._drawn, self._shown = now, event
+        rest = self.total - self._pace.samples
+        left = clock(rest / self._pace.rate) if self._pace.rate > 0 else "?"
+        when = f"eta {left}" if rest > 0 else f"took {clock(now - self._began)}"
+        done = min(1.0, self._pace.samples / self.total) if self.total > 0 else 1.0
+        line = _Line(done, int(event.get("step", 0)), self._pace.rate, event.get("loss"), when, self._pace.shares())
+        if self._live is None:
+            self.say(line.plain(_columns(self.stream)))
+            return
+        with self._nobody_listening():
+            if not self._live.is_started:
+                self._live.start()
+                self._live.console.show_cursor(True)  # a killed run must not leave a terminal without one
+            width = min(COLUMNS, self._live.console.width - 1)
+            self._live.update(line.styled(width, bar=_bar_signs(self._live.console.encoding)), refresh=True)
+
+    @contextlib.contextmanager
+    def _nobody_listening(self) -> Iterator[None]:
+        """A pipe that was closed or a terminal that has gone: the run goes on, unseen."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self.stream, self._live = io.StringIO(), None
+
+
+class _Pace:
+    """Rate and shares over the last half minute, so that they follow the run as it is now."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.rate = 0.0
+        self._seen: deque[tuple[float, int, Mapping[str, Any]]] = deque()
+
+    def add(self, now: float, event: Mapping[str, Any]) -> None:
+        samples = int(event.get("samples", self.samples))
+        if samples < self.samples:
+            self._seen.clear()
+        self.samples = samples
+        self._seen.append((now, samples, event))
+        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+        then, before, _ = self._seen[0]
+        if now > then and samples > before:
+            self.rate = (samples - before) / (now - then)
+        elif event.get("step_s"):
+            self.rate = (event.get("batch") or 0) / event["step_s"]
+
+    def shares(self) -> dict[str, float]:
+        """Of the time of a step; exposed is left out where ranks have nothing to say to each other."""
+        total = sum(event.get("step_s") or 0.0 for *_, event in self._seen)
+        if total <= 0:
+            return {}
+        sums = {name: sum(event.get(f"{name}_s") or 0.0 for *_, event in self._seen) for name in SHARES}
+        alone = not any(event.get("comm_s") or event.get("exposed_s") for *_, event in self._seen)
+        return {name: value / total for name, value in sums.items() if name != "exposed" or not alone}
+
+
+class _Line:
+    """One line in several lengths, of which the longest that fits is taken."""
+
+    def __init__(
+        self, done: float, step: int, rate: float, loss: float | None, when: str, shares: Mapping[str, float]
+    ) -> None:
+        self.done = done
+        self.percent: Part = (f"{math.floor(100 * done):3} %", "bold")
+        self.step: Part = (f"step {step:,}", "")
+        self.rate: Part = (f"{number(rate, 3)} samples/s", "cyan")
+        self.short_rate: Part = (f"{number(rate, 3)}/s", "cyan")
+        self.loss: Part = (
+            f"loss {loss:.4f}" if loss is not None and abs(loss) < 1e4 else f"loss {number(loss)}",
+            "green",
+        )
+        self.when: Part = (when, "")
+        self.shares: Part = (" ".join(f"{name} {percent(share)}" for name, share in shares.items()), "dim")
+
+    def plain(self, width: int) -> str:
+        tail = [self.loss, self.when]
+        choices = (
+            [self.percent, self.step, self.rate, *tail, self.shares],
+            [self.percent, self.step, self.short_rate, *tail, self.shares],
+            [self.percent, self.short_rate, *tail, self.shares],
+            [self.percent, self.short_rate, *tail],
+        )
+        parts = next((choice for choice in choices if _length(choice) <= width), choices[-1])
+        return "  ".join(text for text, _ in parts if text)
+
+    def styled(self, width: int, bar: str) -> Text:
+        from rich.text import Text
+
+        tail = (self.loss, self.when)
+        choices = [
+            (LEAST_BAR, [self.rate, *tail, self.shares]),
+            (LEAST_BAR, [self.short_rate, *tail, self.shares]),
+            (0, [self.short_rate, *tail, self.shares]),
+            (LEAST_BAR, [self.rate, *tail]),
+            (0, [self.short_rate, *tail]),
+            (0, [self.when]),
+        ]
+        fitting = (choice for choice in choices if _length([self.percent, *choice[1]]) + choice[0] + 1 <= width)
+        least_bar, parts = next(fitting, (0, []))
+        text = Text(no_wrap=True, overflow="crop")
+        text.append(*self.percent)
+        if least_bar:
+            room = min(MOST_BAR, width - _length([self.percent, *parts]) - 1)
+            filled = math.floor(self.done * room)
+            text.append(" ").append(bar[0] * filled, "cyan").append(bar[1] * (room - filled), "dim")
+        for part, style in parts:
+            if part:
+                text.append("  ").append(part, style)
+        return text
+
+
+def _length(parts: list[Part]) -> int:
+    return sum(len(text) + 2 for text, _ in parts if text) - 2
+
+
+def _columns(stream: TextIO) -> int:
+    """A log has 100; a terminal too simple for a live line has what it has."""
+    return min(COLUMNS, shutil.get_terminal_size().columns) if stream.isatty() else COLUMNS
+
+
+def _bar_signs(encoding: str) -> str:
+    return "━─" if encoding.lower().startswith("utf") else "=-"
+
+
+def _live_line(stream: TextIO) -> Live | None:
+    """A line that can be drawn over, where the stream is a terminal that can do so."""
+    if not stream.isatty() or os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
+        return None
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=stream, highlight=False)
+    return Live(console=console, auto_refresh=False) if console.is_terminal else None

@@ -1,0 +1,203 @@
+"""The run folder: one per run, never shared by two, and complete enough to do the run again.
+
+runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  summary.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline import __version__
+from paceline.errors import RunFailed, UserError
+from paceline.record.files import write_atomic
+from paceline.spec import DEFAULT, RunSpec, build
+
+COMMENT_COLUMN = 44
+LISTED = 10
+
+
+@dataclass(frozen=True)
+class RunDir:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def spec_file(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def events_file(self, rank: int) -> Path:
+        return self.events / f"rank{rank}.jsonl"
+
+    @classmethod
+    def claim(cls, out: Path, name: str, spec: RunSpec) -> RunDir:
+        """Make OUT/NAME, or NAME-2, NAME-3 … where that is taken. spec.yaml comes last: it makes a folder a run."""
+        if not name or "/" in name or name in (".", ".."):
+            raise UserError(f"name: {name!r} cannot name a folder; use letters, digits, '.', '_' and '-'")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            run = cls(_first_free(out, name))
+        except OSError as error:
+            raise _unwritable(out, error.strerror or str(error)) from None
+        try:
+            run.events.mkdir()
+            run.checkpoints.mkdir()
+            write_atomic(run.spec_file, _write_spec(spec, run.spec_file))
+        except (OSError, RunFailed) as error:
+            for folder in (run.events, run.checkpoints, run.path):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise _unwritable(out, str(error)) from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run. The path of its spec.yaml is understood too."""
+        path = path.parent if path.name == "spec.yaml" else path
+        run = cls(path)
+        if run.spec_file.is_file():
+            return run
+        if not path.exists():
+            close = difflib.get_close_matches(path.name, [run.name for run in _runs_in(path.parent)], n=1)
+            missing = "does not exist" + (f", did you mean {str(path.parent / close[0])!r}?" if close else "")
+        elif not path.is_dir():
+            missing = "is a file, not a run folder"
+        else:
+            missing = "is not a run folder: it has no spec.yaml"
+        raise UserError(f"{path} {missing}{_say_runs(path)}")
+
+    def spec(self) -> RunSpec:
+        """The spec as it was when the run began, each value with the origin it had then."""
+        try:
+            text = self.spec_file.read_text(encoding="utf-8")
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            values = yaml.safe_load(text)
+        except OSError as error:
+            raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None
+        except (yaml.YAMLError, ValueError) as error:
+            mark = getattr(error, "problem_mark", None)
+            at = f" at line {mark.line + 1}" if mark else ""
+            raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
+        if not isinstance(values, dict):
+            raise UserError(f"{self.spec_file} is damaged: it holds no sections")
+        try:
+            return build(values, dict(_read_origins(node, "", text.split("\n"))))
+        except UserError as error:
+            raise UserError(f"{self.spec_file} does not describe a run that can be read:\n{error}") from None
+
+
+def _first_free(out: Path, name: str) -> Path:
+    for number in count(1):
+        path = out / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("count never ends")
+
+
+def _unwritable(out: Path, why: str) -> UserError:
+    return UserError(f"cannot make a run folder in {out}: {why}; choose a folder you can write to, with --out FOLDER")
+
+
+def _runs_in(folder: Path) -> list[RunDir]:
+    """The runs in a folder, newest first."""
+    try:
+        runs = [RunDir(path) for path in folder.iterdir() if (path / "spec.yaml").is_file()]
+        return sorted(runs, key=lambda run: run.spec_file.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+
+
+def _say_runs(path: Path) -> str:
+    """The runs a person may have meant: those inside a folder of runs, else those beside."""
+    inside = _runs_in(path)
+    folder, runs = (path, inside) if inside else (path.parent, _runs_in(path.parent))
+    if not runs:
+        return f"; there are no runs in {folder}"
+    more = f" and {len(runs) - LISTED} older" if len(runs) > LISTED else ""
+    return f"; runs in {folder}: {', '.join(run.path.name for run in runs[:LISTED])}{more}"
+
+
+def _write_spec(spec: RunSpec, file: Path) -> str:
+    """Every value on a line of its own with its origin behind it."""
+    lines = list(_lines(_anchored(spec.dump()), spec, "", ""))
+    width = min(COMMENT_COLUMN, max(len(text) for text, _ in lines))
+    head = f"# Every value of this run and where it came from. Run it again (paceline {__version__}) with\n"
+    head += f"#   paceline train {shlex.quote(str(file.resolve()))}\n"
+    return head + "".join(f"{text:<{width}}  # {origin}\n" if origin else f"{text}\n" for text, origin in lines)
+
+
+def _lines(values: dict[str, Any], spec: RunSpec, prefix: str, indent: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        origin = " ".join(spec.origin(key).split())
+        if isinstance(value, dict) and value:
+            yield f"{indent}{_inline(name)}:", "" if origin == DEFAULT else origin
+            yield from _lines(value, spec, f"{key}.", indent + "  ")
+        else:
+            yield f"{indent}{_inline(name)}: {_inline(value)}", origin
+
+
+def _inline(value: Any) -> str:
+    """A value as one line of YAML."""
+    text = _one_document(value)
+    return text if "\n" not in text else _one_document(value, default_style='"')
+
+
+def _one_document(value: Any, **style: Any) -> str:
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False, **style
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _anchored(values: dict[str, Any]) -> dict[str, Any]:
+    """Paths given relative to the current folder, made to mean the same from the run folder."""
+    data = values.get("data", {})
+    for key in ("path", "test_path", "cache"):
+        path = data.get(key)
+        if isinstance(path, str) and not path.startswith("~"):
+            data[key] = os.path.abspath(path)
+    place, colon, cls = values["workload"].rpartition(":")
+    if colon and os.path.isfile(place):
+        values["workload"] = f"{os.path.abspath(place)}:{cls}"
+    return values
+
+
+def _read_origins(node: yaml.Node, prefix: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    """(dotted name, origin) from the comment behind each value."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        block = isinstance(value, yaml.MappingNode) and not value.flow_style
+        end = key.end_mark if block else value.end_mark
+        rest = lines[end.line][end.column :].lstrip(": ") if end.line < len(lines) else ""
+        if rest.startswith("#") and (origin := rest[1:].strip()) != DEFAULT:
+            yield name, origin
+        yield from _read_origins(value, f"{name}.", lines)

@@ -1,0 +1,185 @@
+"""The whole run in a few numbers: written as summary.json, and shown when the run ends."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.record.events import metrics_of
+from paceline.record.units import duration, number, percent, size, writable
+from paceline.spec import RunSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TIMES = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s")
+LAST = 10
+COLUMNS = 100
+BAR = 30
+
+
+def summarise(
+    spec: RunSpec,
+    layout_equation: str,
+    steps: Sequence[Mapping[str, Any]],
+    evaluation: Mapping[str, Any],
+    status: str,
+    *,
+    seconds: float | None = None,
+    epoch_samples: int | None = None,
+    parameters: int | None = None,
+    peak_bytes_per_rank: Sequence[int] = (),
+    best: Mapping[str, Any] | None = None,
+    why: str = "",
+) -> dict[str, Any]:
+    """Sum up a run from its "step" events and its last "evaluate" event.
+
+    Speed and times are medians over the steps after the warm-up (the first 5 or the first 10 %, whichever is more);
+    `seconds` is the wall time of the whole run, with its start, evaluations and checkpoints.
+    """
+    steady = steps[_warm_up(len(steps)) :]
+    losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
+    samples = int(steps[-1]["samples"]) if steps else 0
+    in_steps_s = math.fsum(_numbers(steps, "step_s"))
+    return {
+        "name": spec.name,
+        "status": status,
+        "why": why,
+        "layout": layout_equation,
+        "ranks": spec.parallel.ranks,
+        "parameters": parameters,
+        "samples": samples,
+        "steps": int(steps[-1]["step"]) if steps else 0,
+        "skipped_steps": sum(bool(step.get("skipped")) for step in steps),
+        "epochs": round(samples / epoch_samples, 6) if epoch_samples else None,
+        "seconds": seconds if seconds is not None else in_steps_s,
+        "in_steps_s": in_steps_s,
+        "samples_per_s": _median_rate(steady, "batch"),
+        "tokens_per_s": _median_rate(steady, "tokens"),
+        "loss_first": losses[0] if losses else None,
+        "loss_last": statistics.fmean(losses[-LAST:]) if losses else None,
+        "metrics": metrics_of(evaluation),
+        "evaluated": evaluation.get("n"),
+        "best": dict(best) if best else None,
+        "median": {name: _median(_numbers(steady, name)) for name in TIMES},
+        "share": _shares(steady),
+        "peak_bytes_per_rank": list(peak_bytes_per_rank),
+    }
+
+
+def show(summary: Mapping[str, Any], console: Console) -> None:
+    """Print a summary as a table of at most 100 columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    style = {"finished": "bold green", "failed": "bold red"}.get(summary["status"], "bold yellow")
+    title = Text.assemble(
+        (summary["name"], "bold"), " ", (summary["status"], style), f" after {duration(summary['seconds'])}"
+    )
+    if 0 < summary["in_steps_s"] < summary["seconds"]:
+        title.append(f", {percent(summary['in_steps_s'] / summary['seconds'])} of it in steps", "dim")
+    if summary["why"]:
+        title.append(writable(f": {summary['why']}", console.encoding))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in _rows(summary, bar="━" if console.encoding.lower().startswith("utf") else "="):
+        table.add_row(label, Text(writable(value, console.encoding)))
+    console.print()
+    console.print(title, width=min(COLUMNS, console.width), highlight=False)
+    console.print(table, width=min(COLUMNS, console.width), highlight=False)
+
+
+def _rows(summary: Mapping[str, Any], bar: str) -> Iterable[tuple[str, str]]:
+    yield "layout", summary["layout"]
+    if summary["parameters"] is not None:
+        yield "model", f"{summary['parameters']:,} parameters"
+    trained = [f"{summary['samples']:,} samples", f"{summary['steps']:,} steps"]
+    if summary["epochs"] is not None:
+        trained.append(f"{number(summary['epochs'])} epochs")
+    if summary["skipped_steps"]:
+        trained.append(f"{summary['skipped_steps']:,} steps skipped, not finite")
+    yield "trained", ", ".join(trained)
+    if summary["loss_first"] is not None:
+        yield "loss", f"{number(summary['loss_first'])} at first, {number(summary['loss_last'])} at last"
+    if summary["metrics"]:
+        on = f"  ({summary['evaluated']:,} samples)" if summary["evaluated"] else ""
+        yield "evaluation", _say_metrics(summary["metrics"]) + on
+    if summary["best"]:
+        at = f"  (step {summary['best']['step']:,})" if "step" in summary["best"] else ""
+        yield "best", _say_metrics(metrics_of(summary["best"])) + at
+    rates = [
+        f"{number(summary[f'{unit}_per_s'], 3)} {unit}/s" for unit in ("samples", "tokens") if summary[f"{unit}_per_s"]
+    ]
+    if rates:
+        yield "speed", ", ".join(rates) + "  (median)"
+    yield from _time_rows(summary["median"], summary["share"], bar)
+    if peaks := summary["peak_bytes_per_rank"]:
+        of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
+        yield "memory", f"{size(max(peaks))} at its peak{of}"
+
+
+def _time_rows(
+    median: Mapping[str, float | None], share: Mapping[str, float | None], bar: str
+) -> Iterable[tuple[str, str]]:
+    if median["step_s"] is None:
+        return
+    scale, unit = (1, "s") if median["step_s"] >= 1 else (1000, "ms")
+    decimals = 1 if median["step_s"] * scale >= 10 else 3
+
+    def row(name: str, part: float | None) -> str:
+        time = median.get(f"{name}_s")
+        took = "" if time is None else f"{time * scale:,.{decimals}f} {unit}"
+        return f"{took:>10}" + ("" if part is None else f" {percent(part):>6}")
+
+    yield "step", f"{row('step', None)}  median, of which"
+    for name in ("compute", "data", "exposed", "other"):
+        part = share[name]
+        needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])
+        if part is not None and not needless:
+            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * part)}".rstrip()
+    if share["comm"]:
+        hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
+        yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
+
+
+def _say_metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def _warm_up(steps: int) -> int:
+    return min(max(5, steps // 10), steps // 2)
+
+
+def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Parts of the time of all these steps. compute + data + exposed + other is 1; comm runs beside them."""
+    total = math.fsum(_numbers(steps, "step_s"))
+    names = ("compute", "data", "exposed", "comm")
+    if total <= 0:
+        return dict.fromkeys((*names, "other"))
+    share = {name: math.fsum(_numbers(steps, f"{name}_s")) / total for name in names}
+    return {**share, "other": max(0.0, 1 - share["compute"] - share["data"] - share["exposed"])}
+
+
+def _median_rate(steps: Sequence[Mapping[str, Any]], what: str) -> float | None:
+    return _median(
+        [
+            step[what] / step["step_s"]
+            for step in steps
+            if _is_number(step.get(what)) and _is_number(step.get("step_s")) and step["step_s"] > 0
+        ]
+    )
+
+
+def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [step[name] for step in steps if _is_number(step.get(name))]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

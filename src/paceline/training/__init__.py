@@ -1,0 +1,1 @@
+"""Training: the loop, the data order, the optimiser, the checkpoints."""

@@ -1,0 +1,431 @@
+"""The checkpoints of a run: written aside, sealed with checksums, renamed; a damaged one is recognised and skipped.
+
+    checkpoints/.step-00000300.writing/   being written, or left behind by a killed run
+    checkpoints/step-00000200/            sealed: __0_0.distcp …  .metadata  manifest.json
+    checkpoints/step-00000200.old/        only while one of the same step takes its place
+    checkpoints/.step-00000100.deleting/  no longer kept
+
+A folder gets its name in one rename, after everything in it is on the disk, so that a kill at any moment leaves the
+checkpoints before it whole. Writing happens in a thread of its own, over a process group of its own, and whatever
+fails on one rank fails on all.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.training import storage
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_SEALED = re.compile(r"step-(\d{8,})(\.old)?")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A sealed checkpoint: its folder, its step, and what was said about it when it was saved."""
+
+    path: Path
+    step: int
+    meta: dict[str, Any]
+    score: float | None
+
+
+# ---------------------------------------------------------------------------------------------------- finding
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint; each one that is not whole is named, with the reason, and skipped."""
+    return _first_whole(folder, _sealed(folder), say)
+
+
+def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
+    return _first_whole(folder, sorted(_sealed(folder), key=_score, reverse=True), say)
+
+
+def _first_whole(folder: Path, paths: Iterable[Path], say: Callable[[str], None]) -> Checkpoint | None:
+    for leftover in sorted(folder.glob(".step-*.writing")):
+        say(f"checkpoint {leftover} is skipped: it was not finished")
+    for path in paths:
+        try:
+            return _verify(path)
+        except _Damaged as damage:
+            say(f"checkpoint {path} is skipped: {damage}")
+    return None
+
+
+class _Damaged(Exception):
+    """Why a folder is not a whole checkpoint, as the end of a sentence."""
+
+
+def _sealed(folder: Path) -> list[Path]:
+    """Folders with the name of a sealed checkpoint, newest first; one that was being replaced after its successor."""
+    named = [(match, path) for path in folder.glob("step-*") if (match := _SEALED.fullmatch(path.name))]
+    named.sort(key=lambda pair: (-int(pair[0][1]), bool(pair[0][2])))
+    return [path for _, path in named]
+
+
+def _score(path: Path) -> float:
+    try:
+        score = _manifest(path)["score"]
+    except _Damaged:
+        score = None
+    return -math.inf if score is None else score
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["format"]
+    except FileNotFoundError:
+        raise _Damaged(f"it has no {MANIFEST}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _Damaged(f"its {MANIFEST} cannot be read: {error}") from None
+    if version != FORMAT:
+        raise _Damaged(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
+    if manifest.pop("seal", None) != _seal(manifest):
+        raise _Damaged(f"its {MANIFEST} is damaged (it differs from its checksum)")
+    return manifest
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _verify(path: Path, checksums: bool = True) -> Checkpoint:
+    """The checkpoint in a folder, or _Damaged: every file is there, has its size and, if asked, its checksum."""
+    manifest = _manifest(path)
+    files = {path / name: (size, sha256) for name, (size, sha256) in manifest["files"].items()}
+    try:
+        for file, (size, _) in files.items():
+            if (found := file.stat().st_size) != size:
+                raise _Damaged(f"its file {file.name} has {found} bytes instead of {size}")
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for file, sha256 in zip(files, pool.map(_sha256, files) if checksums else (), strict=False):
+                if sha256 != files[file][1]:
+                    raise _Damaged(f"its file {file.name} is damaged (it differs from its checksum)")
+    except FileNotFoundError as error:
+        raise _Damaged(f"its file {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise _Damaged(f"a file cannot be read: {error}") from None
+    return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def restore(checkpoint: Checkpoint, state: dict[str, Any]) -> None:
+    """Load in place into the tensors of a state, on every rank and on any number of ranks.
+
+    The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
+    """
+    wrong: PacelineError | None = None
+    try:
+        flat = storage.flatten(state)
+        metadata = storage.read_metadata(checkpoint.path)
+        _must_fit(checkpoint.path, metadata.state_dict_metadata, flat)
+        _read(checkpoint.path, metadata, flat)
+    except PacelineError as error:
+        wrong = error
+    except OSError as error:
+        wrong = RunFailed(f"checkpoint {checkpoint.path} cannot be read: {error}")
+    outcomes: list[PacelineError | None] = [wrong]
+    if dist.is_available() and dist.is_initialized():
+        outcomes = [None] * dist.get_world_size()
+        dist.all_gather_object(outcomes, wrong)
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome
+
+
+def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
+    """All tensors whose names begin with the prefix, whole and on the CPU, under their names without it."""
+    metadata = storage.read_metadata(checkpoint.path)
+    tensors = {
+        name: torch.empty(described.size, dtype=described.properties.dtype)
+        for name, described in metadata.state_dict_metadata.items()
+        if name.startswith(prefix)
+    }
+    _read(checkpoint.path, metadata, tensors)
+    return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
+
+
+def _read(path: Path, metadata: Any, into: dict[str, Tensor]) -> None:
+    try:
+        storage.read(path, metadata, into)
+    except CheckpointException as failure:
+        _, error = _first(failure)
+        if isinstance(error, UnpicklingError):
+            raise storage.refusal(path, error) from None
+        raise RunFailed(f"checkpoint {path} cannot be read: {_say_error(error)}") from error
+
+
+def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor]) -> None:
+    entries = {name.split(".")[0] for name in here}
+    for name in [*here, *(name for name in there if name not in here and name.split(".")[0] in entries)]:
+        one = (list(there[name].size), there[name].properties.dtype) if name in there else None
+        other = (list(here[name].shape), here[name].dtype) if name in here else None
+        if one != other:
+            types_differ = one and other and one[1] != other[1]
+            said = [
+                "missing" if it is None else f"{it[0]} of {it[1]}".replace("torch.", "") if types_differ else str(it[0])
+                for it in (one, other)
+            ]
+            what = "is of another model" if name.startswith("model.") else "does not fit this run"
+            raise UserError(f"{path}: this checkpoint {what}: {name} is {said[0]} there and {said[1]} here")
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+class Checkpoints:
+    """The checkpoints of one run: written aside, sealed with checksums, renamed; damaged ones are skipped."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        """On every rank. The newest `keep` are kept, and the one with the best score."""
+        assert keep > 0
+        self._folder = folder
+        self._keep = keep
+        # Never the training group: its collectives go on in the main thread while ours run.
+        together = dist.is_available() and dist.is_initialized()
+        self._group = dist.new_group(backend="gloo") if together else None
+        self._rank = dist.get_rank(self._group) if together else 0
+        self._staging = storage.Staging(self._group)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[None] | None = None
+        self._proven: set[Path] = set()  # their checksums were computed by this process
+
+    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, score: float | None = None) -> None:
+        """Copy the tensors and return; they are written while training goes on. One is in flight at most.
+
+        `meta` is anything that JSON can hold, with the step; a higher score is better.
+        """
+        self.wait()
+        score = float(score) if score is not None and math.isfinite(score) else None
+        manifest = {"format": FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
+        manifest = json.loads(json.dumps(manifest))
+        try:
+            staged = self._staging.copy(storage.flatten(state))
+        except RuntimeError as error:
+            raise RunFailed(_lost(manifest["step"], error)) from error
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._in_flight = self._thread.submit(self._write, staged, manifest, device)
+
+    def wait(self) -> None:
+        """Until the one in flight is sealed; RunFailed, on every rank, if it could not be."""
+        if self._in_flight is not None:
+            try:
+                self._in_flight.result()
+            finally:
+                if self._in_flight.done():
+                    self._in_flight = None
+
+    def close(self) -> None:
+        """Wait for the one in flight, then give the thread and the process group back."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            if self._group is not None and dist.is_initialized():
+                dist.destroy_process_group(self._group)
+            self._group = None
+
+    def _write(self, staged: storage.Staged, manifest: dict[str, Any], device: int | None) -> None:
+        """The life of one checkpoint, in the background thread of every rank."""
+        if device is not None:
+            torch.cuda.set_device(device)
+        step = manifest["step"]
+        final = self._folder / f"step-{step:08d}"
+        writing = self._folder / f".{final.name}.writing"
+        bytes_needed = 0
+        unfinished = f"the checkpoint of step {step} could not be written to"
+        try:
+            bytes_needed = sum(self._on_all(lambda: self._prepare(writing, staged)))
+            files: dict[str, Any] = {}
+            for written in self._on_all(lambda: self._write_own(writing, staged)):
+                files |= written
+            self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
+            unfinished = f"the checkpoint of step {step} is sealed, but an older one could not be removed from"
+            self._on_first(lambda: self._discard(final))
+        except (_Failed, RuntimeError) as error:
+            bytes_free = _clear_away(writing) if self._rank == 0 else 0
+            if not isinstance(error, _Failed):  # no answer from the others: there is nobody left to agree with
+                raise RunFailed(_lost(step, error)) from error
+            bytes_free = self._on_first(lambda: bytes_free)
+            raise RunFailed(f"{unfinished} {self._folder}: {error.reason(bytes_needed, bytes_free)}") from None
+
+    def _prepare(self, writing: Path, staged: storage.Staged) -> int:
+        if self._rank == 0:
+            for pattern in (".step-*.writing", ".step-*.deleting"):
+                for leftover in self._folder.glob(pattern):
+                    shutil.rmtree(leftover)
+            writing.mkdir(parents=True)
+        return staged.bytes_share
+
+    def _write_own(self, writing: Path, staged: storage.Staged) -> dict[str, Any]:
+        storage.write(staged, writing, self._group)
+        own = storage.own_files(writing, self._rank)
+        return {file.name: [file.stat().st_size, _sha256(file)] for file in own}
+
+    def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
+        for name, (size, _) in manifest["files"].items():
+            file = writing / name
+            if not file.exists() or file.stat().st_size != size:
+                raise _Unshared(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
+        with (writing / MANIFEST).open("w", encoding="utf-8") as stream:
+            json.dump(manifest | {"seal": _seal(manifest)}, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        _sync(writing)
+        if final.exists():
+            aside = final.with_name(f"{final.name}.old")
+            if aside.exists():
+                _delete(aside)
+            final.rename(aside)
+        writing.rename(final)
+        _sync(self._folder)
+        self._proven.add(final)
+
+    def _discard(self, sealed: Path) -> None:
+        """Delete what is no longer kept. What is damaged is neither counted nor deleted."""
+        whole: list[Checkpoint] = []
+        replaced: list[Path] = []
+        for path in _sealed(self._folder):
+            try:
+                checkpoint = _verify(path, checksums=path not in self._proven)
+            except _Damaged:
+                continue
+            self._proven.add(path)
+            if whole and whole[-1].step == checkpoint.step:
+                replaced.append(path)
+            else:
+                whole.append(checkpoint)
+        scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
+        kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
+        if scored:
+            kept.add(max(scored, key=lambda checkpoint: checkpoint.score or 0.0).path)
+        for path in [*replaced, *(checkpoint.path for checkpoint in whole)]:
+            if path not in kept:
+                self._proven.discard(path)
+                _delete(path)
+
+    def _on_first(self, work: Callable[[], T]) -> T:
+        """Do something on rank 0, with its answer or its failure on all."""
+        return self._on_all(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def _on_all(self, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank, with the answers of all; a failure of one is the failure of all."""
+        mine: tuple[T | None, _Failed | None]
+        try:
+            mine = (work(), None)
+        except (Exception, CheckpointException) as error:
+            mine = (None, _failed(self._rank, error))
+        everyone: list[Any] = [mine]
+        if self._group is not None:
+            everyone = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(everyone, mine, group=self._group)
+        for _, failed in everyone:
+            if failed is not None:
+                raise failed
+        return [answer for answer, _ in everyone]
+
+
+class _Unshared(Exception):
+    """Rank 0 does not see what another rank wrote."""
+
+
+class _Failed(Exception):
+    """What went wrong on one rank, in words that travel to the others."""
+
+    def __init__(self, rank: int, why: str, number: int | None) -> None:
+        super().__init__(rank, why, number)
+        self.rank, self.why, self.number = rank, why, number
+
+    def reason(self, bytes_needed: int, bytes_free: int) -> str:
+        said = f"{self.why} (rank {self.rank})"
+        if self.number is not None:
+            said += f"; it needs {_mb(bytes_needed)} and {_mb(bytes_free)} are free"
+        cure = ""
+        if self.number in (errno.ENOSPC, errno.EDQUOT):
+            cure = " Make room there, then resume the run."
+        elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            cure = " Make the folder writable, then resume the run."
+        return f"{said}. The checkpoints before it are untouched.{cure}"
+
+
+def _failed(rank: int, error: BaseException) -> _Failed:
+    if isinstance(error, CheckpointException):
+        rank, error = _first(error)
+    return _Failed(rank, _say_error(error), error.errno if isinstance(error, OSError) else None)
+
+
+def _first(failure: CheckpointException) -> tuple[int, BaseException]:
+    """The lowest rank that failed, and its error."""
+    rank = min(failure.failures)
+    return rank, failure.failures[rank][0]
+
+
+def _say_error(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    if isinstance(error, _Unshared):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _lost(step: int, error: BaseException) -> str:
+    why = str(error).strip().split("\n", 1)[0]
+    return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({why})"
+
+
+def _mb(n: int) -> str:
+    return f"{n / 1e6:,.1f} MB"
+
+
+def _clear_away(writing: Path) -> int:
+    """Remove what was half written; the bytes that are free then."""
+    shutil.rmtree(writing, ignore_errors=True)
+    there = next(path for path in writing.absolute().parents if path.is_dir())
+    return shutil.disk_usage(there).free
+
+
+def _delete(path: Path) -> None:
+    """Take the name away first, so that a half-deleted checkpoint is never mistaken for a damaged one."""
+    doomed = path.with_name(f".{path.name}.deleting")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,34 @@
+"""The verb `export`: the weights of a run as one safetensors file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from paceline.errors import RunFailed, UserError
+from paceline.record.run_dir import RunDir
+
+
+def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
+    """Write the newest (or best) checkpoint's weights to `out`, with the spec and the step in its header."""
+    from safetensors.torch import save
+
+    from paceline.record.files import write_atomic
+    from paceline.training.checkpoint import best, newest, read_tensors
+
+    folder, out = RunDir.open(Path(run)), Path(out)
+    if out.suffix != ".safetensors":
+        raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {out.with_suffix('.safetensors')}")
+    if out.is_dir() or not out.parent.is_dir():
+        raise UserError(f"{str(out)!r} is not a file in an existing folder")
+    checkpoint = {"newest": newest, "best": best}[which](folder.checkpoints, lambda text: print(text, file=sys.stderr))
+    if checkpoint is None:
+        raise UserError(f"{folder.path} has no whole checkpoint; go on with  paceline train --resume {folder.path}")
+    header = {"paceline_spec": json.dumps(folder.spec().dump()), "step": str(checkpoint.step)}
+    tensors = {name: tensor.contiguous() for name, tensor in read_tensors(checkpoint).items()}
+    try:
+        write_atomic(out, save(tensors, metadata=header))
+    except OSError as error:
+        raise RunFailed(f"cannot write {out}: {error.strerror}") from None
+    return out

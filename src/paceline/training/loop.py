@@ -1,0 +1,157 @@
+"""The loop: read it from top to bottom as the story of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import RunFailed
+from paceline.launch.signals import StopRequest
+from paceline.layout import Layout
+from paceline.measure.timers import Flights
+from paceline.record.events import EventWriter
+from paceline.spec import RunSpec
+from paceline.training.checkpoint import Checkpoints
+from paceline.training.data import Order, Serving, serve
+from paceline.training.evaluate import evaluate
+from paceline.training.optim import set_lr
+from paceline.training.schedule import Schedule
+from paceline.training.state import State
+from paceline.training.step import train_step
+from paceline.workload import Workload
+
+
+@dataclass
+class Job:
+    """What one rank needs to train: built once, then handed to the loop."""
+
+    spec: RunSpec
+    workload: Workload
+    layout: Layout
+    rank: int
+    device: torch.device
+    state: State
+    net: nn.Module
+    order: Order
+    steps: int
+    schedule: Schedule
+    flights: Flights
+    checkpoints: Checkpoints
+    events: EventWriter
+    shown: Callable[[dict[str, Any]], None]
+    """Told of every event, on the main rank: the progress bar, the loggers."""
+    stop: StopRequest
+    step: Callable[..., Tensor] = train_step
+    evaluation: dict[str, Any] = field(default_factory=dict)
+
+
+def train_loop(job: Job) -> str:
+    """Train from the job's present step to its last; returns how it ended."""
+    train, state, samples, held_out = job.spec.train, job.state, job.workload.data("train"), job.workload.data("test")
+    assert samples is not None, "nothing to train on"
+    pin = job.device.type == "cuda"
+    log = Log(job)
+    job.net.train()
+
+    for serving in serve(samples, job.order, job.layout, job.rank, state.step, job.steps, pin=pin):
+        set_lr(state.optimizer, job.schedule(serving.turn.seen))
+        stats = job.step(serving, job.workload, job.net, state, train, job.flights, job.stop.requested)
+        state.step += 1
+        last = state.step == job.steps
+        stopping = log.add(serving, stats, flush=last)
+
+        epoch_end = state.step % job.order.steps_per_epoch == 0
+        score = None
+        if held_out is not None and (last or due(state.step, train.evaluate_every, epoch_end)):
+            log.flush()
+            job.evaluation = evaluate(job.workload, state.model, held_out, job.device, train.precision)
+            score = job.workload.goodness(job.evaluation)
+            log.event("evaluate", step=state.step, **job.evaluation)
+            log.resume()
+        if last or stopping or due(state.step, train.checkpoint_every, epoch_end):
+            log.flush()
+            job.checkpoints.save(state.tensors(), {"step": state.step, **job.evaluation}, score=score)
+            log.event("checkpoint", step=state.step)
+            log.resume()
+        if stopping and not last:
+            return "stopped"
+    return "finished"
+
+
+def due(step: int, every: int, epoch_end: bool) -> bool:
+    return step % every == 0 if every else epoch_end
+
+
+class Log:
+    """Turns what the device found out into events, a few steps at a time so that nothing waits for it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.every = 1 if job.device.type == "cpu" else job.spec.train.log_every
+        self.waiting: list[tuple[dict[str, Any], Tensor]] = []
+        self.began = perf_counter()
+
+    def resume(self) -> None:
+        """The next step begins now: what was done since the last one was not training."""
+        self.began = perf_counter()
+
+    def add(self, serving: Serving, stats: Tensor, flush: bool) -> bool:
+        """Note a step; True when the ranks agreed to stop after it."""
+        turn, comm_exposed = serving.turn, self.job.flights.take()
+        self.waiting.append(
+            (
+                {
+                    "step": self.job.state.step,
+                    "epoch": turn.epoch,
+                    "samples": turn.seen + len(turn.ids),
+                    "batch": len(turn.ids),
+                    "tokens": serving.cost,
+                    "lr": self.job.schedule(turn.seen),
+                    "data_s": serving.data_s,
+                    "comm_s": comm_exposed[0],
+                    "exposed_s": comm_exposed[1],
+                },
+                stats,
+            )
+        )
+        return self.flush() if flush or len(self.waiting) >= self.every else False
+
+    def flush(self) -> bool:
+        if not self.waiting:
+            return False
+        numbers = torch.stack([stats for _, stats in self.waiting]).tolist()
+        step_s = (perf_counter() - self.began) / len(numbers)
+        self.began = perf_counter()
+        stopping = False
+        for (event, _), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
+            event["step_s"] = step_s
+            event["compute_s"] = max(0.0, step_s - event["data_s"] - event["exposed_s"])
+            event["loss"], event["grad_norm"] = loss_sum / max(count, 1), norm
+            event["skipped"] = not (abs(norm) < float("inf") and abs(loss_sum) < float("inf"))
+            stopping |= stops > 0
+            self.event("step", **event)
+            self._watch(event)
+        self.waiting.clear()
+        return stopping
+
+    def _watch(self, event: dict[str, Any]) -> None:
+        """The stated policy for a step that is not finite. fp16 may overflow now and then: its scale adapts."""
+        train, scaler = self.job.spec.train, self.job.state.scaler
+        if not event["skipped"] or train.nonfinite == "skip" or (scaler.active and float(scaler.scale) >= 1):
+            return
+        what = "loss" if not abs(event["loss"]) < float("inf") else "gradient norm"
+        raise RunFailed(
+            f"{what} is {event['loss'] if what == 'loss' else event['grad_norm']} at step {event['step']}; "
+            f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, "
+            "or pass over such steps with train.nonfinite=skip"
+        )
+
+    def event(self, kind: str, **values: Any) -> None:
+        self.job.events.write(kind, **values)
+        if self.job.rank == 0:
+            self.job.shown({"kind": kind, **values})

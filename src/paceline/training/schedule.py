@@ -1,0 +1,49 @@
+"""The learning rate as a function of the samples seen, and how it grows with the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.spec import Train
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate at a number of samples seen: never of calls, so restarts and accumulation cannot bend it."""
+
+    peak: float
+    shape: str
+    warmup: float
+    final: float
+    total: int
+
+    def __call__(self, seen: int) -> float:
+        warm = self.warmup * self.total
+        if seen < warm:
+            return self.peak * seen / warm
+        done = min(1.0, (seen - warm) / max(1.0, self.total - warm))
+        floor = self.final
+        match self.shape:
+            case "constant":
+                return self.peak
+            case "linear":
+                return self.peak * (floor + (1 - floor) * (1 - done))
+            case _:
+                return self.peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def scaled_lr(train: Train) -> tuple[float, str]:
+    """The peak learning rate for this batch, and the equation that gives it."""
+    ratio = train.global_batch / train.base_batch
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[train.lr_scaling]
+    how = {
+        "none": "",
+        "linear": f" × {train.global_batch} / {train.base_batch}",
+        "sqrt": f" × √({train.global_batch} / {train.base_batch})",
+    }[train.lr_scaling]
+    return train.lr * factor, f"{train.lr * factor:g} peak lr = {train.lr:g}{how}"
+
+
+def schedule_of(train: Train, total_samples: int) -> Schedule:
+    return Schedule(scaled_lr(train)[0], train.schedule, train.warmup, train.final_lr, total_samples)

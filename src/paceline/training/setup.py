@@ -1,0 +1,94 @@
+"""Building a rank's job: model, wrapping, optimiser, data order, and where to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.errors import UserError
+from paceline.launch.environment import Place
+from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
+from paceline.measure.timers import Flights
+from paceline.parallel.ddp import wrap
+from paceline.record.events import EventWriter
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec, Train
+from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
+from paceline.training.data import Order
+from paceline.training.loop import Job
+from paceline.training.optim import optimizer_of
+from paceline.training.precision import Scaler
+from paceline.training.schedule import schedule_of
+from paceline.training.state import State
+from paceline.workload import workload_of
+
+
+def build_job(
+    spec: RunSpec, place: Place, device: torch.device, run: RunDir, events: EventWriter, stack: ExitStack
+) -> Job:
+    train, layout, workload = spec.train, layout_of(spec), workload_of(spec)
+    samples = workload.data("train")
+    if samples is None or not len(samples):
+        raise UserError("there are no samples to train on")
+    order = Order(len(samples), train.global_batch, train.seed)
+    steps = total_steps(train, order)
+    torch.manual_seed(train.seed)
+    model = workload.model().to(device, torch.float64 if train.precision == "fp64" else None)
+    state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
+    flights = Flights()
+    return Job(
+        spec=spec,
+        workload=workload,
+        layout=layout,
+        rank=place.rank,
+        device=device,
+        state=state,
+        net=parallelize(model, place.world, device, spec, flights),
+        order=order,
+        steps=steps,
+        schedule=schedule_of(train, order.seen(steps)),
+        flights=flights,
+        checkpoints=_closing(stack, Checkpoints(run.checkpoints, train.keep)),
+        events=events,
+        shown=lambda event: None,
+        stop=stack.enter_context(StopRequest()),
+    )
+
+
+def total_steps(train: Train, order: Order) -> int:
+    return train.steps or (train.epochs or 1) * order.steps_per_epoch
+
+
+def parallelize(model: nn.Module, world: int, device: torch.device, spec: RunSpec, flights: Flights) -> nn.Module:
+    """The order of wrapping. Data parallelism comes last: it must see the parameters as the optimiser does."""
+    return model if world == 1 else wrap(model, device, spec.parallel.bucket_mb, flights)
+
+
+def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> int:
+    """Restore the newest whole checkpoint, if there is one; returns the step the run goes on from."""
+    box: list[Any] = [None]
+    if job.rank == 0:
+        found = newest(run.checkpoints, say)
+        box = [asdict(found) if found else None]
+    if world > 1:
+        dist.broadcast_object_list(box)
+    if box[0] is None:
+        return 0
+    checkpoint = Checkpoint(**box[0])
+    job.state.allocate()
+    restore(checkpoint, job.state.tensors())
+    job.state.step = checkpoint.step
+    job.evaluation = {k: v for k, v in checkpoint.meta.items() if k != "step"}
+    return checkpoint.step
+
+
+def _closing(stack: ExitStack, checkpoints: Checkpoints) -> Checkpoints:
+    stack.callback(checkpoints.close)
+    return checkpoints

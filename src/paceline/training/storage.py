@@ -1,0 +1,249 @@
+"""The tensors of a checkpoint as files: copied aside while training waits, written while it goes on, read with care.
+
+PyTorch's distributed checkpoint (DCP) divides tensors among one file per rank and puts them together again for any
+number of ranks. Added here: the copies are made into memory that is kept from one save to the next, a tensor that
+every rank holds is copied and written by one of them, and nothing that a file says is ever run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import UserError
+
+METADATA = ".metadata"
+# One process without a group is a layout like any other, not worth a warning.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Nested dicts of tensors as one dict with dotted names."""
+    flat: dict[str, Tensor] = {}
+    for key, value in state.items():
+        name = f"{prefix}{key}"
+        inner = flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        for leaf, tensor in inner.items():
+            assert isinstance(tensor, Tensor), f"{leaf} is a {type(tensor).__name__}; only tensors are saved as state"
+            assert leaf not in flat, f"two tensors of the state are called {leaf}"
+            flat[leaf] = tensor
+    return flat
+
+
+def own_files(folder: Path, rank: int) -> list[Path]:
+    """The files that this rank wrote into a checkpoint."""
+    return sorted(folder.glob(f"__{rank}_*.distcp")) + ([folder / METADATA] if rank == 0 else [])
+
+
+# ---------------------------------------------------------------------------------------------------- staging
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What one rank writes: `shapes` says how its parts form whole tensors, `copies` holds the values."""
+
+    shapes: dict[str, Tensor]
+    copies: dict[str, Tensor]
+    bytes_share: int  # summed over the ranks: the size of the checkpoint
+
+
+class Staging:
+    """Host memory for one copy of what this rank writes, kept between saves: fresh memory costs 30 times the copy."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self._copies: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def copy(self, flat: Mapping[str, Tensor]) -> Staged:
+        """Copy this rank's part; when this returns, the tensors may change."""
+        ranks = 1 if self._group is None else dist.get_world_size(self._group)
+        mine = self._mine({name: tensor for name, tensor in flat.items() if not isinstance(tensor, DTensor)})
+        kept, self._copies = self._copies, {}
+        shapes: dict[str, Tensor] = {}
+        devices = set()
+        bytes_share = 0
+        for name, tensor in flat.items():
+            sharded = isinstance(tensor, DTensor)
+            if not sharded and name not in mine:
+                continue
+            local = tensor.to_local() if sharded else tensor.detach()
+            copy = kept.get(name)
+            if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
+                copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+            copy.copy_(local, non_blocking=local.is_cuda)
+            if local.is_cuda:
+                devices.add(local.device)
+            self._copies[name] = copy
+            shapes[name] = tensor if sharded else copy
+            bytes_share += tensor.numel() * tensor.element_size() // (ranks if sharded else 1)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return Staged(shapes, self._copies, bytes_share)
+
+    def _mine(self, replicated: Mapping[str, Tensor]) -> set[str]:
+        """Which of the tensors that are not sharded this rank copies and writes.
+
+        Where all ranks hold the same ones (data parallelism), each takes its share, so that a save costs a rank a
+        share of the time and of the memory. Where they differ (pipeline stages), each takes all of its own.
+        """
+        if self._group is None:
+            return set(replicated)
+        described = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in replicated.items())
+        digest = int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:7], "big")
+        extremes = torch.tensor([digest, -digest])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        if extremes[0] != -extremes[1]:
+            return set(replicated)
+        shares = divide({n: t.numel() * t.element_size() for n, t in replicated.items()}, self._group.size())
+        return shares[dist.get_rank(self._group)]
+
+
+def divide(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
+    """Names shared out so that every rank gets about the same number of bytes; each rank computes the same answer."""
+    shares: list[set[str]] = [set() for _ in range(ranks)]
+    loads = [0] * ranks
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        lightest = loads.index(min(loads))
+        shares[lightest].add(name)
+        loads[lightest] += sizes[name]
+    return shares
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans with the shapes of the live tensors, writes the values of the copies."""
+
+    def __init__(self, copies: Mapping[str, Tensor]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._copies = copies
+
+    def lookup_object(self, index: Any) -> Tensor:
+        return self._copies[index.fqn]
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Says what went wrong with the disk, where the serialiser says only that its position was unexpected."""
+
+    def storage_meta(self) -> None:
+        return None
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            raise next((e for e in _chain(error) if isinstance(e, OSError)), error) from None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def write(staged: Staged, folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Write this rank's part into the folder, forced to the disk; on every rank of the group."""
+    dcp.save(
+        dict(staged.shapes),
+        storage_writer=_Writer(folder, sync_files=True, per_thread_copy_ahead=0, overwrite=False),
+        planner=_Planner(staged.copies),
+        process_group=group,
+        no_dist=group is None,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+_HARMLESS = {
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    *(
+        f"torch.distributed.checkpoint.metadata.{name}"
+        for name in (
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds descriptions of tensors and nothing else: a pickle can name any function, and have it called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        harmless = f"{module}.{name}" in _HARMLESS
+        if harmless or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """The names, shapes and places of all tensors of a checkpoint, from a file that is not trusted."""
+    path = folder / METADATA
+    try:
+        with path.open("rb") as file:
+            metadata = _Unpickler(file).load()
+        described, places = metadata.state_dict_metadata, metadata.storage_data
+        if not all(isinstance(value, TensorStorageMetadata) for value in described.values()):
+            raise pickle.UnpicklingError("it describes something that is not a tensor")
+        for place in places.values():
+            if Path(place.relative_path).name != place.relative_path:
+                raise pickle.UnpicklingError(f"it points outside of its folder, to {place.relative_path}")
+            if getattr(place, "transform_descriptors", None):
+                raise pickle.UnpicklingError("its files are transformed")
+    except OSError:
+        raise
+    except Exception as error:
+        raise refusal(path, error) from None
+    return metadata
+
+
+def refusal(path: Path, error: BaseException) -> UserError:
+    why = (
+        str(error).split("\n", 1)[0]
+        if isinstance(error, pickle.UnpicklingError)
+        else f"{type(error).__name__}: {error}"
+    )
+    return UserError(f"{path} is refused: a checkpoint holds tensors and nothing that could run, but {why}")
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads the files of a checkpoint with the metadata that `read_metadata` let through."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+
+@torch.no_grad()
+def read(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
+    """Fill tensors in place, each rank by itself: what it holds is read, whoever wrote it."""
+    dcp.load(
+        dict(into),
+        storage_reader=_Reader(folder, metadata),
+        planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+        no_dist=True,
+    )

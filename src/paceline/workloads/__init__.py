@@ -1,0 +1,1 @@
+"""What can be trained: each file a model with its data and its loss."""
