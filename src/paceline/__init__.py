@@ -6,9 +6,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paceline.parity import check as check
-    from paceline.training.export import export as export
     from paceline.spec import RunSpec as RunSpec
     from paceline.spec import load as load
+    from paceline.training.export import export as export
     from paceline.training.run import RunResult as RunResult
     from paceline.training.run import train as train
     from paceline.workload import Workload as Workload

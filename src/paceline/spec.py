@@ -102,7 +102,7 @@ class Train(Section):
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
-    compile: Literal["auto", "on", "off"] = field("auto", "", "torch.compile; auto is on for CUDA devices")
+    compile: Literal["auto", "off"] = field("auto", "", "compile and record the step where a CUDA device allows it")
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
 
     @model_validator(mode="after")
@@ -230,7 +230,9 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
 
 def _section_types(workload: Any) -> dict[str, type[Section]]:
     if not isinstance(workload, str):
-        raise UserError(f"workload: {workload!r} is not a name; use one of {', '.join(MODEL_SECTIONS)} or file.py:Class")
+        raise UserError(
+            f"workload: {workload!r} is not a name; use one of {', '.join(MODEL_SECTIONS)} or file.py:Class"
+        )
     if ":" in workload:
         from paceline.workload import own_workload
 

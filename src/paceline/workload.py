@@ -34,7 +34,7 @@ class Samples(Protocol):
         ...
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
-        """These samples as tensors (a tuple or dict of tensors, or a value with its own `to(device)`).
+        """These samples as tensors: one, or a tuple, list, dict or registered dataclass of them.
 
         `keys` holds one random number per sample, a function of (seed, epoch, sample): a model that draws its
         dropout from them gives the same answer on any layout.
@@ -66,6 +66,10 @@ class Workload:
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, how many there were); never a mean."""
         raise NotImplementedError
+
+    steady: Callable[[Any, int], Any] | None = None
+    """Optional: `steady(batch, most)` fills a batch of up to `most` samples with stand-ins that count nothing, so that
+    only a few shapes occur and a step can be recorded as a CUDA graph."""
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
         """Sums over the samples of a batch; must hold "count", by which `metrics` divides."""
@@ -100,7 +104,8 @@ def own_workload(name: str) -> type[Workload]:
         raise UserError(f"workload: {place!r} is not valid Python: {error.msg} (line {error.lineno})") from None
     found = getattr(module, cls, None)
     if not (isinstance(found, type) and issubclass(found, Workload)):
-        have = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Workload) and v is not Workload]
+        classes = {n: v for n, v in vars(module).items() if isinstance(v, type)}
+        have = [n for n, v in classes.items() if issubclass(v, Workload) and v is not Workload]
         raise UserError(
             f"workload: {place!r} has no Workload class {cls!r}; "
             + (f"it has {', '.join(have)}" if have else "subclass paceline.Workload there")

@@ -79,8 +79,10 @@ def samples(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
 
 def clean(text: str) -> str:
     """The text with its line breaks (written as backslashes) and its character entities restored."""
-    text = DROPPED_AMPERSAND.sub(r"&\1;", text.replace("\\", " "))
-    text = html.unescape(SPACE_BEFORE_APOSTROPHE.sub("", text))
+    text = text.replace("\\", " ")
+    if ";" in text:
+        text = DROPPED_AMPERSAND.sub(r"&\1;", text)
+        text = html.unescape(SPACE_BEFORE_APOSTROPHE.sub("", text))
     return " ".join(text.split())
 
 

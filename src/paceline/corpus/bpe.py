@@ -58,7 +58,9 @@ def load(serialised: str) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
     """Token ids of a batch. Every text has at least one token."""
-    max_length = tokenizer.truncation["max_length"]
+    truncation = tokenizer.truncation
+    assert truncation is not None, "learn() sets it"
+    max_length = truncation["max_length"]
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
     tokens = [one.ids or [MASK_ID] for one in encodings]

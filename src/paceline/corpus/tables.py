@@ -154,7 +154,7 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, int | float):
         return f"the number {value}"
-    return {list: "a list", dict: "an object", str: "a text"}.get(type(value), f"a {type(value).__name__}")
+    return {"list": "a list", "dict": "an object", "str": "a text"}.get(type(value).__name__, "no text")
 
 
 def _example(data: TextData) -> str:

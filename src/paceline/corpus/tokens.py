@@ -96,7 +96,7 @@ def prepare(data: TextData, say: Say | None = None) -> Corpus:
     if corpus is not None:
         return corpus
     with shelf.exclusive(folder, say):
-        corpus = _cached(folder, lambda line: None)
+        corpus = _cached(folder, lambda line: None)  # whoever held the lock before may have built it
         if corpus is None:
             with shelf.new_entry(folder) as temporary:
                 _build(temporary, data, source, fingerprint, say)
@@ -139,10 +139,15 @@ def _cached(folder: Path, say: Say) -> Corpus | None:
     if not folder.exists():
         return None
     try:
-        return open_corpus(folder)
+        corpus = open_corpus(folder)
     except Damaged as damage:
         say(f"corpus: the cached {folder} is damaged ({damage}); building it again")
         return None
+    say(
+        f"corpus: {len(corpus.train):,} training and {len(corpus.test):,} test texts in {len(corpus.classes)} classes, "
+        f"from {folder}"
+    )
+    return corpus
 
 
 def _key(data: TextData, fingerprint: str) -> str:

@@ -1,7 +1,5 @@
 """Data parallelism: every rank holds the model, gradients are summed in buckets while the backward pass goes on."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +18,6 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float, flights: Flig
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
     )
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -70,6 +70,7 @@ class Mlflow:
         from mlflow import MlflowClient
 
         here = (run.path / "mlflow").resolve().as_uri()
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse files without it
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
         if known_as is None:
             found = self._client.get_experiment_by_name(PROJECT)

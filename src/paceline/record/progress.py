@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 COLUMNS = 100
 WINDOW_S = 30.0
-REDRAW_S = 0.1
+REDRAW_S = 0.25
 LINE_S = 2.0
 LINE_MOST_S = 60.0
 LEAST_BAR, MOST_BAR = 5, 24
+MARK_S = 0.1
+TIMES = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s")
 SHARES = ("compute", "data", "exposed")
 
 Part = tuple[str, str]
@@ -95,12 +97,13 @@ class Progress:
         if self._live is None:
             self.say(line.plain(_columns(self.stream)))
             return
+        console = self._live.console
+        text = line.styled(min(COLUMNS, console.width - 1), bar=_bar_signs(console.encoding))
         with self._nobody_listening():
             if not self._live.is_started:
                 self._live.start()
-                self._live.console.show_cursor(True)  # a killed run must not leave a terminal without one
-            width = min(COLUMNS, self._live.console.width - 1)
-            self._live.update(line.styled(width, bar=_bar_signs(self._live.console.encoding)), refresh=True)
+                console.show_cursor(True)  # a killed run must not leave a terminal without one
+            self._live.update(text, refresh=True)
 
     @contextlib.contextmanager
     def _nobody_listening(self) -> Iterator[None]:
@@ -117,17 +120,22 @@ class _Pace:
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.rate = 0.0
-        self._seen: deque[tuple[float, int, Mapping[str, Any]]] = deque()
+        self._sums = dict.fromkeys(TIMES, 0.0)
+        self._marks: deque[tuple[float, int, dict[str, float]]] = deque()
+        """(when, samples by then, sums of the times until then), at most one for each tenth of a second."""
 
     def add(self, now: float, event: Mapping[str, Any]) -> None:
         samples = int(event.get("samples", self.samples))
         if samples < self.samples:
-            self._seen.clear()
+            self._marks.clear()
         self.samples = samples
-        self._seen.append((now, samples, event))
-        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_S:
-            self._seen.popleft()
-        then, before, _ = self._seen[0]
+        if not self._marks or now - self._marks[-1][0] >= MARK_S:
+            self._marks.append((now, samples, self._sums.copy()))
+        for name in TIMES:
+            self._sums[name] += event.get(name) or 0.0
+        while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW_S:
+            self._marks.popleft()
+        then, before, _ = self._marks[0]
         if now > then and samples > before:
             self.rate = (samples - before) / (now - then)
         elif event.get("step_s"):
@@ -135,12 +143,10 @@ class _Pace:
 
     def shares(self) -> dict[str, float]:
         """Of the time of a step; exposed is left out where ranks have nothing to say to each other."""
-        total = sum(event.get("step_s") or 0.0 for *_, event in self._seen)
-        if total <= 0:
-            return {}
-        sums = {name: sum(event.get(f"{name}_s") or 0.0 for *_, event in self._seen) for name in SHARES}
-        alone = not any(event.get("comm_s") or event.get("exposed_s") for *_, event in self._seen)
-        return {name: value / total for name, value in sums.items() if name != "exposed" or not alone}
+        before = self._marks[0][2]
+        spent = {name: self._sums[name] - before[name] for name in TIMES}
+        names = SHARES if spent["comm_s"] > 0 or spent["exposed_s"] > 0 else SHARES[:-1]
+        return {name: spent[f"{name}_s"] / spent["step_s"] for name in names} if spent["step_s"] > 0 else {}
 
 
 class _Line:

@@ -21,6 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -36,7 +37,7 @@ from paceline.training import storage
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_SEALED = re.compile(r"step-(\d{8,})(\.old)?")
+_SEALED = re.compile(r"step-\d{8,}(\.old)?")
 T = TypeVar("T")
 
 
@@ -79,10 +80,13 @@ class _Damaged(Exception):
 
 
 def _sealed(folder: Path) -> list[Path]:
-    """Folders with the name of a sealed checkpoint, newest first; one that was being replaced after its successor."""
-    named = [(match, path) for path in folder.glob("step-*") if (match := _SEALED.fullmatch(path.name))]
-    named.sort(key=lambda pair: (-int(pair[0][1]), bool(pair[0][2])))
-    return [path for _, path in named]
+    """Folders with the name of a sealed checkpoint, newest first; one that is being replaced after its successor."""
+    named = [path for path in folder.glob("step-*") if _SEALED.fullmatch(path.name)]
+    return sorted(named, key=lambda path: (-_step(path), path.suffix == ".old"))
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:].removesuffix(".old"))
 
 
 def _score(path: Path) -> float:
@@ -115,6 +119,8 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 def _verify(path: Path, checksums: bool = True) -> Checkpoint:
     """The checkpoint in a folder, or _Damaged: every file is there, has its size and, if asked, its checksum."""
     manifest = _manifest(path)
+    if manifest["step"] != _step(path):
+        raise _Damaged(f"its {MANIFEST} is of step {manifest['step']}")
     files = {path / name: (size, sha256) for name, (size, sha256) in manifest["files"].items()}
     try:
         for file, (size, _) in files.items():
@@ -214,8 +220,9 @@ class Checkpoints:
         # Never the training group: its collectives go on in the main thread while ours run.
         together = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo") if together else None
-        self._rank = dist.get_rank(self._group) if together else 0
-        self._staging = storage.Staging(self._group)
+        self._rank: int = dist.get_rank() if together else 0
+        self._ranks: int = dist.get_world_size() if together else 1
+        self._staging = storage.Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
         self._proven: set[Path] = set()  # their checksums were computed by this process
@@ -229,10 +236,12 @@ class Checkpoints:
         score = float(score) if score is not None and math.isfinite(score) else None
         manifest = {"format": FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
         manifest = json.loads(json.dumps(manifest))
+        flat = storage.flatten(state)
         try:
-            staged = self._staging.copy(storage.flatten(state))
+            mine = storage.share(flat, self._group)
         except RuntimeError as error:
             raise RunFailed(_lost(manifest["step"], error)) from error
+        staged = self._staging.copy({name: flat[name] for name in mine}, ranks=self._ranks)
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._in_flight = self._thread.submit(self._write, staged, manifest, device)
 
@@ -263,29 +272,33 @@ class Checkpoints:
         final = self._folder / f"step-{step:08d}"
         writing = self._folder / f".{final.name}.writing"
         bytes_needed = 0
-        unfinished = f"the checkpoint of step {step} could not be written to"
+        failure = (
+            f"the checkpoint of step {step} could not be written to {self._folder} (those before it are untouched)"
+        )
         try:
-            bytes_needed = sum(self._on_all(lambda: self._prepare(writing, staged)))
+            bytes_needed = sum(self._on_all(lambda: staged.bytes_share))
+            self._on_first(lambda: self._prepare(writing))
             files: dict[str, Any] = {}
             for written in self._on_all(lambda: self._write_own(writing, staged)):
                 files |= written
             self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
-            unfinished = f"the checkpoint of step {step} is sealed, but an older one could not be removed from"
+            failure = (
+                f"the checkpoint of step {step} is sealed, but an older one could not be removed from {self._folder}"
+            )
             self._on_first(lambda: self._discard(final))
         except (_Failed, RuntimeError) as error:
-            bytes_free = _clear_away(writing) if self._rank == 0 else 0
-            if not isinstance(error, _Failed):  # no answer from the others: there is nobody left to agree with
+            bytes_free = _clear_away(writing)
+            if not isinstance(error, _Failed):  # the others do not answer: there is nobody to agree with
                 raise RunFailed(_lost(step, error)) from error
-            bytes_free = self._on_first(lambda: bytes_free)
-            raise RunFailed(f"{unfinished} {self._folder}: {error.reason(bytes_needed, bytes_free)}") from None
+            with suppress(RuntimeError):
+                bytes_free = self._on_first(lambda: bytes_free)
+            raise RunFailed(f"{failure}: {error.reason(bytes_needed, bytes_free)}") from None
 
-    def _prepare(self, writing: Path, staged: storage.Staged) -> int:
-        if self._rank == 0:
-            for pattern in (".step-*.writing", ".step-*.deleting"):
-                for leftover in self._folder.glob(pattern):
-                    shutil.rmtree(leftover)
-            writing.mkdir(parents=True)
-        return staged.bytes_share
+    def _prepare(self, writing: Path) -> None:
+        for pattern in (".step-*.writing", ".step-*.deleting"):
+            for leftover in self._folder.glob(pattern):
+                shutil.rmtree(leftover)
+        writing.mkdir(parents=True)
 
     def _write_own(self, writing: Path, staged: storage.Staged) -> dict[str, Any]:
         storage.write(staged, writing, self._group)
@@ -316,15 +329,12 @@ class Checkpoints:
         whole: list[Checkpoint] = []
         replaced: list[Path] = []
         for path in _sealed(self._folder):
-            try:
-                checkpoint = _verify(path, checksums=path not in self._proven)
-            except _Damaged:
-                continue
-            self._proven.add(path)
-            if whole and whole[-1].step == checkpoint.step:
+            if whole and whole[-1].step == _step(path):
                 replaced.append(path)
-            else:
-                whole.append(checkpoint)
+                continue
+            with suppress(_Damaged):
+                whole.append(_verify(path, checksums=path not in self._proven))
+                self._proven.add(path)
         scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
         kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
         if scored:
@@ -347,7 +357,7 @@ class Checkpoints:
             mine = (None, _failed(self._rank, error))
         everyone: list[Any] = [mine]
         if self._group is not None:
-            everyone = [None] * dist.get_world_size(self._group)
+            everyone = [None] * self._ranks
             dist.all_gather_object(everyone, mine, group=self._group)
         for _, failed in everyone:
             if failed is not None:
@@ -367,15 +377,14 @@ class _Failed(Exception):
         self.rank, self.why, self.number = rank, why, number
 
     def reason(self, bytes_needed: int, bytes_free: int) -> str:
-        said = f"{self.why} (rank {self.rank})"
+        said = self.why if self.rank == 0 else f"{self.why} (rank {self.rank})"
         if self.number is not None:
             said += f"; it needs {_mb(bytes_needed)} and {_mb(bytes_free)} are free"
-        cure = ""
         if self.number in (errno.ENOSPC, errno.EDQUOT):
-            cure = " Make room there, then resume the run."
+            said += "; make room there, then resume the run"
         elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            cure = " Make the folder writable, then resume the run."
-        return f"{said}. The checkpoints before it are untouched.{cure}"
+            said += "; make the folder writable, then resume the run"
+        return said
 
 
 def _failed(rank: int, error: BaseException) -> _Failed:

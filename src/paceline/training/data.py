@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,16 +148,27 @@ def share(turn: Turn, samples: Samples, layout: Layout, rank: int) -> Serving:
 
 
 def serve(
-    samples: Samples, order: Order, layout: Layout, rank: int, first: int, last: int, *, pin: bool = False, ahead: int = 4
+    samples: Samples,
+    order: Order,
+    layout: Layout,
+    rank: int,
+    first: int,
+    last: int,
+    finish: Callable[[Any], Any] | None = None,
+    ahead: int = 4,
 ) -> Iterator[Serving]:
-    """The servings of steps first … last - 1, made ahead by a thread while the loop computes."""
+    """The servings of steps first … last - 1, made ahead by a thread while the loop computes.
+
+    `finish` is applied to each batch in that thread.
+    """
     ready: queue.Queue[Serving | BaseException] = queue.Queue(ahead)
     stop = threading.Event()
 
     def offer(item: Serving | BaseException) -> None:
         while not stop.is_set():
             try:
-                return ready.put(item, timeout=0.1)
+                ready.put(item, timeout=0.1)
+                break
             except queue.Full:
                 continue
 
@@ -165,8 +176,8 @@ def serve(
         try:
             for step in range(first, last):
                 serving = share(order.turn(step), samples, layout, rank)
-                if pin:
-                    serving = replace(serving, passes=[replace(p, batch=pinned(p.batch)) for p in serving.passes])
+                if finish is not None:
+                    serving = replace(serving, passes=[replace(p, batch=finish(p.batch)) for p in serving.passes])
                 offer(serving)
                 if stop.is_set():
                     return
@@ -188,11 +199,12 @@ def serve(
 
 
 def pinned(batch: Any) -> Any:
-    return batch.pin_memory() if hasattr(batch, "pin_memory") else _each(batch, lambda t: t.pin_memory())
+    """In memory from which a device can copy by itself."""
+    return _each(batch, lambda tensor: tensor.pin_memory())
 
 
 def move(batch: Any, device: Any) -> Any:
-    return batch.to(device) if hasattr(batch, "to") else _each(batch, lambda t: t.to(device, non_blocking=True))
+    return _each(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def _each(batch: Any, do: Any) -> Any:

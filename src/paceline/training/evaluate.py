@@ -46,9 +46,7 @@ def evaluate(
     return {"n": int(totals[-1]), **metrics}
 
 
-def _gather(
-    mine: dict[int, list[float]], names: list[str], chunks: int, world: int
-) -> dict[int, list[float]]:
+def _gather(mine: dict[int, list[float]], names: list[str], chunks: int, world: int) -> dict[int, list[float]]:
     """The rows of all ranks; a rank without a chunk learns the names from the others."""
     if world == 1:
         return mine

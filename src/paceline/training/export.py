@@ -19,7 +19,8 @@ def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
 
     folder, out = RunDir.open(Path(run)), Path(out)
     if out.suffix != ".safetensors":
-        raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {out.with_suffix('.safetensors')}")
+        name = out.with_suffix(".safetensors")
+        raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {name}")
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"{str(out)!r} is not a file in an existing folder")
     checkpoint = {"newest": newest, "best": best}[which](folder.checkpoints, lambda text: print(text, file=sys.stderr))

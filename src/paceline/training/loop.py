@@ -47,6 +47,8 @@ class Job:
     """Told of every event, on the main rank: the progress bar, the loggers."""
     stop: StopRequest
     step: Callable[..., Tensor] = train_step
+    finish: Callable[[Any], Any] | None = None
+    """Done to each batch ahead of time: pinned, brought to one of a few shapes."""
     evaluation: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,11 +56,10 @@ def train_loop(job: Job) -> str:
     """Train from the job's present step to its last; returns how it ended."""
     train, state, samples, held_out = job.spec.train, job.state, job.workload.data("train"), job.workload.data("test")
     assert samples is not None, "nothing to train on"
-    pin = job.device.type == "cuda"
     log = Log(job)
     job.net.train()
 
-    for serving in serve(samples, job.order, job.layout, job.rank, state.step, job.steps, pin=pin):
+    for serving in serve(samples, job.order, job.layout, job.rank, state.step, job.steps, job.finish):
         set_lr(state.optimizer, job.schedule(serving.turn.seen))
         stats = job.step(serving, job.workload, job.net, state, train, job.flights, job.stop.requested)
         state.step += 1

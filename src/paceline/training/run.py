@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import Layout, layout_of
-from paceline.record.files import read_json, write_json
+from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import DEFAULT, RunSpec
 from paceline.workload import Workload, workload_of
@@ -58,9 +58,7 @@ class RunResult:
         return read_tensors(checkpoint)
 
 
-def train(
-    spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None = None, show: bool = True
-) -> RunResult:
+def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None = None, show: bool = True) -> RunResult:
     """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
     place = detect(os.environ)
     if place is not None:
@@ -150,6 +148,9 @@ def _asked_here(spec: RunSpec, out: str, folder: str | None, say: Callable[[str]
 def _train_in(
     run: RunDir, spec: RunSpec, place: Place, device: Any, say: Callable[[str], None], show: bool, stack: ExitStack
 ) -> dict[str, Any]:
+    import torch.distributed as dist
+    from rich.console import Console
+
     from paceline.record.environment import environment
     from paceline.record.events import EventWriter, read_steps
     from paceline.record.summary import show as show_summary
@@ -192,11 +193,15 @@ def _train_in(
         )
         write_json(run.summary_file, summary)
         if show:
-            show_summary(summary)
+            show_summary(summary, Console())
             say(f"run folder {run.path}")
             if status == "stopped":
-                say(f"stopped by {job.stop.signal_name or 'another rank'}; go on with  paceline train --resume {run.path}")
-    return {"path": str(run.path), **summary}
+                why = job.stop.signal_name or "another rank"
+                say(f"stopped by {why}; go on with  paceline train --resume {run.path}")
+    box = [summary]
+    if place.world > 1:
+        dist.broadcast_object_list(box)
+    return {"path": str(run.path), **box[0]}
 
 
 def headline(job: Job, run: RunDir) -> list[str]:
@@ -263,10 +268,6 @@ def _keys(spec: RunSpec) -> list[str]:
 
 def _result(answer: dict[str, Any]) -> RunResult:
     path = Path(answer["path"])
-    if "status" not in answer:  # a rank that is not the main one, under a launcher
-        answer = {**read_json(path / "summary.json"), "path": str(path)} if (path / "summary.json").is_file() else answer
-        answer.setdefault("status", "finished")
-        answer.setdefault("metrics", {})
     return RunResult(path, {k: v for k, v in answer.items() if k != "path"})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import UserError
 from paceline.launch.environment import Place
@@ -21,13 +21,14 @@ from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec, Train
 from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
-from paceline.training.data import Order
+from paceline.training.data import Order, pinned
 from paceline.training.loop import Job
 from paceline.training.optim import optimizer_of
 from paceline.training.precision import Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
-from paceline.workload import workload_of
+from paceline.training.step import train_step
+from paceline.workload import Workload, workload_of
 
 
 def build_job(
@@ -43,6 +44,7 @@ def build_job(
     model = workload.model().to(device, torch.float64 if train.precision == "fp64" else None)
     state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
     flights = Flights()
+    step = step_of(spec, model, place.world, device, workload)
     return Job(
         spec=spec,
         workload=workload,
@@ -59,6 +61,8 @@ def build_job(
         events=events,
         shown=lambda event: None,
         stop=stack.enter_context(StopRequest()),
+        step=step,
+        finish=_finish(workload, step, layout.micro_batch) if device.type == "cuda" else None,
     )
 
 
@@ -69,6 +73,25 @@ def total_steps(train: Train, order: Order) -> int:
 def parallelize(model: nn.Module, world: int, device: torch.device, spec: RunSpec, flights: Flights) -> nn.Module:
     """The order of wrapping. Data parallelism comes last: it must see the parameters as the optimiser does."""
     return model if world == 1 else wrap(model, device, spec.parallel.bucket_mb, flights)
+
+
+def step_of(
+    spec: RunSpec, model: nn.Module, world: int, device: torch.device, workload: Workload
+) -> Callable[..., Tensor]:
+    """Compiled and captured where that is possible: one CUDA device and batches of few shapes."""
+    captured = spec.train.compile == "auto" and device.type == "cuda" and world == 1 and workload.steady is not None
+    if not captured or spec.train.optimizer not in ("adamw", "sgd"):
+        return train_step
+    from paceline.training.capture import CapturedStep
+
+    return CapturedStep(torch.compile(model, dynamic=True))
+
+
+def _finish(workload: Workload, step: Callable[..., Tensor], most: int) -> Callable[[Any], Any]:
+    if step is train_step or workload.steady is None:
+        return pinned
+    steady = workload.steady
+    return lambda batch: pinned(steady(batch, most))
 
 
 def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> int:

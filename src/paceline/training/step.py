@@ -22,7 +22,7 @@ from paceline.workload import Workload
 STATS = ("loss_sum", "count", "grad_norm", "stops")
 
 
-def run_pass(workload: Workload, net: nn.Module, part: Pass, samples: int, scale: Tensor, precision: str) -> Tensor:
+def run_pass(workload: Workload, net: Any, part: Pass, samples: int | Tensor, scale: Tensor, precision: str) -> Tensor:
     """Forward and backward of one pass; adds to the gradients, returns (sum of losses, count).
 
     The sum is divided by the samples of the global batch so that gradients keep a normal size; `update` puts in what
@@ -34,7 +34,14 @@ def run_pass(workload: Workload, net: nn.Module, part: Pass, samples: int, scale
     return part.weight * torch.stack([total.detach().double(), torch.as_tensor(count, device=total.device).double()])
 
 
-def update(state: State, train: Train, samples: int, loss_sum: Tensor, count: Tensor) -> Tensor:
+def update(
+    state: State,
+    train: Train,
+    samples: int | Tensor,
+    loss_sum: Tensor,
+    count: Tensor,
+    effective: bool | Tensor = True,
+) -> Tensor:
     """Scale, clip and apply the summed gradients; returns their norm. Not finite anywhere: nothing is applied."""
     params = [p for p in state.model.parameters() if p.grad is not None]
     grads = [p.grad for p in params]
@@ -42,7 +49,7 @@ def update(state: State, train: Train, samples: int, loss_sum: Tensor, count: Te
     norm = torch.nn.utils.get_total_norm(grads, foreach=True) * factor
     if train.clip:
         factor = factor * (train.clip / (norm + 1e-12)).clamp(max=1.0)
-    finite = torch.isfinite(norm) & torch.isfinite(loss_sum)
+    finite = torch.isfinite(norm) & torch.isfinite(loss_sum) & effective
     optimizer: Any = state.optimizer
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = (1 / factor).float(), (~finite).float()

@@ -61,25 +61,20 @@ class Staged:
 
 
 class Staging:
-    """Host memory for one copy of what this rank writes, kept between saves: fresh memory costs 30 times the copy."""
+    """Host memory for one copy of what this rank writes, kept between saves: fresh memory costs several copies."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
+    def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def copy(self, flat: Mapping[str, Tensor]) -> Staged:
-        """Copy this rank's part; when this returns, the tensors may change."""
-        ranks = 1 if self._group is None else dist.get_world_size(self._group)
-        mine = self._mine({name: tensor for name, tensor in flat.items() if not isinstance(tensor, DTensor)})
+    def copy(self, tensors: Mapping[str, Tensor], ranks: int) -> Staged:
+        """Copy what this rank writes; when this returns, the tensors may change."""
         kept, self._copies = self._copies, {}
         shapes: dict[str, Tensor] = {}
         devices = set()
         bytes_share = 0
-        for name, tensor in flat.items():
+        for name, tensor in tensors.items():
             sharded = isinstance(tensor, DTensor)
-            if not sharded and name not in mine:
-                continue
             local = tensor.to_local() if sharded else tensor.detach()
             copy = kept.get(name)
             if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
@@ -94,22 +89,25 @@ class Staging:
             torch.cuda.current_stream(device).synchronize()
         return Staged(shapes, self._copies, bytes_share)
 
-    def _mine(self, replicated: Mapping[str, Tensor]) -> set[str]:
-        """Which of the tensors that are not sharded this rank copies and writes.
 
-        Where all ranks hold the same ones (data parallelism), each takes its share, so that a save costs a rank a
-        share of the time and of the memory. Where they differ (pipeline stages), each takes all of its own.
-        """
-        if self._group is None:
-            return set(replicated)
-        described = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in replicated.items())
-        digest = int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:7], "big")
-        extremes = torch.tensor([digest, -digest])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
-        if extremes[0] != -extremes[1]:
-            return set(replicated)
-        shares = divide({n: t.numel() * t.element_size() for n, t in replicated.items()}, self._group.size())
-        return shares[dist.get_rank(self._group)]
+def share(flat: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> list[str]:
+    """The names of what this rank writes: its parts of sharded tensors, and its share of those that all ranks hold.
+
+    So a save costs a rank of a data-parallel run a share of the time and of the memory. Where the ranks hold different
+    tensors (pipeline stages), each writes all of its own.
+    """
+    if group is None:
+        return list(flat)
+    whole = {name: tensor for name, tensor in flat.items() if not isinstance(tensor, DTensor)}
+    described = sorted((name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in whole.items())
+    digest = int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:7], "big")
+    extremes = torch.tensor([digest, -digest])
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    if extremes[0] != -extremes[1]:
+        return list(flat)
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in whole.items()}
+    mine = divide(sizes, dist.get_world_size(group))[dist.get_rank(group)]
+    return [name for name in flat if name not in whole or name in mine]
 
 
 def divide(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.corpus.tokens import MASK, Corpus, Tokens, prepare
+from paceline.corpus.bpe import MASK_ID
+from paceline.corpus.tokens import Corpus, Tokens, prepare
 from paceline.spec import ClassifierModel, RunSpec, TextData
 from paceline.workload import Workload
 from paceline.workloads.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         shape, tokens = self.shape, packed.tokens
         if self.training and shape.word_dropout:
-            tokens = drop_tokens(packed, shape.word_dropout, place=0, instead=MASK)
+            tokens = drop_tokens(packed, shape.word_dropout, place=0, instead=MASK_ID)
         x_TD = self.tokens(tokens) + self.positions(packed.positions)
         if self.training and shape.dropout:
             x_TD = drop(x_TD, shape.dropout, packed, place=1)
@@ -119,6 +119,9 @@ class Classifier(Workload):
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(model(batch).float(), batch.labels, reduction="sum")
         return total, (batch.labels >= 0).sum()
+
+    def steady(self, batch: Packed, most: int) -> Packed:  # type: ignore[override]
+        return batch.filled(most, cast(TextData, self.spec.data).max_length)
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
         logits = model(batch).float()

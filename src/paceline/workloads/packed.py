@@ -6,12 +6,14 @@ here, and give the same numbers however the texts were divided into batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 BLOCK = 256
 """Sizes that a captured graph is made for are multiples of this many tokens."""
@@ -35,39 +37,28 @@ class Packed:
     """(how many, length) of neighbours of equal length, in order."""
     longest: int
 
-    def to(self, device: torch.device) -> Packed:
-        return self._map(lambda t: t.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Packed:
-        return self._map(lambda t: t.pin_memory())
-
-    def _map(self, do) -> Packed:  # type: ignore[no-untyped-def]
-        return replace(self, **{name: do(tensor) for name, tensor in self.tensors()})
-
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        return [(f.name, v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)]
-
     def filled(self, texts: int, longest: int) -> Packed:
         """The same with a tail that counts nothing, so that only a few different shapes occur."""
-        count, spare = len(self.labels), texts + 1 - len(self.labels)
-        size = -(-(len(self.tokens) + spare) // BLOCK) * BLOCK
-        extra = size - len(self.tokens)
+        used, spare = len(self.tokens), texts + 1 - len(self.labels)
         assert spare > 0, "a batch cannot be filled to fewer texts than it has"
-        ends = torch.linspace(len(self.tokens), size, spare + 1).round().int()[1:]
-        sizes = torch.diff(torch.cat([self.bounds[-1:], ends]))
-        starts = torch.repeat_interleave(ends - sizes, sizes)
+        size = -(-(used + spare) // BLOCK) * BLOCK
+        ends = torch.linspace(used, size, spare + 1).round().int()
+        lengths = torch.diff(ends)
+        which = torch.repeat_interleave(torch.arange(spare), lengths)
+        places = torch.arange(used, size) - ends[which]
         return Packed(
-            tokens=F.pad(self.tokens, (0, extra)),
-            positions=torch.cat(
-                [self.positions, ((torch.arange(len(self.tokens), size) - starts) % longest).to(self.positions.dtype)]
-            ),
-            texts=torch.cat([self.texts, count + torch.repeat_interleave(torch.arange(spare), sizes).to(self.texts.dtype)]),
-            bounds=torch.cat([self.bounds, ends]),
+            tokens=F.pad(self.tokens, (0, size - used)),
+            positions=torch.cat([self.positions, places % longest]),
+            texts=torch.cat([self.texts, which + len(self.labels)]),
+            bounds=torch.cat([self.bounds, ends[1:]]),
             labels=F.pad(self.labels, (0, spare), value=-100),
             keys=F.pad(self.keys, (0, spare)),
             runs=(),
             longest=max(longest, BLOCK),
         )
+
+
+register_dataclass(Packed)
 
 
 def pack(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.ndarray) -> Packed:
@@ -83,7 +74,7 @@ def pack(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.n
         bounds=torch.from_numpy(bounds.astype(np.int32)),
         labels=torch.from_numpy(labels.astype(np.int64, copy=False)),
         keys=torch.from_numpy(keys),
-        runs=tuple((b - a, int(lengths[a])) for a, b in zip(edges, edges[1:], strict=False)),
+        runs=tuple((b - a, int(lengths[a])) for a, b in pairwise(edges)),
         longest=int(lengths.max()),
     )
 

@@ -1,0 +1,10 @@
+"""Starting ranks, or finding out who started them, and bringing them together.
+
+environment.py   where this process stands among its peers (torchrun, srun, mpirun, or our own ranks)
+nodes.py         the host lists and task counts that Slurm writes in short form
+group.py         device, threads and process group of one rank
+local.py         starts the ranks of one machine and waits for them
+rank.py          what each of those new processes runs
+blame.py         of several failed ranks, which one to show
+signals.py       "please stop" as a flag that the loop reads
+"""

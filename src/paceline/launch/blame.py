@@ -1,0 +1,95 @@
+"""Of several failed ranks, the one to show.
+
+When a rank dies, its peers fail a moment later with a broken connection. Those are echoes: true, and of no use to the
+person who reads them. The cause is the earliest failure that is not an echo.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import PacelineError, RunFailed, UserError
+
+ECHO_TYPES = {"DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
+ECHO_WORDS = re.compile(
+    r"closed by peer|reset by peer|connection (was )?(closed|refused|reset|aborted)|broken pipe|socket closed"
+    r"|read error|pair closure|failed to (recv|send)|timed out (waiting|after)|remote process"
+    r"|ncclRemoteError|ncclSystemError|monitoredBarrier|communicator was aborted",
+    re.IGNORECASE,
+)
+
+HINTS: dict[int, str] = {
+    signal.SIGKILL: " (out of memory?)",
+    signal.SIGBUS: " (is /dev/shm full?)",
+    signal.SIGSEGV: " (a crash in compiled code; its stack is above)",
+    signal.SIGABRT: " (a crash in compiled code; its message is above)",
+}
+
+
+SILENT_S = 0.5  # a rank that is killed from outside came first, even if a peer's complaint reached us before
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed. It is made in that rank, or by the launcher for a rank that could not speak any more."""
+
+    rank: int
+    kind: Literal["user", "run", "bug", "died"]
+    message: str
+    traceback: str
+    time_s: float  # since the epoch
+    echo: bool
+    signal: int = 0  # that killed it
+
+
+def of_exception(rank: int, error: BaseException) -> Failure:
+    kind: Literal["user", "run", "bug"] = "bug"
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, PacelineError):
+        kind = "user" if isinstance(error, UserError) else "run"
+        message = str(error)
+    trace = "".join(traceback.format_exception(error))
+    return Failure(rank, kind, message, trace, time.time(), is_echo(error))
+
+
+def of_exit(rank: int | str, code: int, time_s: float, echo: bool) -> Failure:
+    """For a process that ended without a word: a rank, or one described in words."""
+    number, who = (rank, f"rank {rank}") if isinstance(rank, int) else (0, rank)
+    if code >= 0:
+        return Failure(number, "died", f"{who} ended with exit code {code} and left no message", "", time_s, echo)
+    if code == -signal.SIGKILL:
+        time_s -= SILENT_S
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return Failure(number, "died", f"{who} was killed by {name}{HINTS.get(-code, '')}", "", time_s, echo, -code)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Did this begin with a connection that broke or a peer that did not come?"""
+    origin = error
+    while (earlier := origin.__cause__ or origin.__context__) is not None:
+        origin = earlier
+    names = {kind.__name__ for kind in type(origin).__mro__}
+    return bool(names & ECHO_TYPES) or (isinstance(origin, RuntimeError) and bool(ECHO_WORDS.search(str(origin))))
+
+
+def cause(failures: Iterable[Failure]) -> Failure:
+    return min(failures, key=lambda failure: (failure.echo, failure.time_s))
+
+
+def as_error(failure: Failure) -> PacelineError:
+    """The failure as the error that the launcher raises: a traceback only where the fault is ours."""
+    match failure.kind:
+        case "user":
+            return UserError(failure.message)
+        case "run":
+            return RunFailed(f"rank {failure.rank}: {failure.message}")
+        case "died":
+            return RunFailed(failure.message)
+        case "bug":
+            return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")

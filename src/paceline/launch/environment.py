@@ -1,0 +1,167 @@
+"""Where this process stands among its peers, read from what its launcher left in the environment.
+
+Nobody has to say how a run was started: the same command works under torchrun, srun and mpirun, and on its own.
+These variables say where a rank is; none of them changes what a run computes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import UserError
+from paceline.launch import nodes
+
+LOCALHOST = "127.0.0.1"
+MARK = "PACELINE_LAUNCHER"  # set in the ranks that we start ourselves
+USUAL_PORT = 29500  # where a launcher gives its ranks nothing in common to derive one from
+
+
+@dataclass(frozen=True)
+class Place:
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    launcher: str  # paceline | torchrun | srun | mpirun | alone
+    address: str  # of rank 0
+    port: int
+
+
+ALONE = Place(rank=0, world=1, local_rank=0, local_world=1, launcher="alone", address=LOCALHOST, port=0)
+
+
+def detect(environ: Mapping[str, str]) -> Place | None:
+    """The place that a launcher gave to this process; None when there is no launcher, so that we may start ranks.
+
+    Launchers nest (sbatch around mpirun around nothing, srun around torchrun), so the innermost is asked first.
+    """
+    for ask in (_torchrun, _open_mpi, _mpich, _srun):
+        place = ask(environ)
+        if place is not None:
+            return place
+    if environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(
+            f"WORLD_SIZE={environ['WORLD_SIZE']} is set, but RANK is not, and neither torchrun, srun nor mpirun "
+            "started this process; type  unset WORLD_SIZE  to start the ranks here"
+        )
+    return None
+
+
+def _torchrun(environ: Mapping[str, str]) -> Place | None:
+    if "RANK" not in environ:
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    remedy = "start with  torchrun --nproc-per-node N …  or type  unset RANK"
+    numbers = _numbers(environ, names, remedy)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not environ.get(name):
+            raise UserError(f"RANK={environ['RANK']} is set, but {name} is not; {remedy}")
+    launcher = environ.get(MARK, "torchrun")
+    return _place(environ, names, numbers, launcher, environ["MASTER_ADDR"], _given_port(environ, 0))
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Place | None:
+    if "OMPI_COMM_WORLD_RANK" not in environ:
+        return None
+    names = tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    numbers = _numbers(environ, names, "start with  mpirun -np N …")
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
+    port = _given_port(environ, _port_of(job) if job else USUAL_PORT)
+    address = _mpi_address(environ, numbers, "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 …")
+    return _place(environ, names, numbers, "mpirun", address, port)
+
+
+def _mpich(environ: Mapping[str, str]) -> Place | None:
+    """MPICH and Intel MPI. `srun --mpi=pmi2` sets PMI_RANK too, but not MPI_LOCALRANKID: that one is srun's."""
+    if "PMI_RANK" not in environ or "MPI_LOCALRANKID" not in environ:
+        return None
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    numbers = _numbers(environ, names, "start with  mpirun -np N …")
+    address = _mpi_address(environ, numbers, "mpirun -genv MASTER_ADDR HOST_OF_RANK_0 …")
+    return _place(environ, names, numbers, "mpirun", address, _given_port(environ, USUAL_PORT))
+
+
+def _mpi_address(environ: Mapping[str, str], numbers: Sequence[int], command: str) -> str:
+    _, world, _, local_world = numbers
+    if environ.get("MASTER_ADDR"):
+        return environ["MASTER_ADDR"]
+    if local_world == world:
+        return LOCALHOST
+    if environ.get("SLURM_JOB_NODELIST"):
+        return nodes.hosts(environ["SLURM_JOB_NODELIST"])[0]
+    raise UserError(
+        f"mpirun spread {world} ranks over several machines ({local_world} on this one) and did not say where rank 0 "
+        f"is; start with  {command}"
+    )
+
+
+def _srun(environ: Mapping[str, str]) -> Place | None:
+    """A task of a Slurm step. A batch script has SLURM_PROCID=0 as well, but no step; a step of one task is a shell
+    (`srun --pty bash`, salloc) in which the user expects to be as free as on a workstation."""
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    remedy = "start with  srun --ntasks N …"
+    rank, world, local_rank = _numbers(environ, names, remedy)
+    if world == 1:
+        return None
+    (node,) = _numbers(environ, ("SLURM_NODEID",), remedy)
+    counts = nodes.task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if sum(counts) != world or node >= len(counts):
+        raise _contradiction(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"))
+    if environ.get("MASTER_ADDR"):
+        address = environ["MASTER_ADDR"]
+    elif len(counts) == 1:
+        address = LOCALHOST
+    elif environ.get("SLURM_DISTRIBUTION") == "arbitrary":
+        raise UserError(
+            "srun --distribution=arbitrary places rank 0 on any node and does not say on which; "
+            "type  export MASTER_ADDR=HOST_OF_RANK_0  before srun"
+        )
+    else:
+        hosts = nodes.hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
+        address = hosts[0]
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
+    numbers = (rank, world, local_rank, counts[node])
+    return _place(environ, names, numbers, "srun", address, _given_port(environ, _port_of(step)))
+
+
+def _port_of(job: str) -> int:
+    """The same port on every rank of a job and, almost always, another one for another job on the same node."""
+    return 20_000 + zlib.crc32(job.encode()) % 10_000  # below the ports that Linux gives to outgoing connections
+
+
+def _given_port(environ: Mapping[str, str], otherwise: int) -> int:
+    text = environ.get("MASTER_PORT")
+    if not text:
+        return otherwise
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise UserError(f"MASTER_PORT={text} is not a port; use a number from 1 to 65535")
+    return int(text)
+
+
+def _numbers(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> tuple[int, ...]:
+    for name in names:
+        if not environ.get(name):
+            given = next((other for other in names if environ.get(other)), "")
+            because = f"{given}={environ[given]} is set, but {name} is not" if given else f"{name} is not set"
+            raise UserError(f"{because}; {remedy}")
+        if not environ[name].isdecimal():
+            raise UserError(f"{name}={environ[name]} is not a number; {remedy}")
+    return tuple(int(environ[name]) for name in names)
+
+
+def _place(
+    environ: Mapping[str, str], names: Sequence[str], numbers: Sequence[int], launcher: str, address: str, port: int
+) -> Place:
+    rank, world, local_rank, local_world = numbers
+    if not rank < world or not local_rank < local_world <= world:
+        raise _contradiction(environ, names)
+    return Place(rank, world, local_rank, local_world, launcher, address, port)
+
+
+def _contradiction(environ: Mapping[str, str], names: Sequence[str]) -> UserError:
+    given = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
+    return UserError(f"{given} contradict each other: ranks count from 0 and stay below their total")

@@ -1,0 +1,110 @@
+"""One rank among its peers: its device, its threads, and the process group that joins them.
+
+A world of one has no process group at all; the loop must work without.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import RunFailed, UserError
+from paceline.launch.environment import Place
+
+LEAVE_S = 2.0  # for closing connections after a failure
+
+
+class Holding(NamedTuple):
+    """What one rank may use of its machine."""
+
+    host: str
+    cores: frozenset[int]
+
+
+@contextmanager
+def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s: float) -> Iterator[torch.device]:
+    """Take this rank's device and threads, join the others, and leave them at the end, however it ends."""
+    own = _take_device(place, device)
+    if place.world == 1:
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        yield own
+        return
+    _join(place, own, timeout_s)
+    try:
+        torch.set_num_threads(threads or fair_share(*_exchange()))
+        yield own
+    except BaseException:
+        # No collective any more, and no waiting for those in flight: the peers may never answer.
+        leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_S)
+        raise
+    dist.destroy_process_group()
+
+
+def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
+    if device == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if visible == 1 and place.launcher in ("srun", "mpirun"):
+        index = 0  # the launcher shows every rank its own device
+    elif visible < place.local_world:
+        raise UserError(
+            f"{place.local_world} ranks on {socket.gethostname()} need as many CUDA devices, and {visible} can be "
+            f"seen; type  parallel.ranks={max(1, visible)}  or  parallel.device=cpu"
+        )
+    else:
+        index = place.local_rank
+    own = torch.device("cuda", index)
+    torch.cuda.set_device(own)
+    return own
+
+
+def _join(place: Place, own: torch.device, timeout_s: float) -> None:
+    on_gpu = own.type == "cuda"
+    host = f"[{place.address}]" if ":" in place.address else place.address
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # with GPUs, small CPU tensors can be reduced as well
+            init_method=f"tcp://{host}:{place.port}",
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=own if on_gpu else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        if "Duplicate GPU" in str(error):
+            raise UserError(
+                f"several ranks on {socket.gethostname()} were given the same CUDA device; ask for one per rank, "
+                "for example  srun --gpus-per-task=1 …"
+            ) from None
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RunFailed(
+            f"rank {place.rank} could not join the {place.world} ranks at {place.address}:{place.port} "
+            f"within {timeout_s:g} s: {reason}"
+        ) from error
+
+
+def _exchange() -> tuple[Holding, list[Holding]]:
+    mine = Holding(socket.gethostname(), frozenset(os.sched_getaffinity(0)))
+    everyone: list[Holding] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return mine, everyone
+
+
+def fair_share(mine: Holding, everyone: Sequence[Holding]) -> int:
+    """Threads for this rank: each of its cores, divided by the ranks that may use it.
+
+    srun and mpirun often bind each rank to cores of its own, which are then not to be divided again.
+    """
+    users = Counter(core for other in everyone if other.host == mine.host for core in other.cores)
+    return max(1, int(sum(1 / users[core] for core in mine.cores) + 1e-9))

@@ -1,0 +1,235 @@
+"""Start the ranks of one machine, wait for them, and say in one message what went wrong if something did.
+
+The ranks are forks of a new Python process (`seed.py`) that imports what they need and nothing of the script or
+notebook that called us, so a script needs no `if __name__ == "__main__"`. The launcher itself never imports torch.
+
+    a rank fails       its peers get GRACE_S to end by themselves, then they are killed; the cause is raised
+    SIGTERM, Ctrl-C    passed on to all ranks, once; they save and return, and so does `run_ranks`
+    second Ctrl-C      the ranks are killed at once
+    launcher killed    the ranks notice by themselves and stop as after SIGTERM
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.errors import RunFailed, UserError
+from paceline.launch import blame
+from paceline.launch.environment import LOCALHOST, MARK
+from paceline.launch.signals import STOP_SIGNALS, StopRequest
+
+T = TypeVar("T")
+
+POLL_S = 0.05
+GRACE_S = 3.0  # for the peers of a failed rank: enough to notice and to say so
+FAREWELL_S = 60.0  # for ranks that have all handed in their results and only have to leave
+AGAIN_S = 1.0  # two Ctrl-C closer than this are one, seen twice (a wrapper passed it on)
+PRELOAD = ("paceline.launch.group",)  # torch, in other words
+
+
+def run_ranks(
+    worker: Callable[..., T], args: tuple[object, ...], ranks: int, preload: Sequence[str] = PRELOAD
+) -> list[T]:
+    """Call `worker(*args)` in `ranks` new processes and return what they return, in the order of the ranks.
+
+    The worker finds its place in the variables that torchrun sets (RANK, WORLD_SIZE, …); `environment.detect` reads
+    them. It must be importable by name, and its arguments and result picklable. The modules in `preload` are imported
+    once for all ranks; they must not touch a GPU at import.
+    """
+    work = _pack(worker, args, preload)
+    with StopRequest() as stop, _started(ranks, work) as job:
+        _attend(job, stop)
+        failures = job.failures()
+        if not failures:
+            return [rank.result[0] for rank in job.ranks]
+        if _interrupted_again(stop):
+            raise RunFailed("killed by the second Ctrl-C")
+        first = blame.cause(failures)
+        if stop.requested and first.signal in STOP_SIGNALS:
+            raise RunFailed(f"stopped by {stop.signal_name} before the ranks were ready to stop by themselves")
+        raise blame.as_error(first)
+
+
+@dataclass
+class _Rank:
+    number: int
+    pipe: Connection
+    pid: int | None = None
+    ended: bool = False
+    killed: bool = False  # by us
+    result: list[Any] = field(default_factory=list)
+    failure: blame.Failure | None = None
+
+    def listen(self) -> None:
+        """Take the outcome, if it has come."""
+        outcome = _message(self.pipe)
+        if isinstance(outcome, blame.Failure):
+            self.failure = outcome
+        elif outcome is not None:
+            self.result = [outcome[0]]
+
+    def end(self, code: int, time_s: float) -> None:
+        self.ended = True
+        self.listen()
+        if not self.result and self.failure is None:
+            self.failure = blame.of_exit(self.number, code, time_s, echo=self.killed)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.pid is not None and not self.ended:
+            self.killed = self.killed or number == signal.SIGKILL
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+@dataclass
+class _Job:
+    """The process that the ranks come from, and the ranks."""
+
+    seed: subprocess.Popen[bytes]
+    control: Connection
+    ranks: list[_Rank]
+    seed_failure: blame.Failure | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.seed_failure is not None or all(rank.ended for rank in self.ranks)
+
+    def failures(self) -> list[blame.Failure]:
+        known = [rank.failure for rank in self.ranks if rank.failure is not None]
+        return known + ([self.seed_failure] if self.seed_failure is not None else [])
+
+    def listen(self) -> None:
+        """Wait a moment for news: outcomes from the ranks, process ids and ends from the seed."""
+        wait([self.control, *(rank.pipe for rank in self.ranks if not rank.pipe.closed)], POLL_S)
+        for rank in self.ranks:
+            rank.listen()
+        while not self.over and (news := _message(self.control)) is not None:
+            match news:
+                case blame.Failure():
+                    self.seed_failure = news
+                case list(pids):
+                    for rank, pid in zip(self.ranks, pids, strict=True):
+                        rank.pid = pid
+                case (number, code, time_s):
+                    self.ranks[number].end(code, time_s)
+        if self.control.closed and not self.over:
+            who = "the process that starts the ranks"
+            self.seed_failure = blame.of_exit(who, self.seed.wait(), time.time(), echo=False)
+
+    def signal(self, number: signal.Signals) -> None:
+        if all(rank.pid is None for rank in self.ranks) and self.seed.poll() is None:
+            self.seed.send_signal(number)  # still importing
+        for rank in self.ranks:
+            rank.signal(number)
+
+
+def _message(pipe: Connection) -> Any:
+    """The next message; None when there is none now. A pipe whose other end is gone is closed."""
+    try:
+        return pickle.loads(pipe.recv_bytes()) if not pipe.closed and pipe.poll() else None
+    except (EOFError, OSError):
+        pipe.close()
+        return None
+
+
+def _attend(job: _Job, stop: StopRequest) -> None:
+    """Until every rank has ended: listen, pass on the request to stop, and end the peers of a rank that failed."""
+    passed_on = False
+    deadline_s: float | None = None
+    while not job.over:
+        job.listen()
+        if stop.requested and not passed_on:
+            passed_on = True
+            hint = " (Ctrl-C again kills them)" if stop.signal_name == "SIGINT" else ""
+            print(f"{stop.signal_name}: the ranks stop when they have saved{hint}", file=sys.stderr, flush=True)
+            job.signal(signal.SIGTERM)
+        if deadline_s is None:
+            if job.failures():
+                deadline_s = time.monotonic() + GRACE_S
+            elif all(rank.result for rank in job.ranks):
+                deadline_s = time.monotonic() + FAREWELL_S
+        if _interrupted_again(stop) or (deadline_s is not None and time.monotonic() > deadline_s):
+            job.signal(signal.SIGKILL)
+
+
+def _interrupted_again(stop: StopRequest) -> bool:
+    return bool(stop.interrupted_at) and stop.interrupted_at[-1] - stop.interrupted_at[0] > AGAIN_S
+
+
+def _pack(worker: Callable[..., object], args: tuple[object, ...], preload: Sequence[str]) -> bytes:
+    work = pickle.dumps((worker, args))
+    if b"__main__" in work:
+        name = getattr(worker, "__qualname__", repr(worker))
+        raise UserError(
+            f"{name} or one of its arguments is defined in the script or notebook that is running; ranks are new "
+            "processes and cannot see it: move it to a module and import it from there"
+        )
+    return pickle.dumps((sys.path, tuple(preload), work))
+
+
+@contextlib.contextmanager
+def _started(ranks: int, work: bytes) -> Iterator[_Job]:
+    with _reserved_port() as port:
+        job = _start(ranks, port)
+        try:
+            with contextlib.suppress(OSError):  # dead already; `listen` will say how
+                job.control.send_bytes(work)
+            yield job
+        finally:
+            job.signal(signal.SIGKILL)
+            if not job.over:
+                job.seed.kill()
+            job.seed.wait()
+            for pipe in (job.control, *(rank.pipe for rank in job.ranks)):
+                pipe.close()
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A free port that stays ours until rank 0 listens on it: bound here too, but without listening."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("", 0))
+        yield reserved.getsockname()[1]
+
+
+def _start(ranks: int, port: int) -> _Job:
+    ours, theirs = zip(*(Pipe() for _ in range(1 + ranks)), strict=True)
+    descriptors = [pipe.fileno() for pipe in theirs]
+    script = str(Path(__file__).with_name("seed.py"))
+    try:
+        seed = subprocess.Popen(
+            [sys.executable, "-P", script, *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            env=_environment(ranks, port),
+        )
+    except OSError as error:
+        raise RunFailed(f"{ranks} ranks could not be started: {error}") from None
+    finally:
+        for pipe in theirs:
+            pipe.close()
+    control, *pipes = ours
+    return _Job(seed, control, [_Rank(number, pipe) for number, pipe in enumerate(pipes)])
+
+
+def _environment(ranks: int, port: int) -> dict[str, str]:
+    """What torchrun would set, and a fair share of the cores for the libraries that read OMP_NUM_THREADS."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    cores = len(os.sched_getaffinity(0))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR=LOCALHOST, MASTER_PORT=str(port))
+    environ[MARK] = "paceline"
+    return environ

@@ -1,0 +1,121 @@
+"""The process that becomes the ranks: import once what they all need, then fork.
+
+Importing torch takes a second or two of CPU. On a laptop with two cores, eight ranks that each import it begin after
+twenty seconds; eight forks of a process that has imported it begin after two, and share its memory. Nothing here
+touches a GPU before the fork, which CUDA would not survive.
+
+The launcher holds the other end of one pipe to this process and of one pipe to each rank. The work comes through the
+first, each outcome goes back through its own. When the launcher dies the kernel closes them all: that is how a rank
+learns that nobody waits for it any more.
+
+This file runs as a script, before the package can be imported: at the top it uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+ORPHAN_GRACE_S = 30.0  # for a rank without launcher to stop by itself
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def main(launcher: Connection, pipes: list[Connection]) -> int:
+    faulthandler.enable()
+    # Until the work listens to signals there is nothing to save: Ctrl-C ends the process without a KeyboardInterrupt.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.path[:], preload, work = pickle.loads(launcher.recv_bytes())
+    try:
+        for module in preload:
+            importlib.import_module(module)
+        worker, args = pickle.loads(work)
+    except BaseException as error:
+        launcher.send(_failure(0, error))
+        return 1
+
+    gc.freeze()  # what is here now stays, and stays shared
+    pids: dict[int, int] = {}
+    for rank, pipe in enumerate(pipes):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: numpy's pool knows how
+            pid = os.fork()
+        if pid == 0:
+            for other in (launcher, *pipes[:rank], *pipes[rank + 1 :]):
+                other.close()
+            return _be(rank, pipe, worker, args)
+        pids[pid] = rank
+    for number in STOP_SIGNALS:  # meant for the ranks; we stay to report how they end
+        signal.signal(number, signal.SIG_IGN)
+    for pipe in pipes:
+        pipe.close()
+    return _report(launcher, pids)
+
+
+def _report(launcher: Connection, pids: dict[int, int]) -> int:
+    """Tell the launcher the process id of each rank, and then how and when each ends."""
+    with contextlib.suppress(OSError):
+        launcher.send(list(pids))
+    for _ in range(len(pids)):
+        pid, status = os.wait()
+        with contextlib.suppress(OSError):
+            launcher.send((pids[pid], os.waitstatus_to_exitcode(status), time.time()))
+    return 0
+
+
+def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> int:
+    """The life of one rank."""
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    threading.Thread(target=_end_with_launcher, args=(pipe,), daemon=True).start()
+    code = 0
+    try:
+        outcome = pickle.dumps((worker(*args),))
+    except BaseException as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+            _leave_at_once(error.code or 0)
+        outcome = pickle.dumps(_failure(rank, error))
+        code = 1
+    for number in STOP_SIGNALS:  # the work is done: a late signal must not take its outcome away
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        pipe.send_bytes(outcome)
+    _leave_at_once(code)
+    return code
+
+
+def _failure(rank: int, error: BaseException) -> Any:
+    from paceline.launch import blame
+
+    return blame.of_exception(rank, error)
+
+
+def _leave_at_once(code: int) -> None:
+    """Without the interpreter's farewell, which would wait for collectives that the peers never join."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with_launcher(pipe: Connection) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        pipe.recv_bytes()  # nothing is ever sent to a rank: this returns when the launcher is gone
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    control, *ends = (Connection(int(text)) for text in sys.argv[1:])
+    sys.exit(main(control, ends))

@@ -1,0 +1,52 @@
+"""Signals as a polite request: a flag that the training loop reads between two steps.
+
+Slurm warns before it takes a node away (SIGUSR1, SIGTERM), people press Ctrl-C (SIGINT) or close a terminal (SIGHUP).
+All of them mean the same: stop after saving. A signal that comes twice, or to the launcher and to the rank, is still
+one request.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)  # `nohup` and `command &` ask for this; an ignored SIGUSR1 is an accident
+
+
+class StopRequest:
+    """While entered, the stop signals only set `requested`. Enter it first and leave it last: a signal that comes
+    before or after ends the process as usual. Outside the main thread Python allows no handlers: the flag stays False.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self.interrupted_at: list[float] = []  # of each Ctrl-C
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        return self.signal_name is not None
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if number in LEFT_IGNORED and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal_name = self.signal_name or signal.Signals(number).name
+        if number == signal.SIGINT:
+            self.interrupted_at.append(time.monotonic())
