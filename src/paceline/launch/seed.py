@@ -13,6 +13,7 @@ This file runs as a script, before the package can be imported: at the top it us
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -25,7 +26,7 @@ import threading
 import time
 import warnings
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 ORPHAN_GRACE_S = 30.0  # for a rank without launcher to stop by itself
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -54,7 +55,7 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
         if pid == 0:
             for other in (launcher, *pipes[:rank], *pipes[rank + 1 :]):
                 other.close()
-            return _be(rank, pipe, worker, args)
+            _be(rank, pipe, worker, args)
         pids[pid] = rank
     for number in STOP_SIGNALS:  # meant for the ranks; we stay to report how they end
         signal.signal(number, signal.SIG_IGN)
@@ -74,7 +75,7 @@ def _report(launcher: Connection, pids: dict[int, int]) -> int:
     return 0
 
 
-def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> int:
+def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
     """The life of one rank."""
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     threading.Thread(target=_end_with_launcher, args=(pipe,), daemon=True).start()
@@ -90,8 +91,12 @@ def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> int:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         pipe.send_bytes(outcome)
+    if code == 0:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
     _leave_at_once(code)
-    return code
 
 
 def _failure(rank: int, error: BaseException) -> Any:
@@ -100,8 +105,9 @@ def _failure(rank: int, error: BaseException) -> Any:
     return blame.of_exception(rank, error)
 
 
-def _leave_at_once(code: int) -> None:
-    """Without the interpreter's farewell, which would wait for collectives that the peers never join."""
+def _leave_at_once(code: int) -> NoReturn:
+    """Without the interpreter's farewell: it takes a tenth of a second, and after a failure it would wait for
+    collectives that the peers never join."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

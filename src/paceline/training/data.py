@@ -106,9 +106,8 @@ def deal(cost: np.ndarray, hands: int) -> list[np.ndarray]:
     """
     order = np.argsort(-cost, kind="stable")
     rows = -(-len(order) // hands)
-    table = np.full(rows * hands, -1, dtype=np.int64)
-    table[: len(order)] = order
-    table = table.reshape(rows, hands)
+    table = np.full((rows, hands), -1, dtype=np.int64)
+    table.flat[: len(order)] = order
     table[1::2] = table[1::2, ::-1]
     return [hand[hand >= 0][::-1] for hand in table.T]
 

@@ -42,7 +42,7 @@ class _LayerWise(torch.optim.Optimizer):
     """Scales each tensor's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         assert closure is None, "the loop computes the loss"
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +31,12 @@ from paceline.workload import Workload, workload_of
 
 
 def build_job(
-    spec: RunSpec, place: Place, device: torch.device, run: RunDir, events: EventWriter, stack: ExitStack
+    spec: RunSpec,
+    place: Place,
+    device: torch.device,
+    events: EventWriter,
+    checkpoints: Checkpoints,
+    stop: StopRequest,
 ) -> Job:
     train, layout, workload = spec.train, layout_of(spec), workload_of(spec)
     samples = workload.data("train")
@@ -57,10 +61,10 @@ def build_job(
         steps=steps,
         schedule=schedule_of(train, order.seen(steps)),
         flights=flights,
-        checkpoints=_closing(stack, Checkpoints(run.checkpoints, train.keep)),
+        checkpoints=checkpoints,
         events=events,
         shown=lambda event: None,
-        stop=stack.enter_context(StopRequest()),
+        stop=stop,
         step=step,
         finish=_finish(workload, step, layout.micro_batch) if device.type == "cuda" else None,
     )
@@ -110,8 +114,3 @@ def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> in
     job.state.step = checkpoint.step
     job.evaluation = {k: v for k, v in checkpoint.meta.items() if k != "step"}
     return checkpoint.step
-
-
-def _closing(stack: ExitStack, checkpoints: Checkpoints) -> Checkpoints:
-    stack.callback(checkpoints.close)
-    return checkpoints

@@ -120,7 +120,7 @@ class Classifier(Workload):
         total = F.cross_entropy(model(batch).float(), batch.labels, reduction="sum")
         return total, (batch.labels >= 0).sum()
 
-    def steady(self, batch: Packed, most: int) -> Packed:  # type: ignore[override]
+    def steady(self, batch: Packed, most: int) -> Packed:
         return batch.filled(most, cast(TextData, self.spec.data).max_length)
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:

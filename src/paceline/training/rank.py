@@ -1,0 +1,182 @@
+"""One rank's life: join the others, build the job, train, sum up. The main rank alone speaks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, RunFailed
+from paceline.explain import equations
+from paceline.launch.environment import Place, detect
+from paceline.launch.signals import StopRequest
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.training.loop import Job
+
+Say = Callable[[str], None]
+Claim = Callable[[RunSpec, Say], RunDir]
+ALONE = Place(0, 1, 0, 1, "alone", "localhost", 0)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, dict[str, Any]]:
+    """Train as the rank that the environment says; returns (run folder, summary), the same on every rank.
+
+    `folder` is the run's, or what the main rank must do to get one where no process before it was asked.
+    """
+    import torch
+
+    from paceline.launch.group import joined
+
+    place = detect(os.environ) or ALONE
+    kind = spec.parallel.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    speak = say if show and place.rank == 0 else silent
+    with StopRequest() as stop, joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s) as device:
+        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(spec, speak))
+        summary = _train(run, spec, place, device, stop, speak, show)
+        return run.path, _from_main(place, lambda: summary)
+
+
+def _from_main(place: Place, get: Callable[[], Any]) -> Any:
+    """What the main rank gets, on every rank; if it is refused, all are, and none waits for the others."""
+    import torch.distributed as dist
+
+    box: list[Any] = [None]
+    if place.rank == 0:
+        try:
+            box = [get()]
+        except PacelineError as error:
+            box = [error]
+    if place.world > 1:
+        dist.broadcast_object_list(box)
+    if isinstance(box[0], PacelineError):
+        raise box[0]
+    return box[0]
+
+
+def _train(
+    run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, say: Say, show: bool
+) -> dict[str, Any]:
+    from paceline.record.audience import audience
+    from paceline.record.events import EventWriter
+    from paceline.training.checkpoint import Checkpoints
+    from paceline.training.loop import train_loop
+    from paceline.training.setup import build_job, go_back
+
+    began = perf_counter()
+    with (
+        EventWriter(run.events_file(place.rank)) as events,
+        closing(Checkpoints(run.checkpoints, spec.train.keep)) as checkpoints,
+    ):
+        job = build_job(spec, place, device, events, checkpoints, stop)
+        first = go_back(job, run, place.world, say)
+        if place.rank > 0:
+            train_loop(job)
+            checkpoints.wait()
+            _peaks(device, place.world)
+            return {}
+        _announce(job, run, place, first, say)
+        with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.shown:
+            try:
+                status = train_loop(job)
+                checkpoints.wait()
+            except RunFailed as error:
+                events.write("end", status="failed", why=str(error))
+                _sum_up(run, job, "failed", perf_counter() - began, [], why=str(error))
+                raise
+            job.shown({"kind": "end", "status": status})
+        events.write("end", status=status)
+        summary = _sum_up(run, job, status, perf_counter() - began, _peaks(device, place.world))
+    if show:
+        _show(summary, run, stop, say)
+    return summary
+
+
+def _announce(job: Job, run: RunDir, place: Place, first: int, say: Say) -> None:
+    import torch
+
+    from paceline.record.environment import environment
+
+    job.events.write(
+        "start",
+        **environment(),
+        argv=sys.argv,
+        ranks=place.world,
+        launcher=place.launcher,
+        device=str(job.device),
+        threads=torch.get_num_threads(),
+    )
+    say(f"{run.path}")
+    for line in equations(job.spec, job.order.samples):
+        say(f"  {line}")
+    if first:
+        job.events.write("resume", step=first)
+        say(f"  going on from step {first} of {job.steps}")
+
+
+def _sum_up(run: RunDir, job: Job, status: str, seconds: float, peaks: list[int], why: str = "") -> dict[str, Any]:
+    from paceline.record.events import read_events, read_steps
+    from paceline.record.files import write_json
+    from paceline.record.summary import summarise
+
+    job.events.flush()
+    evaluations = list(read_events(run.events_file(0), "evaluate"))
+    summary = summarise(
+        job.spec,
+        job.layout.equation(),
+        read_steps(run.events_file(0)),
+        job.evaluation,
+        status,
+        seconds=seconds,
+        epoch_samples=job.order.samples,
+        parameters=sum(p.numel() for p in job.state.model.parameters()),
+        peak_bytes_per_rank=peaks,
+        best=max(evaluations, key=job.workload.goodness) if evaluations else None,
+        why=why,
+    )
+    write_json(run.summary_file, summary)
+    return summary
+
+
+def _show(summary: dict[str, Any], run: RunDir, stop: StopRequest, say: Say) -> None:
+    from rich.console import Console
+
+    from paceline.record.summary import show
+
+    show(summary, Console())
+    say(f"run folder {run.path}")
+    if summary["status"] == "stopped":
+        say(f"stopped by {stop.signal_name or 'another rank'}; go on with  paceline train --resume {run.path}")
+
+
+def _peaks(device: torch.device, world: int) -> list[int]:
+    """Most memory each rank held: of the device, or of the process on a CPU."""
+    import torch
+    import torch.distributed as dist
+
+    cuda = device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peaks: list[Any] = [peak]
+    if world > 1:
+        peaks = [None] * world
+        dist.all_gather_object(peaks, peak)
+    return peaks
