@@ -20,7 +20,7 @@ import torch.distributed as dist
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import Place
 
-LEAVE_S = 2.0  # for closing connections after a failure
+LEAVE_S = 1.0  # for closing connections after a failure
 
 
 class Holding(NamedTuple):

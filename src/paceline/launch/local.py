@@ -226,10 +226,13 @@ def _start(ranks: int, port: int) -> _Job:
 
 
 def _environment(ranks: int, port: int) -> dict[str, str]:
-    """What torchrun would set, and a fair share of the cores for the libraries that read OMP_NUM_THREADS."""
+    """What torchrun would set; a fair share of the cores for the libraries that read OMP_NUM_THREADS; and the loopback
+    for gloo, which would otherwise look for the machine's name in the network."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     cores = len(os.sched_getaffinity(0))
     environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    if "lo" in (name for _, name in socket.if_nameindex()):
+        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR=LOCALHOST, MASTER_PORT=str(port))
     environ[MARK] = "paceline"
     return environ

@@ -102,6 +102,8 @@ def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoRe
 def _failure(rank: int, error: BaseException) -> Any:
     from paceline.launch import blame
 
+    if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+        error = error.with_traceback(error.__traceback__.tb_next)  # begin with the work, not with this file
     return blame.of_exception(rank, error)
 
 

@@ -1,0 +1,191 @@
+"""Reading our place from the environment: the variables below were copied from real launchers."""
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.launch import nodes
+from paceline.launch.blame import Failure, as_error, cause, is_echo, of_exception, of_exit
+from paceline.launch.environment import Place, detect
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "41234",
+}
+BATCH_SCRIPT = {  # sbatch -N2 -n4, before any srun
+    "SLURM_JOB_ID": "7162390",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NPROCS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "3,1",
+}
+STEP = BATCH_SCRIPT | {  # srun -n3 -N2 inside it, the last task
+    "SLURM_DISTRIBUTION": "block",
+    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+ONE_NODE_STEP = STEP | {"SLURM_NODEID": "0", "SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "3"}
+SHELL = BATCH_SCRIPT | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "2048655361",
+    "PMIX_RANK": "1",
+}
+SPREAD_MPI = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "8"}
+MPICH_IN_SLURM = STEP | {  # one task per node carries the ranks of that node
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
+
+PLACES = {
+    "torchrun": (TORCHRUN, Place(3, 4, 1, 2, "torchrun", "n1", 41234)),
+    "our own ranks": (TORCHRUN | {"PACELINE_LAUNCHER": "paceline"}, Place(3, 4, 1, 2, "paceline", "n1", 41234)),
+    "torchrun inside srun": (STEP | TORCHRUN, Place(3, 4, 1, 2, "torchrun", "n1", 41234)),
+    "srun": (STEP, Place(2, 3, 0, 1, "srun", "n1", 27717)),
+    "srun on one node": (ONE_NODE_STEP, Place(2, 3, 2, 3, "srun", "127.0.0.1", 27717)),
+    "srun with a chosen master": (
+        STEP | {"MASTER_ADDR": "head", "MASTER_PORT": "29400", "WORLD_SIZE": "3"},
+        Place(2, 3, 0, 1, "srun", "head", 29400),
+    ),
+    "srun --mpi=pmi2": (STEP | {"PMI_RANK": "2", "PMI_SIZE": "3"}, Place(2, 3, 0, 1, "srun", "n1", 27717)),
+    "mpirun": (OPEN_MPI, Place(1, 2, 1, 2, "mpirun", "127.0.0.1", 20640)),
+    "mpirun on two machines": (SPREAD_MPI | {"MASTER_ADDR": "a"}, Place(1, 2, 0, 1, "mpirun", "a", 20640)),
+    "mpirun in a Slurm job": (SPREAD_MPI | BATCH_SCRIPT, Place(1, 2, 0, 1, "mpirun", "n1", 20640)),
+    "mpich": (MPICH, Place(1, 2, 1, 2, "mpirun", "127.0.0.1", 29500)),
+    "mpich in a Slurm job": (MPICH_IN_SLURM, Place(3, 4, 0, 1, "mpirun", "n1", 29500)),
+    "nothing": ({}, None),
+    "only an address": ({"MASTER_ADDR": "n1", "MASTER_PORT": "1"}, None),
+    "a batch script": (BATCH_SCRIPT, None),
+    "a shell under srun": (SHELL, None),
+}
+
+CONTRADICTIONS = {
+    "no world": ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not"),
+    "no local world": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not"),
+    "no address": ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR is not"),
+    "a world without rank": ({"WORLD_SIZE": "4"}, "unset WORLD_SIZE"),
+    "a word": (TORCHRUN | {"RANK": "first"}, "RANK=first is not a number"),
+    "negative": (TORCHRUN | {"RANK": "-1"}, "RANK=-1 is not a number"),
+    "rank beyond": (TORCHRUN | {"RANK": "4"}, "RANK=4, WORLD_SIZE=4"),
+    "local rank beyond": (TORCHRUN | {"LOCAL_RANK": "2"}, "LOCAL_RANK=2, LOCAL_WORLD_SIZE=2"),
+    "local world beyond": (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE=8"),
+    "no port": (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT=http is not a port"),
+    "port too large": (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
+    "slurm counts": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_TASKS_PER_NODE=2(x2)"),
+    "slurm rank beyond": (STEP | {"SLURM_PROCID": "3"}, "SLURM_PROCID=3"),
+    "slurm arbitrary": (STEP | {"SLURM_DISTRIBUTION": "arbitrary"}, "export MASTER_ADDR="),
+    "mpi rank beyond": (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK=2"),
+    "mpi without size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not"),
+    "mpi somewhere": (SPREAD_MPI, "mpirun -x MASTER_ADDR="),
+    "mpich somewhere": (MPICH | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "mpirun -genv MASTER_ADDR "),
+}
+
+HOSTS = {
+    "n1": ["n1"],
+    "n[1-3,7],m2": ["n1", "n2", "n3", "n7", "m2"],
+    "gpu[008-011]": ["gpu008", "gpu009", "gpu010", "gpu011"],
+    "a,b[1,03],c": ["a", "b1", "b03", "c"],
+    "r[1-2]n[1-2].cluster": ["r1n1.cluster", "r1n2.cluster", "r2n1.cluster", "r2n2.cluster"],
+    "node-7,node[10-11]-ib": ["node-7", "node10-ib", "node11-ib"],
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_place(name):
+    environ, place = PLACES[name]
+    assert detect(environ) == place
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradiction_names_the_variable(name):
+    environ, words = CONTRADICTIONS[name]
+    with pytest.raises(UserError) as caught:
+        detect(environ)
+    assert words in str(caught.value)
+
+
+def test_ports_differ_between_steps_and_jobs():
+    jobs = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("100", "101") for step in "012"]
+    places = [detect(STEP | job) for job in jobs]
+    assert len({place.port for place in places if place}) == len(jobs)
+
+
+@pytest.mark.parametrize("text", HOSTS)
+def test_hosts(text):
+    assert nodes.hosts(text) == HOSTS[text]
+
+
+@pytest.mark.parametrize("text", ["", "n[", "n]1", "n[1-", "n[a-b]", "n[3-1]", "n[]", "n[1-99999999]", ",n1"])
+def test_unreadable_hosts(text):
+    with pytest.raises(UserError, match="node list"):
+        nodes.hosts(text)
+
+
+def test_task_counts():
+    assert nodes.task_counts("2(x3),1") == [2, 2, 2, 1]
+    assert nodes.task_counts("4") == [4]
+    for text in ("", "2(3)", "x", "2,,1"):
+        with pytest.raises(UserError, match="task counts"):
+            nodes.task_counts(text)
+
+
+def chained(outer: BaseException, inner: BaseException) -> BaseException:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "echo"),
+    [
+        (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4242"), True),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), True),
+        (RuntimeError("ncclRemoteError: A call failed possibly due to a network error"), True),
+        (chained(KeyError("step"), RuntimeError("Connection reset by peer")), True),
+        (chained(RuntimeError("Connection reset by peer"), KeyError("step")), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ConnectionResetError("while reading the data set"), False),
+        (UserError("train.lr is negative"), False),
+    ],
+)
+def test_echo(error, echo):
+    assert is_echo(error) is echo
+
+
+def test_cause_is_the_earliest_failure_that_is_no_echo():
+    echo = Failure(0, "bug", "closed by peer", "", 1.0, echo=True)
+    late = Failure(2, "bug", "ValueError", "", 3.0, echo=False)
+    assert cause([echo, late]) is late
+    assert cause([echo]) is echo
+    early = Failure(1, "run", "disk full", "", 2.0, echo=False)
+    assert cause([echo, late, early]) is early
+    killed = of_exit(3, -9, 2.1, echo=False)  # noticed after the complaint of a peer that we could not read
+    assert cause([echo, late, early, killed]) is killed
+
+
+def test_errors_for_people():
+    assert str(as_error(of_exception(1, UserError("train.lr: no")))) == "train.lr: no"
+    assert str(as_error(of_exit(1, -9, 0.0, False))) == "rank 1 was killed by SIGKILL (out of memory?)"
+    assert str(as_error(of_exit(0, -15, 0.0, False))) == "rank 0 was killed by SIGTERM"
+    assert str(as_error(of_exit(0, -60, 0.0, False))) == "rank 0 was killed by signal 60"
+    assert str(as_error(of_exit(2, 3, 0.0, False))) == "rank 2 ended with exit code 3 and left no message"
