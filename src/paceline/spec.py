@@ -153,6 +153,10 @@ class RunSpec(BaseModel):
         """Every value, as plain data that `load` reads back to an equal spec."""
         return self.model_dump(mode="json")
 
+    def __reduce__(self) -> Any:
+        """Travels to other processes as plain data: they may not have imported the user's own sections."""
+        return build, (self.dump(), dict(self._origins))
+
     def fields(self) -> Iterator[tuple[str, Any, str, str]]:
         """(dotted name, value, unit, meaning) of every field, in the order of the file."""
         for name, info in type(self).model_fields.items():

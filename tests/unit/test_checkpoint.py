@@ -460,11 +460,12 @@ def test_an_old_one_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------------------------------ kill -9
 
 
-def test_kill_at_any_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("story", ["kill at random moments", "kill before each change of the folder"])
+def test_a_kill_loses_nothing(tmp_path: Path, story: str) -> None:
     """In a process of its own, which forks the writers: this file as a program."""
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, __file__, story, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "15 kills" in done.stdout
+    assert "kills" in done.stdout
 
 
 def write_for_ever(folder: Path) -> None:
@@ -509,6 +510,49 @@ def kill_fifteen_times(folder: Path) -> None:
     print(f"15 kills, {unfinished} of them while writing, at step {last}")
 
 
+def kill_before_each_change(folder: Path) -> None:
+    """A step is saved again and another one after it, with a kill before every file made, renamed or removed."""
+    kills = 0
+    while True:
+        place = folder / str(kills)
+        save(place, 1, 2)
+        writer = os.fork()
+        if writer == 0:
+            sys.addaudithook(killer(place, kills))
+            save(place, 2, 3, keep=1)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        checkpoint, said = found(place)
+        assert checkpoint is not None
+        assert checkpoint.step >= 2
+        assert all(text.endswith("it was not finished") for text in said), said
+        assert (read_tensors(checkpoint)["a.weight"] == checkpoint.step).all()
+        save(place, 4, keep=1)
+        assert names(place) == ["step-00000004"]
+        if code == 0:
+            break
+        kills += 1
+    assert kills > 20
+    print(f"{kills} kills")
+
+
+def killer(place: Path, after: int) -> Callable[[str, tuple[Any, ...]], None]:
+    changes = 0
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal changes
+        written = event == "open" and str(place) in str(args[0]) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if written or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            if changes == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            changes += 1
+
+    return hook
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    kill_fifteen_times(Path(sys.argv[1]))
+    {"kill at random moments": kill_fifteen_times, "kill before each change of the folder": kill_before_each_change}[
+        sys.argv[1]
+    ](Path(sys.argv[2]))

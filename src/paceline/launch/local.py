@@ -209,6 +209,7 @@ def _start(ranks: int, port: int) -> _Job:
     ours, theirs = zip(*(Pipe() for _ in range(1 + ranks)), strict=True)
     descriptors = [pipe.fileno() for pipe in theirs]
     script = str(Path(__file__).with_name("seed.py"))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the new process is ready for it
     try:
         seed = subprocess.Popen(
             [sys.executable, "-P", script, *map(str, descriptors)],
@@ -219,6 +220,7 @@ def _start(ranks: int, port: int) -> _Job:
     except OSError as error:
         raise RunFailed(f"{ranks} ranks could not be started: {error}") from None
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for pipe in theirs:
             pipe.close()
     control, *pipes = ours

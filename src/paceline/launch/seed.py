@@ -37,6 +37,7 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
     # Until the work listens to signals there is nothing to save: Ctrl-C ends the process without a KeyboardInterrupt.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the launcher blocked it
     sys.path[:], preload, work = pickle.loads(launcher.recv_bytes())
     try:
         for module in preload:

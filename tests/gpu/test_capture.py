@@ -1,0 +1,38 @@
+"""On a CUDA device: the recorded step gives the same answer as the plain one."""
+
+import pytest
+import torch
+
+from paceline import train
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def losses(spec, out):
+    result = train(spec, out, show=False)
+    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))], result
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_recorded_and_plain_steps_agree(small, tmp_path, precision):
+    spec = small.replace({"train.precision": precision, "model.dropout": 0.1, "train.steps": 40, "data.limit": 0})
+    plain, _ = losses(spec.replace({"train.compile": "off"}), tmp_path)
+    recorded, result = losses(spec, tmp_path)
+    assert max(abs(a - b) / a for a, b in zip(plain, recorded, strict=True)) < 0.03
+    assert result.summary["skipped_steps"] == 0
+
+
+def test_bf16_on_the_device_follows_fp32_on_the_cpu(small, tmp_path):
+    spec = small.replace({"train.steps": 30, "data.limit": 0})
+    reference, _ = losses(spec.replace({"parallel.device": "cpu"}), tmp_path)
+    device, _ = losses(spec.replace({"train.precision": "bf16"}), tmp_path)
+    assert max(abs(a - b) / a for a, b in zip(reference, device, strict=True)) < 0.03
+
+
+def test_fp32_on_the_device_equals_fp32_on_the_cpu(small, tmp_path):
+    spec = small.replace({"train.steps": 20})
+    reference, _ = losses(spec.replace({"parallel.device": "cpu"}), tmp_path)
+    device, _ = losses(spec, tmp_path)
+    assert max(abs(a - b) / a for a, b in zip(reference, device, strict=True)) < 1e-4
