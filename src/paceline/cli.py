@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline import __version__
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, RunFailed, UserError
 
+COLUMNS = 100
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
@@ -28,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"paceline {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = top.add_subparsers(dest="verb", metavar="VERB")
 
     train = verbs.add_parser("train", help="train a run file, on one rank or many")
     train.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
@@ -58,8 +60,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows a question mark
     arguments, extra = parser().parse_known_args(argv)
-    options = [word for word in extra if word.startswith("-") or "=" not in word or not hasattr(arguments, "words")]
+    if arguments.verb is None:
+        parser().error("what to do? the verbs are listed by  paceline --help")
+    options = [word for word in extra if word.startswith("-") or not hasattr(arguments, "words")]
     if options:
         parser().error(f"unknown argument {options[0]!r}; see  paceline {arguments.verb} --help")
     if extra:
@@ -67,11 +74,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(arguments.do(arguments))
     except PacelineError as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"paceline: {error}", file=sys.stderr)
+        if who := _speaker(error):
+            print(f"{who}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _speaker(error: PacelineError) -> str:
+    """What is wrong with a request is the same on every rank, and the main one says it; a run may fail on any."""
+    from paceline.launch.environment import detect
+
+    try:
+        place = detect(os.environ)
+    except UserError:
+        place = None
+    if place is None or place.world == 1:
+        return "paceline"
+    if isinstance(error, RunFailed):
+        return f"paceline: rank {place.rank}"
+    return "paceline" if place.rank == 0 else ""
 
 
 def _split(words: Sequence[str], verb: str) -> tuple[Path, list[str]]:
@@ -104,11 +126,10 @@ def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.explain import equations, explain
 
     spec = _load(arguments.words, "explain")
-    console = Console(highlight=False)
+    derived = equations(spec, None)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
     console.print(explain(spec))
-    console.print()
-    for line in equations(spec, None):
-        console.print(line, markup=False)
+    console.print("", *derived, sep="\n")
     return 0
 
 

@@ -35,8 +35,8 @@ def explain(spec: RunSpec, samples: int | None = None) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("value", "", "unit", "from"):
-        table.add_column(column, overflow="fold")
+    for column in ("key", "value", "unit", "from"):
+        table.add_column(column, overflow="fold", no_wrap=column == "key")
     section = ""
     for key, value, unit, _ in spec.fields():
         head = key.split(".")[0] if "." in key else ""

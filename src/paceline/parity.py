@@ -67,8 +67,13 @@ def check(
     if len(layouts) < 2:
         raise UserError("check compares layouts and was given one; use  --ranks 1,2  or  --accumulate 1,4")
     variants = [_variant(spec, r, a, steps) for r, a in layouts]
-    for variant in variants:
-        layout_of(variant)
+    for (r, a), variant in zip(layouts, variants, strict=True):
+        batch = layout_of(variant).global_batch
+        if batch < r * a:
+            raise UserError(
+                f"--accumulate {a}: train.global_batch={batch} on {r} rank{'s' * (r > 1)} cannot be divided into {a} "
+                f"passes; use {batch // r} or less"
+            )
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
         results = []
         for (r, a), variant in zip(layouts, variants, strict=True):

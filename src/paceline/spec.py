@@ -7,6 +7,7 @@ derived in `layout.py`. Nothing else feeds a run: no hidden file, no environment
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,6 +20,8 @@ from paceline.errors import UserError
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
+ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
+"""Names that other tools have for ours, for the hint that follows an unknown key."""
 
 
 def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
@@ -26,8 +29,11 @@ def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
 
 
+STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     @model_validator(mode="before")
     @classmethod
@@ -121,8 +127,8 @@ class Parallel(Section):
     ranks: int = field(1, "processes", "data-parallel processes, one device each", gt=0, le=65536)
     micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
-    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0)
-    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0)
+    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
+    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
     bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)
 
 
@@ -134,7 +140,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 class RunSpec(BaseModel):
     """A whole run file. `origin("train.lr")` says where a value came from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     name: Name = field("run", "", "name of the run folder")
     workload: str = field("classifier", "", "classifier, or your own as file.py:Class")
@@ -188,14 +194,16 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     file = Path(path)
     values, origins = _read_yaml(file)
     _anchor_paths(values, file.resolve().parent)
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_split_override, overrides)
+    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(_split_override, overrides))
     over: dict[str, Any] = {}
-    for key, value in pairs:
+    for key, value in pairs.items():
         _put(over, key, value)
-        origins[key] = COMMAND_LINE
     _anchor_paths(over, Path.cwd())
-    if {"epochs", "steps"} & over.get("train", {}).keys() and isinstance(values.get("train"), dict):
-        values["train"] = {k: v for k, v in values["train"].items() if k not in ("epochs", "steps")}
+    if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
+        for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
+            values["train"].pop(length, None)
+            origins.pop(f"train.{length}", None)
+    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     for section, value in over.items():
         if isinstance(value, dict) and isinstance(values.get(section), dict):
             values[section].update(value)
@@ -215,17 +223,17 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
         values["parallel"] = {"strategy": "auto"}
     problems: list[str] = []
     sections = _section_types(values.get("workload", "classifier"))
+    everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
     for name, kind in sections.items():
-        given = values.get(name, {})
         try:
-            values[name] = kind.model_validate(given)
+            values[name] = kind.model_validate(values.get(name, {}))
         except ValidationError as error:
-            problems += [_say(problem, kind, name, origins) for problem in error.errors()]
-            values.pop(name)
+            problems += [_say(problem, name, everywhere, origins) for problem in error.errors()]
+            values.pop(name, None)
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        problems += [_say(problem, RunSpec, "", origins) for problem in error.errors()]
+        problems += [_say(problem, "", everywhere, origins) for problem in error.errors()]
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     spec._origins.update(origins)
@@ -255,49 +263,75 @@ def _nearest(word: str, words: Any) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def _say(problem: Any, kind: type[BaseModel], prefix: str, origins: Mapping[str, str]) -> str:
+def _say(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> str:
     """One pydantic problem as one sentence for a person."""
-    place = [str(p) for p in problem["loc"]]
-    key = ".".join(([prefix] if prefix else []) + place)
-    where = next((origins[k] for k in (key, ".".join(key.split(".")[:2]), key.split(".")[0]) if k in origins), "")
+    place = [prefix, *map(str, problem["loc"])] if prefix else [*map(str, problem["loc"])]
+    key = ".".join(place)
+    where = next((origins[k] for k in (key, ".".join(place[:2]), place[0]) if k in origins), "") if place else ""
     at = f" ({where})" if where else ""
-    given = problem["input"]
+    given = _short(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
-            for part in place[:-1]:
-                sub = kind.model_fields[part].annotation
-                kind = sub if isinstance(sub, type) and issubclass(sub, BaseModel) else kind
-            names = list(kind.model_fields)
-            hint = _nearest(place[-1], names) or f"; known here: {', '.join(names) or 'nothing'}"
-            return f"{key}: there is no such key{hint}{at}"
+            return f"{key}: there is no such key{_meant(place, everywhere)}{at}"
+        case "invalid_key":
+            return f"{key}: a key must be a word{at}"
+        case "missing":
+            return f"{key}: not given, and it has no default{at}"
         case "literal_error":
-            return f"{key}: {given!r} is not allowed; use one of {problem['ctx']['expected'].replace(' or ', ', ')}{at}"
+            return f"{key}: {given} is not allowed; use one of {problem['ctx']['expected'].replace(' or ', ', ')}{at}"
         case "int_parsing" | "int_type" | "int_from_float":
-            return f"{key}: {given!r} is not a whole number{at}"
+            return f"{key}: {given} is not a whole number{at}"
         case "float_parsing" | "float_type" | "finite_number":
-            return f"{key}: {given!r} is not a number{at}"
+            return f"{key}: {given} is not a number{at}"
+        case "bool_parsing" | "bool_type":
+            return f"{key}: {given} is neither true nor false{at}"
+        case "path_type":
+            return f"{key}: {given} is not a path{at}"
+        case "string_type":
+            return f"{key}: {given} is not a word{at}"
+        case "tuple_type" | "list_type":
+            return f"{key}: {given} is not a list; write it as  {key}=[{problem['input']}]{at}"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
-            return f"{key}: {given!r} is out of range; it must be {problem['msg'].split('should be ')[-1]}{at}"
+            return f"{key}: {given} is out of range; it must be {problem['msg'].split('should be ')[-1]}{at}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{key or 'run file'}: {given!r} is not a section; write it as  {key}: {{key: value}}{at}"
+            return f"{key}: {given} is not a section; write it as  {key}: {{key: value}}{at}"
         case "string_pattern_mismatch":
-            return f"{key}: {given!r} cannot name a folder; use letters, digits, '.', '_' and '-'{at}"
+            return f"{key}: {given} cannot name a folder; use letters, digits, '.', '_' and '-'{at}"
         case "not_a_bool":
-            key = f"{key}.{problem['ctx']['key']}" if key else problem["ctx"]["key"]
+            key = f"{key}.{problem['ctx']['key']}"
             at = f" ({origins[key]})" if key in origins else ""
             return f"{key}: {problem['ctx']['value']!r} is not a number or a word{at}"
         case "heads" | "length":
             return str(problem["msg"])
+        case "value_error" | "assertion_error":
+            return f"{key}: {problem['ctx']['error']}{at}"
         case _:
-            return f"{key}: {given!r}: {problem['msg']}{at}"
+            return f"{key}: {given}: {problem['msg']}{at}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> str:
+    """For an unknown key: the nearest one in its section or, where that is nearer, in another."""
+    section, word = place[0] if len(place) > 1 else "", place[-1]
+    here = everywhere[section].model_fields
+    names = {leaf: f"{name}.{leaf}".strip(".") for name, kind in everywhere.items() for leaf in kind.model_fields}
+    names |= {leaf: f"{section}.{leaf}".strip(".") for leaf in here}
+    close = difflib.get_close_matches(ELSEWHERE.get(word, word), names, n=1, cutoff=0.6)
+    return f", did you mean {names[close[0]]!r}?" if close else f"; known here: {', '.join(here) or 'nothing'}"
 
 
 def _split_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise UserError(f"{text!r} is not an override; write it as  section.key=value,  for example train.lr=3e-4")
+    if not value.strip():
+        raise UserError(f"{text!r} has no value; write it as  {key}=VALUE,  or  {key}=null  for none")
     try:
-        return key, yaml.safe_load(value)
+        return key, yaml.load(value, _Loader)
     except yaml.YAMLError:
         return key, value
 
@@ -307,31 +341,51 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         inner = values.setdefault(section, {})
         if not isinstance(inner, dict):
-            inner = values[section] = {}
+            raise UserError(f"{section}={inner} and {key}={value} contradict each other; leave one of them out")
         values = inner
     values[last] = value
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if not tag.endswith((":bool", ":timestamp"))]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
+
+
 def _read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a run file, and the line of each."""
+    given = f"run file {str(file)!r}"
+    origins: dict[str, str] = {}
     try:
-        text = file.read_text(encoding="utf-8")
+        loader = _Loader(file.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        _note_lines(node, "", file.name, origins)
+        values = loader.construct_document(node) if node else None
     except FileNotFoundError:
         near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
-        hint = _nearest(file.name, [p.name for p in near])
-        raise UserError(f"run file {str(file)!r} does not exist{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"run file {str(file)!r} cannot be read: {error}") from None
-    try:
-        values = yaml.safe_load(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        raise UserError(f"{given} does not exist{_nearest(file.name, [p.name for p in near])}") from None
+    except IsADirectoryError:
+        hint = f"; to go on with this run:  paceline train --resume {file}" if (file / "spec.yaml").is_file() else ""
+        raise UserError(f"{given} is a folder{hint}") from None
+    except OSError as error:
+        raise UserError(f"{given} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{given} is not a text in UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"run file {str(file)!r} is not YAML{at}: {getattr(error, 'problem', error)}") from None
+        parts = [getattr(error, part, None) for part in ("context", "problem")]
+        why = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
+        raise UserError(f"{given} is not YAML{at}: {why}") from None
+    except RecursionError:
+        raise UserError(f"{given} is nested without end") from None
     if not isinstance(values, dict):
-        raise UserError(f"run file {str(file)!r} holds no sections; start it with  name: my-run")
-    origins: dict[str, str] = {}
-    _note_lines(node, "", file.name, origins)
+        raise UserError(f"{given} holds no sections; start it with  name: my-run")
     return values, origins
 
 
@@ -339,6 +393,9 @@ def _note_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> N
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
+            if key.tag.endswith(":merge"):  # <<: *another
+                _note_lines(value, prefix, file, origins)
+                continue
             name = f"{prefix}{key.value}"
             if name in seen:
                 raise UserError(f"{name}: given twice ({file} line {key.start_mark.line + 1})")
@@ -353,7 +410,10 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
     if isinstance(data, dict):
         for key in ("path", "test_path", "cache"):
             if isinstance(data.get(key), str):
-                data[key] = str((folder / Path(data[key]).expanduser()).resolve())
+                try:
+                    data[key] = str((folder / Path(data[key]).expanduser()).resolve())
+                except (RuntimeError, ValueError, OSError) as error:
+                    raise UserError(f"data.{key}: {data[key]!r} is not a path: {error}") from None
     workload = values.get("workload")
     if isinstance(workload, str) and ":" in workload:
         module, _, name = workload.rpartition(":")

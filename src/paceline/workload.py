@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.spec import RunSpec, Section
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Workload:
     def prepare(self, say: Callable[[str], None]) -> None:
         """Done once before ranks start: read, tokenise, check. Must be safe to call again."""
 
+    def fingerprint(self) -> str:
+        """Optional: a name of the data's content. A run does not go on with other data than it began with."""
+        return ""
+
     def model(self) -> nn.Module:
         raise NotImplementedError
 
@@ -78,30 +83,66 @@ class Workload:
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The metrics, from the sums over all samples."""
+        if not sums.get("count"):
+            raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
         return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
 
     def goodness(self, metrics: Mapping[str, float]) -> float:
         """The score as a number of which more is better."""
-        return -metrics[self.score[1:]] if self.score.startswith("-") else metrics[self.score]
+        name = self.score.removeprefix("-")
+        if name not in metrics:
+            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(metrics)}")
+        return -metrics[name] if self.score.startswith("-") else metrics[name]
 
 
 def workload_of(spec: RunSpec) -> Workload:
-    return own_workload(BUILT_IN.get(spec.workload, spec.workload))(spec)
+    workload = own_workload(BUILT_IN.get(spec.workload, spec.workload))(spec)
+    if spec.workload not in BUILT_IN:
+        workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
+    return workload
+
+
+def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:
+    """A loss that says what is wrong with what it returns, where torch would speak of something else."""
+    import torch
+
+    def checked(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        found = loss(model, batch)
+        total, count = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if count is None or not isinstance(total, torch.Tensor):
+            parts = [type(part).__name__ for part in found] if isinstance(found, tuple) else [type(found).__name__]
+            wrong = f"returned {', '.join(parts)}"
+        elif total.ndim:
+            wrong = f"returned a sum of shape {list(total.shape)}"
+        elif torch.is_grad_enabled() and not total.requires_grad:
+            wrong = "returned a sum that does not depend on the model's parameters"
+        else:
+            return total, count
+        raise UserError(
+            f"workload: loss {wrong}; it must return (sum of the losses, how many there were), as in\n"
+            '  return F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
+        )
+
+    return checked
 
 
 def own_workload(name: str) -> type[Workload]:
     """The class behind `file.py:Class` or `package.module:Class`."""
     place, _, cls = name.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"workload: there is no file {place!r}; write it as  workload: path/to/file.py:Class")
     try:
         module = _module_from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except FileNotFoundError:
-        raise UserError(f"workload: there is no file {place!r}; write it as  workload: path/to/file.py:Class") from None
     except ModuleNotFoundError as error:
         if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
             raise UserError(f"workload: there is no module {place!r}; write it as  workload: file.py:Class") from None
         raise UserError(f"workload: {place!r} needs {error.name!r}, which is not installed") from None
     except SyntaxError as error:
-        raise UserError(f"workload: {place!r} is not valid Python: {error.msg} (line {error.lineno})") from None
+        file = error.filename or place
+        raise UserError(f"workload: {file!r} is not valid Python: {error.msg} (line {error.lineno})") from None
+    except (Exception, SystemExit) as error:
+        said = f"workload: {place!r} fails when it is imported: {one_line(error)}"
+        raise UserError(f"{said}\n\n{own_trace(error, name)}".rstrip()) from error
     found = getattr(module, cls, None)
     if not (isinstance(found, type) and issubclass(found, Workload)):
         classes = {n: v for n, v in vars(module).items() if isinstance(v, type)}
@@ -110,12 +151,31 @@ def own_workload(name: str) -> type[Workload]:
             f"workload: {place!r} has no Workload class {cls!r}; "
             + (f"it has {', '.join(have)}" if have else "subclass paceline.Workload there")
         )
+    missing = [name for name in ("model", "data", "loss") if getattr(found, name) is getattr(Workload, name)]
+    if missing:
+        raise UserError(f"workload: {cls} in {place!r} has no method {' and no '.join(missing)}; see paceline.Workload")
+    for name in ("Model", "Data"):
+        if not (isinstance(kind := getattr(found, name), type) and issubclass(kind, Section)):
+            raise UserError(f"workload: {cls}.{name} is {kind!r}; it must be a subclass of paceline.spec.Section")
     return found
 
 
+def own_trace(error: BaseException, name: str) -> str:
+    """The traceback of an error from where it entered the folder of the user's workload; empty if it never did."""
+    place = name.rpartition(":")[0]
+    folder = Path(getattr(sys.modules.get(place), "__file__", None) or place).resolve().parent
+    trace = error.__traceback__ if place else None
+    while trace is not None and Path("/", trace.tb_frame.f_code.co_filename).resolve().parent != folder:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip() if trace else ""
+
+
+def one_line(error: BaseException) -> str:
+    """`ValueError: what it says`, without what it says after that."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
 def _module_from_file(file: Path) -> Any:
-    if not file.is_file():
-        raise FileNotFoundError(file)
     name = f"paceline_own_{file.stem}_{zlib.crc32(bytes(file.resolve())):08x}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

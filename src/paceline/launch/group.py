@@ -58,9 +58,10 @@ def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
     if visible == 1 and place.launcher in ("srun", "mpirun"):
         index = 0  # the launcher shows every rank its own device
     elif visible < place.local_world:
+        fewer = f"parallel.ranks={visible}  or  " if visible else ""
         raise UserError(
-            f"{place.local_world} ranks on {socket.gethostname()} need as many CUDA devices, and {visible} can be "
-            f"seen; type  parallel.ranks={max(1, visible)}  or  parallel.device=cpu"
+            f"each of the {place.local_world} ranks on {socket.gethostname()} needs a CUDA device of its own, "
+            f"and {visible} can be seen; type  {fewer}parallel.device=cpu"
         )
     else:
         index = place.local_rank

@@ -12,6 +12,7 @@ notebook that called us, so a script needs no `if __name__ == "__main__"`. The l
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -168,15 +169,20 @@ def _interrupted_again(stop: StopRequest) -> bool:
     return bool(stop.interrupted_at) and stop.interrupted_at[-1] - stop.interrupted_at[0] > AGAIN_S
 
 
+class _Packer(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
+            raise UserError(
+                f"{thing.__qualname__} is defined in the script or notebook that is running; ranks are new processes "
+                "and cannot see it: move it to a module and import it from there"
+            )
+        return NotImplemented
+
+
 def _pack(worker: Callable[..., object], args: tuple[object, ...], preload: Sequence[str]) -> bytes:
-    work = pickle.dumps((worker, args))
-    if b"__main__" in work:
-        name = getattr(worker, "__qualname__", repr(worker))
-        raise UserError(
-            f"{name} or one of its arguments is defined in the script or notebook that is running; ranks are new "
-            "processes and cannot see it: move it to a module and import it from there"
-        )
-    return pickle.dumps((sys.path, tuple(preload), work))
+    work = io.BytesIO()
+    _Packer(work).dump((worker, args))
+    return pickle.dumps((sys.path, tuple(preload), work.getvalue()))
 
 
 @contextlib.contextmanager

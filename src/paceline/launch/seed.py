@@ -1,8 +1,8 @@
 """The process that becomes the ranks: import once what they all need, then fork.
 
-Importing torch takes a second or two of CPU. On a laptop with two cores, eight ranks that each import it begin after
-twenty seconds; eight forks of a process that has imported it begin after two, and share its memory. Nothing here
-touches a GPU before the fork, which CUDA would not survive.
+Importing torch takes more than a second of CPU. On two cores, eight ranks that each import it begin after five
+seconds; eight forks of a process that has imported it begin after one, and share its memory. Nothing here touches a
+GPU before the fork, which CUDA would not survive.
 
 The launcher holds the other end of one pipe to this process and of one pipe to each rank. The work comes through the
 first, each outcome goes back through its own. When the launcher dies the kernel closes them all: that is how a rank
@@ -29,7 +29,6 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 ORPHAN_GRACE_S = 30.0  # for a rank without launcher to stop by itself
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def main(launcher: Connection, pipes: list[Connection]) -> int:
@@ -38,6 +37,7 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the launcher blocked it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignored it, we want to know how ranks end
     sys.path[:], preload, work = pickle.loads(launcher.recv_bytes())
     try:
         for module in preload:
@@ -58,8 +58,7 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
                 other.close()
             _be(rank, pipe, worker, args)
         pids[pid] = rank
-    for number in STOP_SIGNALS:  # meant for the ranks; we stay to report how they end
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_stop_signals()  # they are meant for the ranks; we stay to report how those end
     for pipe in pipes:
         pipe.close()
     return _report(launcher, pids)
@@ -69,10 +68,12 @@ def _report(launcher: Connection, pids: dict[int, int]) -> int:
     """Tell the launcher the process id of each rank, and then how and when each ends."""
     with contextlib.suppress(OSError):
         launcher.send(list(pids))
-    for _ in range(len(pids)):
+    while pids:
         pid, status = os.wait()
-        with contextlib.suppress(OSError):
-            launcher.send((pids[pid], os.waitstatus_to_exitcode(status), time.time()))
+        rank = pids.pop(pid, None)
+        if rank is not None:
+            with contextlib.suppress(OSError):
+                launcher.send((rank, os.waitstatus_to_exitcode(status), time.time()))
     return 0
 
 
@@ -88,8 +89,7 @@ def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoRe
             _leave_at_once(error.code or 0)
         outcome = pickle.dumps(_failure(rank, error))
         code = 1
-    for number in STOP_SIGNALS:  # the work is done: a late signal must not take its outcome away
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_stop_signals()  # the work is done: a late one must not take its outcome away
     with contextlib.suppress(OSError):
         pipe.send_bytes(outcome)
     if code == 0:
@@ -98,6 +98,13 @@ def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoRe
                 thread.join()
         atexit._run_exitfuncs()
     _leave_at_once(code)
+
+
+def _ignore_stop_signals() -> None:
+    from paceline.launch.signals import STOP_SIGNALS
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _failure(rank: int, error: BaseException) -> Any:

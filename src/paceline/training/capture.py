@@ -28,8 +28,11 @@ MOST_GRAPHS = 32
 
 @dataclass(frozen=True)
 class Recorded:
+    """A graph and all the tensors outside its own memory that it reads or writes: it does not keep them alive."""
+
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
+    effective: Tensor
     stats: Tensor
 
 
@@ -40,6 +43,7 @@ class CapturedStep:
         self.compiled = compiled
         self.recorded: dict[Any, Recorded] = {}
         self.pool: Any = None
+        self.side = torch.cuda.Stream()
 
     def __call__(
         self,
@@ -84,18 +88,17 @@ class CapturedStep:
             norm = update(state, train, samples, loss_sum, count, effective)
             stats[:3].copy_(torch.stack([loss_sum, count, norm.double()]))
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
             for _ in range(WARM_UP):
                 step()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.side, capture_error_mode="thread_local"):
             step()
         self.pool = self.pool or graph.pool()
         for tensor, value in zip(state.scaler.state().values(), kept, strict=True):
             tensor.copy_(value)
         effective.fill_(True)
         inputs = [leaf for leaf in mine if isinstance(leaf, Tensor)]
-        return Recorded(graph, [*inputs, samples], stats)
+        return Recorded(graph, [*inputs, samples], effective, stats)

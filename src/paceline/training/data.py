@@ -20,6 +20,8 @@ from paceline.layout import Layout
 from paceline.workload import Samples
 
 ROUNDS = 6
+AT_ONCE = 64
+SMALL_BYTES = 1 << 18
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -92,11 +94,22 @@ class Order:
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch * self.samples + min(index * self.batch, self.samples)
 
+    def turns(self, first: int, last: int) -> Iterator[Turn]:
+        """The turns of steps first … last - 1, worked out for many at a time."""
+        while first < last:
+            epoch, index = divmod(first, self.steps_per_epoch)
+            count = min(last - first, self.steps_per_epoch - index, AT_ONCE)
+            begin = index * self.batch
+            positions = np.arange(begin, min(begin + count * self.batch, self.samples))
+            ids = permute(positions, self.samples, self.seed, epoch)
+            keys = sample_keys(ids, self.seed, epoch)
+            for i in range(count):
+                mine = slice(i * self.batch, (i + 1) * self.batch)
+                yield Turn(first + i, epoch, ids[mine], keys[mine], self.seen(first + i))
+            first += count
+
     def turn(self, step: int) -> Turn:
-        epoch, index = divmod(step, self.steps_per_epoch)
-        first = index * self.batch
-        ids = permute(np.arange(first, min(first + self.batch, self.samples)), self.samples, self.seed, epoch)
-        return Turn(step, epoch, ids, sample_keys(ids, self.seed, epoch), self.seen(step))
+        return next(self.turns(step, step + 1))
 
 
 def deal(cost: np.ndarray, hands: int) -> list[np.ndarray]:
@@ -173,8 +186,8 @@ def serve(
 
     def cook() -> None:
         try:
-            for step in range(first, last):
-                serving = share(order.turn(step), samples, layout, rank)
+            for turn in order.turns(first, last):
+                serving = share(turn, samples, layout, rank)
                 if finish is not None:
                     serving = replace(serving, passes=[replace(p, batch=finish(p.batch)) for p in serving.passes])
                 offer(serving)
@@ -198,8 +211,8 @@ def serve(
 
 
 def pinned(batch: Any) -> Any:
-    """In memory from which a device can copy by itself."""
-    return _each(batch, lambda tensor: tensor.pin_memory())
+    """In memory from which a device can copy by itself; a small tensor is copied sooner than it is pinned."""
+    return _each(batch, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor)
 
 
 def move(batch: Any, device: Any) -> Any:

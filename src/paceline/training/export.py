@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import UserError
 from paceline.record.run_dir import RunDir
 
 
@@ -21,15 +21,14 @@ def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
     if out.suffix != ".safetensors":
         name = out.with_suffix(".safetensors")
         raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {name}")
-    if out.is_dir() or not out.parent.is_dir():
-        raise UserError(f"{str(out)!r} is not a file in an existing folder")
+    if out.is_dir():
+        raise UserError(f"{str(out)!r} is a folder; name a file that is not there yet, or may be replaced")
+    if not out.parent.is_dir():
+        raise UserError(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
     checkpoint = {"newest": newest, "best": best}[which](folder.checkpoints, lambda text: print(text, file=sys.stderr))
     if checkpoint is None:
         raise UserError(f"{folder.path} has no whole checkpoint; go on with  paceline train --resume {folder.path}")
     header = {"paceline_spec": json.dumps(folder.spec().dump()), "step": str(checkpoint.step)}
     tensors = {name: tensor.contiguous() for name, tensor in read_tensors(checkpoint).items()}
-    try:
-        write_atomic(out, save(tensors, metadata=header))
-    except OSError as error:
-        raise RunFailed(f"cannot write {out}: {error.strerror}") from None
+    write_atomic(out, save(tensors, metadata=header))
     return out

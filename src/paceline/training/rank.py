@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError, RunFailed
+from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.explain import equations
 from paceline.launch.environment import Place, detect
 from paceline.launch.signals import StopRequest
+from paceline.record.events import EventWriter, metrics_of, read_events, read_steps
+from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
+from paceline.workload import one_line, own_trace
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +55,33 @@ def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, dict[
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     speak = say if show and place.rank == 0 else silent
-    with StopRequest() as stop, joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s) as device:
+    together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
+    with foreseen(spec), StopRequest() as stop, together as device:
         run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(spec, speak))
         summary = _train(run, spec, place, device, stop, speak, show)
         return run.path, _from_main(place, lambda: summary)
+
+
+@contextmanager
+def foreseen(spec: RunSpec) -> Iterator[None]:
+    """Memory that runs out and mistakes in the user's own code are failures of the run, said as such.
+
+    Any other exception is a mistake of ours and stays what it is.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+        if isinstance(error, MemoryError) or wanted:
+            for_what = f" for {wanted[1]} more" if wanted else ""
+            raise RunFailed(
+                f"there is no memory{for_what}; use a smaller parallel.micro_batch, more ranks or a smaller model"
+            ) from error
+        if trace := own_trace(error, spec.workload):
+            raise RunFailed(f"the workload failed: {one_line(error)}\n\n{trace}") from error
+        raise
 
 
 def _from_main(place: Place, get: Callable[[], Any]) -> Any:
@@ -77,7 +105,6 @@ def _train(
     run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, say: Say, show: bool
 ) -> dict[str, Any]:
     from paceline.record.audience import audience
-    from paceline.record.events import EventWriter
     from paceline.training.checkpoint import Checkpoints
     from paceline.training.loop import train_loop
     from paceline.training.setup import build_job, go_back
@@ -87,31 +114,53 @@ def _train(
         EventWriter(run.events_file(place.rank)) as events,
         closing(Checkpoints(run.checkpoints, spec.train.keep)) as checkpoints,
     ):
-        job = build_job(spec, place, device, events, checkpoints, stop)
-        first = go_back(job, run, place.world, say)
-        if place.rank > 0:
-            train_loop(job)
-            checkpoints.wait()
-            _peaks(device, place.world)
-            return {}
-        _announce(job, run, place, first, say)
-        with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.shown:
-            try:
+        job: Job | None = None
+        try:
+            job = build_job(spec, place, device, events, checkpoints, stop)
+            first = go_back(job, run, place.world, say)
+            if first == job.steps:
+                return _done_already(run, job, say) if place.rank == 0 else {}
+            again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
+            _note_start(job, place, first, again)
+            if place.rank > 0:
+                train_loop(job)
+                checkpoints.wait()
+                _peaks(device, place.world)
+                return {}
+            _announce(job, run, first, again, say)
+            with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.shown:
                 status = train_loop(job)
                 checkpoints.wait()
-            except RunFailed as error:
-                events.write("end", status="failed", why=str(error))
-                _sum_up(run, job, "failed", perf_counter() - began, [], why=str(error))
-                raise
-            job.shown({"kind": "end", "status": status})
-        events.write("end", status=status)
-        summary = _sum_up(run, job, status, perf_counter() - began, _peaks(device, place.world))
+                job.shown({"kind": "end", "status": status})
+            events.write("end", status=status)
+            summary = _sum_up(run, job, status, perf_counter() - began, _peaks(device, place.world))
+        except Exception as error:
+            if place.rank == 0 and not isinstance(error, UserError):
+                why = str(error) if isinstance(error, RunFailed) else one_line(error)
+                with suppress(PacelineError):  # a full disk, perhaps: what failed first is what to say
+                    events.write("end", status="failed", why=why)
+                    if job is not None:
+                        _sum_up(run, job, "failed", perf_counter() - began, [], why=why)
+            raise
     if show:
         _show(summary, run, stop, say)
     return summary
 
 
-def _announce(job: Job, run: RunDir, place: Place, first: int, say: Say) -> None:
+def _done_already(run: RunDir, job: Job, say: Say) -> dict[str, Any]:
+    """Nothing is left to train: the summary as it was written, or now, if a kill came before it."""
+    say(f"{run.path} is finished: all of its {job.steps} steps are done")
+    try:
+        summary = read_json(run.summary_file)
+    except UserError:
+        summary = {}
+    if summary.get("status") == "finished":
+        return summary
+    job.events.write("end", status="finished")
+    return _sum_up(run, job, "finished", None, [])
+
+
+def _note_start(job: Job, place: Place, first: int, again: bool) -> None:
     import torch
 
     from paceline.record.environment import environment
@@ -120,26 +169,39 @@ def _announce(job: Job, run: RunDir, place: Place, first: int, say: Say) -> None
         "start",
         **environment(),
         argv=sys.argv,
+        pid=os.getpid(),
+        rank=place.rank,
         ranks=place.world,
         launcher=place.launcher,
         device=str(job.device),
         threads=torch.get_num_threads(),
+        data=job.workload.fingerprint(),
     )
+    if again:
+        job.events.write("resume", step=first)
+
+
+def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
     say(f"{run.path}")
     for line in equations(job.spec, job.order.samples):
         say(f"  {line}")
     if first:
-        job.events.write("resume", step=first)
         say(f"  going on from step {first} of {job.steps}")
+    elif again:
+        say("  there is no whole checkpoint to go on from: starting from the beginning")
 
 
-def _sum_up(run: RunDir, job: Job, status: str, seconds: float, peaks: list[int], why: str = "") -> dict[str, Any]:
-    from paceline.record.events import read_events, read_steps
-    from paceline.record.files import write_json
+def _sum_up(
+    run: RunDir, job: Job, status: str, seconds: float | None, peaks: list[int], why: str = ""
+) -> dict[str, Any]:
     from paceline.record.summary import summarise
 
     job.events.flush()
-    evaluations = list(read_events(run.events_file(0), "evaluate"))
+    evaluations = {
+        goodness: event
+        for event in read_events(run.events_file(0), "evaluate")
+        if isfinite(goodness := job.workload.goodness(metrics_of(event)))
+    }
     summary = summarise(
         job.spec,
         job.layout.equation(),
@@ -150,7 +212,7 @@ def _sum_up(run: RunDir, job: Job, status: str, seconds: float, peaks: list[int]
         epoch_samples=job.order.samples,
         parameters=sum(p.numel() for p in job.state.model.parameters()),
         peak_bytes_per_rank=peaks,
-        best=max(evaluations, key=job.workload.goodness) if evaluations else None,
+        best=evaluations[max(evaluations)] if evaluations else None,
         why=why,
     )
     write_json(run.summary_file, summary)

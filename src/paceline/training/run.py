@@ -7,6 +7,7 @@ loop. Under torchrun, srun or mpirun the ranks are there already, and each of th
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,24 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import layout_of
+from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.spec import COMMAND_LINE, DEFAULT, RunSpec, build, load
-from paceline.training.rank import live, say, silent
-from paceline.workload import workload_of
+from paceline.training.rank import foreseen, live, say, silent
+from paceline.workload import Workload, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAY_CHANGE = ("name", "parallel.", "train.keep", "train.log_every", "train.loggers", "data.path", "data.cache")
-"""What a resumed run may be given anew: nothing that would change its answer."""
+MAY_CHANGE = (
+    "name",
+    "parallel.",
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "evaluate_every", "checkpoint_every", "nonfinite")),
+    *(f"data.{word}" for word in ("path", "test_path", "cache")),
+)
+"""What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
+PRELOAD = ("paceline.launch.group", "paceline.training.loop", "paceline.training.setup")
+"""Imported once, before the ranks part ways."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,20 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         answer = live(_as_placed(spec, place), show, lambda spec, say: open_run(spec, Path(out), resume, say))
         return RunResult(*answer)
     run = open_run(spec, Path(out), resume, say if show else silent)
+    try:
+        return RunResult(*_on_ranks(spec, show, run))
+    except UserError:
+        if resume is None and not any(run.checkpoints.glob("*")):
+            shutil.rmtree(run.path, ignore_errors=True)  # the request was wrong: nothing is left of it
+        raise
+
+
+def _on_ranks(spec: RunSpec, show: bool, run: RunDir) -> tuple[Path, dict[str, Any]]:
     if spec.parallel.ranks == 1:
-        return RunResult(*live(spec, show, run))
+        return live(spec, show, run)
     from paceline.launch.local import run_ranks
 
-    return RunResult(*run_ranks(live, (spec, show, run), spec.parallel.ranks)[0])
+    return run_ranks(live, (spec, show, run), spec.parallel.ranks, PRELOAD)[0]
 
 
 def resume(run: str | Path, overrides: Any = (), *, show: bool = True) -> RunResult:
@@ -96,8 +114,21 @@ def open_run(spec: RunSpec, out: Path, resume: str | Path | None, say: Callable[
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
-    workload_of(spec).prepare(say)
+    with foreseen(spec):
+        workload = workload_of(spec)
+        workload.prepare(say)
+        if run is not None:
+            _same_data(run, workload)
     return run or RunDir.claim(out, spec.name, spec)
+
+
+def _same_data(run: RunDir, workload: Workload) -> None:
+    began = next(read_events(run.events_file(0), "start"), {})
+    if "data" in began and began["data"] != workload.fingerprint():
+        raise UserError(
+            f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
+            "bring it back, or start a new run"
+        )
 
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:

@@ -27,7 +27,7 @@ from paceline.training.precision import Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import train_step
-from paceline.workload import Workload, workload_of
+from paceline.workload import Samples, Workload, workload_of
 
 
 def build_job(
@@ -39,13 +39,10 @@ def build_job(
     stop: StopRequest,
 ) -> Job:
     train, layout, workload = spec.train, layout_of(spec), workload_of(spec)
-    samples = workload.data("train")
-    if samples is None or not len(samples):
-        raise UserError("there are no samples to train on")
-    order = Order(len(samples), train.global_batch, train.seed)
+    order = Order(len(_samples(workload)), train.global_batch, train.seed)
     steps = total_steps(train, order)
     torch.manual_seed(train.seed)
-    model = workload.model().to(device, torch.float64 if train.precision == "fp64" else None)
+    model = _model(workload).to(device, torch.float64 if train.precision == "fp64" else None)
     state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
     flights = Flights()
     step = step_of(spec, model, place.world, device, workload)
@@ -68,6 +65,28 @@ def build_job(
         step=step,
         finish=_finish(workload, step, layout.micro_batch) if device.type == "cuda" else None,
     )
+
+
+def _samples(workload: Workload) -> Samples:
+    found = workload.data("train")
+    missing = [name for name in ("__len__", "cost", "batch") if not hasattr(found, name)]
+    if found is not None and missing:
+        raise UserError(
+            f"workload: data('train') returned {type(found).__name__}, which has no {' and no '.join(missing)}; "
+            "see paceline.workload.Samples"
+        )
+    if found is None or not len(found):
+        raise UserError("workload: data('train') is empty; there must be a sample to train on")
+    return found
+
+
+def _model(workload: Workload) -> nn.Module:
+    found: object = workload.model()
+    if not isinstance(found, nn.Module):
+        raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
+    if not any(p.requires_grad for p in found.parameters()):
+        raise UserError(f"workload: the model ({type(found).__name__}) has no parameters to train")
+    return found
 
 
 def total_steps(train: Train, order: Order) -> int:

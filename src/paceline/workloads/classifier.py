@@ -102,6 +102,9 @@ class Classifier(Workload):
     def prepare(self, say: Callable[[str], None]) -> None:
         self._corpus = prepare(cast(TextData, self.spec.data), say)
 
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint
+
     @property
     def corpus(self) -> Corpus:
         if self._corpus is None:

@@ -42,20 +42,23 @@ class Packed:
         used, spare = len(self.tokens), texts + 1 - len(self.labels)
         assert spare > 0, "a batch cannot be filled to fewer texts than it has"
         size = -(-(used + spare) // BLOCK) * BLOCK
-        ends = torch.linspace(used, size, spare + 1).round().int()
-        lengths = torch.diff(ends)
-        which = torch.repeat_interleave(torch.arange(spare), lengths)
-        places = torch.arange(used, size) - ends[which]
+        ends = np.linspace(used, size, spare + 1).astype(np.int64)
+        which = np.repeat(np.arange(spare), np.diff(ends))
+        places = (np.arange(used, size) - ends[which]) % longest
         return Packed(
-            tokens=F.pad(self.tokens, (0, size - used)),
-            positions=torch.cat([self.positions, places % longest]),
-            texts=torch.cat([self.texts, which + len(self.labels)]),
-            bounds=torch.cat([self.bounds, ends[1:]]),
-            labels=F.pad(self.labels, (0, spare), value=-100),
-            keys=F.pad(self.keys, (0, spare)),
+            tokens=_longer(self.tokens, np.zeros(size - used, np.int64)),
+            positions=_longer(self.positions, places),
+            texts=_longer(self.texts, which + len(self.labels)),
+            bounds=_longer(self.bounds, ends[1:].astype(np.int32)),
+            labels=_longer(self.labels, np.full(spare, -100)),
+            keys=_longer(self.keys, np.zeros(spare, np.int64)),
             runs=(),
             longest=max(longest, BLOCK),
         )
+
+
+def _longer(tensor: Tensor, tail: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.concatenate([tensor.numpy(), tail]))
 
 
 register_dataclass(Packed)

@@ -1,0 +1,96 @@
+"""What the ranks of test_launch.py do. Torch is imported inside: the launchers that are tested do without."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from paceline.errors import RunFailed, UserError
+from paceline.launch.environment import detect
+from paceline.launch.signals import StopRequest
+
+
+def introduce():
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.group import joined
+
+    place = detect(os.environ)
+    with joined(place, "cpu", 0, 30.0) as device:
+        total = torch.tensor([float(place.rank + 1)])
+        dist.all_reduce(total)
+        assert dist.get_backend() == "gloo"
+    assert not dist.is_initialized()
+    return place.rank, place.world, place.launcher, device.type, total.item()
+
+
+def fail(how, after_joining=True):
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.group import joined
+
+    place = detect(os.environ)
+    with joined(place, "cpu", 1, 60.0) if after_joining else contextlib.nullcontext(), StopRequest():
+        for step in range(1000):
+            if after_joining:
+                dist.all_reduce(torch.ones(1000))
+            if step == 3 and place.rank == 1:
+                FAILURES[how]()
+            time.sleep(0.01)
+
+
+def raise_(error):
+    raise error
+
+
+FAILURES = {
+    "bug": lambda: raise_(KeyError("no such step")),
+    "user": lambda: raise_(UserError("data.path: is empty; type  data.path=FILE")),
+    "run": lambda: raise_(RunFailed("the loss is not finite at step 3")),
+    "exit": lambda: os._exit(3),
+    "sys.exit": lambda: sys.exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+def fail_while_a_peer_is_stuck():
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.group import joined
+
+    place = detect(os.environ)
+    with StopRequest(), joined(place, "cpu", 1, 60.0):
+        dist.barrier()
+        if place.rank == 0:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(10), async_op=True)
+        raise ValueError("with a collective in flight")
+
+
+def speak():
+    print(f"rank {os.environ['RANK']} on stdout")
+    print(f"rank {os.environ['RANK']} on stderr", file=sys.stderr)
+
+
+def work_until_stopped(folder, saving_s):
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.group import joined
+
+    place = detect(os.environ)
+    with StopRequest() as stop, joined(place, "cpu", 1, 60.0):
+        (Path(folder) / f"pid{place.rank}").write_text(str(os.getpid()))
+        wanted = torch.zeros(1)
+        while not wanted:
+            time.sleep(0.02)
+            wanted = torch.tensor([float(stop.requested)])
+            dist.all_reduce(wanted, dist.ReduceOp.MAX)
+        time.sleep(saving_s)
+        (Path(folder) / f"saved{place.rank}").touch()
+    return place.rank

@@ -1,0 +1,324 @@
+"""Launching, with real processes: what a rank gets, how a job ends, and what is left behind (nothing)."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from launch_work import fail, fail_while_a_peer_is_stuck, introduce, speak
+
+from paceline.errors import RunFailed, UserError
+from paceline.launch.environment import ALONE, Place
+from paceline.launch.group import Holding, fair_share, joined
+from paceline.launch.local import run_ranks
+from paceline.launch.signals import StopRequest
+
+HERE = Path(__file__).parent
+QUICK_S = 10.0  # for any job to end once one of its ranks has failed
+
+# Calling run_ranks in this process.
+
+
+def test_results_come_in_the_order_of_the_ranks_and_quietly(capfd):
+    assert run_ranks(introduce, (), 3) == [(rank, 3, "paceline", "cpu", 6.0) for rank in range(3)]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_rank_says_is_heard(capfd):
+    run_ranks(speak, (), 2, preload=())
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["rank 0 on stdout", "rank 1 on stdout"]
+    assert sorted(err.splitlines()) == ["rank 0 on stderr", "rank 1 on stderr"]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ("user", UserError, "data.path: is empty; type  data.path=FILE"),
+        ("run", RunFailed, "rank 1: the loss is not finite at step 3"),
+        ("exit", RunFailed, "rank 1 ended with exit code 3 and left no message"),
+        ("sys.exit", RunFailed, "rank 1 ended with exit code 0 and left no message"),
+        ("kill", RunFailed, "rank 1 was killed by SIGKILL (out of memory?)"),
+    ],
+)
+def test_the_rank_that_failed_is_shown_and_no_other(how, kind, message, capfd):
+    began_s = time.monotonic()
+    with pytest.raises(kind) as caught:
+        run_ranks(fail, (how,), 3)
+    assert str(caught.value) == message
+    assert time.monotonic() - began_s < QUICK_S
+    assert capfd.readouterr() == ("", "")
+
+
+def test_our_own_bugs_come_with_the_traceback_of_that_rank():
+    with pytest.raises(RunFailed) as caught:
+        run_ranks(fail, ("bug",), 2)
+    first, *rest = str(caught.value).splitlines()
+    assert first == "rank 1 failed with KeyError: 'no such step'"
+    assert rest[1] == "Traceback (most recent call last):"
+    assert "in fail" in rest[2]
+    assert rest[-1] == "KeyError: 'no such step'"
+
+
+@pytest.mark.parametrize("work", [(fail, ("bug", False)), (fail_while_a_peer_is_stuck, ())])
+def test_peers_that_do_not_notice_are_ended(work):
+    began_s = time.monotonic()
+    with pytest.raises(RunFailed, match=r"rank 1 failed with (KeyError|ValueError)"):
+        run_ranks(*work, 2)
+    assert time.monotonic() - began_s < QUICK_S
+
+
+def test_modules_that_cannot_be_imported_are_a_bug_of_ours():
+    with pytest.raises(RunFailed, match="ModuleNotFoundError: No module named 'nowhere'"):
+        run_ranks(speak, (), 2, preload=("nowhere",))
+
+
+# Calling run_ranks in a process of its own, to signal it.
+
+
+def script(code, *args, text=None):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))}
+    environ["PYTHONPATH"] = str(HERE)
+    return subprocess.Popen(
+        [sys.executable, *([code] if text is None else ["-"]), *map(str, args)],
+        stdin=subprocess.PIPE if text else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A launcher with two ranks that work until they are stopped; all have begun, and none survives the test."""
+    started = []
+
+    def start(saving_s=0.0):
+        file = tmp_path / "job.py"
+        file.write_text(
+            "from launch_work import work_until_stopped\nfrom paceline.launch.local import run_ranks\n"
+            f"print(run_ranks(work_until_stopped, ({str(tmp_path)!r}, {saving_s}), 2))\n"
+        )
+        launcher = script(file)
+        started.append(launcher)
+        until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in (0, 1)), 30.0)
+        time.sleep(0.1)
+        return launcher, [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
+
+    yield start
+    for launcher in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
+
+
+def until(condition, limit_s):
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "this took too long"
+        time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [
+        (signal.SIGTERM, "launcher"),
+        (signal.SIGHUP, "launcher"),
+        (signal.SIGINT, "everyone"),  # as a terminal does it
+        (signal.SIGUSR1, "everyone"),  # as Slurm does it
+    ],
+)
+def test_a_signal_lets_the_ranks_save_and_return(job, tmp_path, number, to):
+    launcher, _ = job(saving_s=0.2)
+    if to == "launcher":
+        launcher.send_signal(number)
+    else:
+        os.killpg(launcher.pid, number)
+        os.killpg(launcher.pid, number)
+    out, err = launcher.communicate(timeout=QUICK_S)
+    assert (launcher.returncode, out) == (0, "[0, 1]\n"), err
+    assert err.startswith(f"{number.name}: the ranks stop when they have saved")
+    assert len(err.splitlines()) == 1
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+
+
+def test_a_second_ctrl_c_kills_at_once(job):
+    launcher, pids = job(saving_s=60.0)
+    os.killpg(launcher.pid, signal.SIGINT)
+    time.sleep(1.2)
+    assert all(map(alive, pids))
+    os.killpg(launcher.pid, signal.SIGINT)
+    _, err = launcher.communicate(timeout=QUICK_S)
+    assert err.splitlines()[-1] == "paceline.errors.RunFailed: killed by the second Ctrl-C"
+    assert not any(map(alive, pids))
+
+
+def test_ranks_outlive_no_launcher(job, tmp_path):
+    launcher, pids = job()
+    os.kill(launcher.pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, pids)), QUICK_S)
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
+    launcher.wait()
+    until(lambda: not session(launcher.pid), QUICK_S)
+
+
+def session(leader):
+    """Processes that are left of the session of a launcher."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == leader and state != "Z":
+                found.append(stat.parent.name)
+    return found
+
+
+def test_stopped_before_the_ranks_are_there(tmp_path):
+    file = tmp_path / "job.py"
+    file.write_text(
+        "from paceline.launch.local import run_ranks\nimport os\nprint('go', flush=True)\nrun_ranks(os.getpid, (), 2)\n"
+    )
+    launcher = script(file)
+    assert launcher.stdout.readline() == "go\n"
+    time.sleep(0.3)
+    os.killpg(launcher.pid, signal.SIGINT)
+    _, err = launcher.communicate(timeout=QUICK_S)
+    assert err.splitlines()[-1].endswith("stopped by SIGINT before the ranks were ready to stop by themselves")
+    assert "KeyboardInterrupt" not in err
+
+
+def test_a_script_needs_no_guard_and_may_come_from_stdin():
+    code = "import launch_work, paceline.launch.local as l\nprint(len(l.run_ranks(launch_work.introduce, (), 2)))\n"
+    assert script("-", text=code).communicate(code, timeout=30)[0] == "2\n"
+
+
+@pytest.mark.parametrize("call", ["run_ranks(mine, (), 2)", "run_ranks(print, (Mine(),), 2)"])
+def test_what_is_defined_in_the_script_is_refused(tmp_path, call):
+    file = tmp_path / "job.py"
+    file.write_text(f"from paceline.launch.local import run_ranks\ndef mine(): ...\nclass Mine: ...\n{call}\n")
+    _, err = script(file).communicate(timeout=30)
+    assert re.search("UserError: [mM]ine is defined in the script or notebook that is running", err)
+
+
+# Ranks that somebody else started.
+
+
+def test_under_torchrun():
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python", sys.executable]
+    run = outside([*command, "-c", "import launch_work; print(launch_work.introduce())"])
+    assert run == ["(0, 2, 'torchrun', 'cpu', 3.0)", "(1, 2, 'torchrun', 'cpu', 3.0)"]
+
+
+MPI_FLAGS = {"mpirun.openmpi": ["--allow-run-as-root", "--oversubscribe"], "mpirun.mpich": []}
+
+
+@pytest.mark.parametrize("name", MPI_FLAGS)
+def test_under_mpirun(name):
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    run = outside(
+        [name, *MPI_FLAGS[name], "-np", "2", sys.executable, "-c", "import launch_work; print(launch_work.introduce())"]
+    )
+    assert run == ["(0, 2, 'mpirun', 'cpu', 3.0)", "(1, 2, 'mpirun', 'cpu', 3.0)"]
+
+
+def outside(command):
+    environ = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return sorted(re.findall(r"\(.*?\)", run.stdout))
+
+
+# One rank at a time.
+
+
+def test_alone_there_is_no_group():
+    threads = torch.get_num_threads()
+    with joined(ALONE, "cpu", 1, 5.0) as device:
+        assert device == torch.device("cpu")
+        assert torch.get_num_threads() == 1
+        assert not dist.is_initialized()
+    torch.set_num_threads(threads)
+
+
+def test_a_peer_that_never_comes():
+    place = Place(0, 2, 0, 2, "torchrun", "127.0.0.1", 29688)
+    words = r"rank 0 could not join the 2 ranks at 127.0.0.1:29688 within 1 s"
+    with pytest.raises(RunFailed, match=words), joined(place, "cpu", 1, 1.0):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the devices")
+def test_more_ranks_than_devices():
+    place = Place(0, 2, 0, 2, "paceline", "127.0.0.1", 29688)
+    words = r"each of the 2 ranks on .* needs a CUDA device of its own, and [01] can be seen; type  "
+    with pytest.raises(UserError, match=words), joined(place, "cuda", 1, 1.0):
+        pass
+
+
+def test_cores_are_divided_among_those_who_share_them():
+    def share(*cores, other_host=()):
+        everyone = [Holding("a", frozenset(own)) for own in cores] + [Holding("b", frozenset(c)) for c in other_host]
+        return [fair_share(holding, everyone) for holding in everyone if holding.host == "a"]
+
+    assert share(range(8)) == [8]
+    assert share(range(8), range(8)) == [4, 4]
+    assert share(range(8), range(8), range(8)) == [2, 2, 2]
+    assert share(range(4), range(4, 8)) == [4, 4]
+    assert share(range(2), range(2), range(2, 6)) == [1, 1, 4]
+    assert share(range(1), range(1)) == [1, 1]
+    assert share(range(8), other_host=[range(8)]) == [8]
+
+
+def test_a_stop_request_is_a_flag_and_gives_the_handlers_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    with StopRequest() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        assert stop.signal_name == "SIGUSR1"
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_stop_request_outside_the_main_thread_is_never_set():
+    seen = []
+
+    def run():
+        with StopRequest() as stop:
+            seen.append(stop.requested)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [False]

@@ -1,0 +1,671 @@
+"""Wrong requests: each ends with the right exit code and one clear message, and leaves nothing half-written."""
+
+import contextlib
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.record.events import read_events
+from paceline.record.files import read_json
+from paceline.record.run_dir import RunDir
+
+GOOD = """\
+name: small
+model: {width: 16, heads: 2, layers: 1, ffn: 16}
+data: {source: csv, path: rows.csv, vocab: 300, max_length: 16, cache: cache}
+train: {steps: 4, global_batch: 8, checkpoint_every: 1, keep: 9}
+parallel: {threads: 1}
+"""
+ROWS = "text,label\n" + "".join(
+    f"{'red sun' if i % 2 else 'blue ice'} number {i},{'warm' if i % 2 else 'cold'}\n" for i in range(40)
+)
+OWN = """\
+workload: own.py:Own
+train: {steps: 3, global_batch: 4}
+parallel: {threads: 1}
+"""
+OWN_PY = """\
+import torch
+from torch import nn
+from paceline import Workload
+
+class Numbers:
+    def __len__(self): return 20
+    def cost(self, ids): return ids * 0 + 1
+    def batch(self, ids, keys): return torch.from_numpy(ids).float()[:, None]
+
+class Own(Workload):
+    def prepare(self, say): pass
+    def model(self): return nn.Linear(1, 1)
+    def data(self, split): return Numbers()
+    def loss(self, model, batch): return model(batch).square().sum(), len(batch)
+"""
+
+
+def own(*changes: str) -> dict[str, str | bytes]:
+    """A workload with some of its text replaced: old, new, old, new …"""
+    text = OWN_PY
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    return {"run.yaml": OWN, "own.py": text}
+
+
+@dataclass(frozen=True)
+class Row:
+    words: str
+    says: tuple[str, ...]
+    code: int = 2
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    """Written beside a good run.yaml and rows.csv, or over them."""
+    environ: dict[str, str] = field(default_factory=dict)
+    theirs: bool = False
+    """The fault is in the user's own code: their traceback is shown."""
+
+
+def yaml(text: str | bytes) -> dict[str, str | bytes]:
+    return {"run.yaml": text}
+
+
+def data(line: str, path: str = "rows.csv") -> dict[str, str | bytes]:
+    return {path: line}
+
+
+TRAIN = "train run.yaml --quiet"
+
+TABLE = {
+    # the command line
+    "no verb": Row("", ("what to do?", "paceline --help")),
+    "unknown verb": Row("tarin run.yaml", ("tarin", "train")),
+    "unknown flag": Row("train run.yaml --rank 2", ("--rank", "paceline train --help")),
+    "unknown flag of export": Row("export was --quick --out w.safetensors", ("--quick",)),
+    "flag without its value": Row("train run.yaml --out", ("--out", "expected one argument")),
+    "no run file": Row("train", ("which run file?", "paceline train RUN.yaml")),
+    "no run file but an override": Row("explain train.lr=1", ("which run file?", "paceline explain RUN.yaml")),
+    "two run files": Row("train run.yaml run.yaml", ("'run.yaml' is not an override", "section.key=value")),
+    "export without a target": Row("export was", ("--out",)),
+    # overrides
+    "override without =": Row("explain run.yaml foo", ("'foo' is not an override", "train.lr=3e-4")),
+    "override behind a flag": Row("train run.yaml --quiet foo", ("'foo' is not an override",)),
+    "override without key": Row("explain run.yaml =1", ("'=1' is not an override",)),
+    "override without value": Row("explain run.yaml train.lr=", ("'train.lr='", "train.lr=VALUE")),
+    "two dots": Row("explain run.yaml train..lr=3", ("'train..lr=3' is not an override",)),
+    "section given a number": Row("explain run.yaml train=3", ("train: 3 is not a section", "train: {key: value}")),
+    "section and key": Row("explain run.yaml train=3 train.lr=1", ("train=3", "train.lr=1", "contradict")),
+    "too deep": Row("explain run.yaml train.lr.x=3", ("train.lr", "not a number")),
+    # keys and values
+    "misspelt key": Row(
+        "explain run.yaml train.optimiser=sgd", ("train.optimiser", "'train.optimizer'?", "command line")
+    ),
+    "misspelt section": Row("explain run.yaml", ("trian", "'train'?", "run.yaml line 1"), files=yaml("trian: {lr: 1}")),
+    "key of another section": Row("explain run.yaml train.ranks=2", ("train.ranks", "'parallel.ranks'?")),
+    "key without section": Row("explain run.yaml ranks=2", ("'parallel.ranks'?",)),
+    "name from another tool": Row("explain run.yaml learning_rate=2", ("learning_rate", "'train.lr'?")),
+    "key like nothing": Row("explain run.yaml train.zzz=2", ("train.zzz", "known here: epochs, steps")),
+    "key that is a number": Row("explain run.yaml", ("1: a key must be a word",), files=yaml("1: 2\n")),
+    "word for a number": Row("explain run.yaml train.lr=fast", ("train.lr", "'fast' is not a number")),
+    "ranks not a number": Row("train run.yaml parallel.ranks=two", ("parallel.ranks", "'two' is not a whole number")),
+    "half a rank": Row("explain run.yaml parallel.ranks=1.5", ("parallel.ranks", "1.5 is not a whole number")),
+    "no ranks": Row("explain run.yaml parallel.ranks=0", ("parallel.ranks", "0 is out of range", "greater than 0")),
+    "negative batch": Row("explain run.yaml train.global_batch=-8", ("train.global_batch", "-8 is out of range")),
+    "infinite lr": Row("explain run.yaml train.lr=.inf", ("train.lr", "inf is not a number")),
+    "warm-up of the whole run": Row("explain run.yaml train.warmup=1", ("train.warmup", "less than 1")),
+    "truth for a number": Row("explain run.yaml train.steps=true", ("train.steps", "True is not a number")),
+    "neither true nor false": Row("explain run.yaml data.lowercase=maybe", ("data.lowercase", "'maybe'")),
+    "list for a word": Row("explain run.yaml data.text=[a]", ("data.text", "['a'] is not a word")),
+    "word for a list": Row("explain run.yaml train.loggers=wandb", ("'wandb' is not a list", "train.loggers=[wandb]")),
+    "number for a path": Row("explain run.yaml data.path=3", ("data.path", "3 is not a path")),
+    "home of nobody": Row("explain run.yaml data.path=~no.such.user/x", ("data.path", "~no.such.user/x")),
+    "unknown optimizer": Row("explain run.yaml train.optimizer=adam", ("'adam' is not allowed", "'adamw'", "'lamb'")),
+    "unknown source": Row("train run.yaml data.source=imdb", ("data.source", "'imdb'", "'docstrings', 'ag_news'")),
+    "unknown logger": Row("explain run.yaml train.loggers=[visdom]", ("train.loggers", "'visdom'", "'tensorboard'")),
+    "heads do not divide width": Row("explain run.yaml model.heads=3", ("model.heads=3", "model.width=16", "try 2")),
+    "two lengths": Row(
+        "explain run.yaml", ("train.epochs=1", "train.steps=2"), files=yaml("train: {epochs: 1, steps: 2}")
+    ),
+    "vocabulary too small": Row("explain run.yaml data.vocab=100", ("data.vocab", "100", "257")),
+    "name with a slash": Row("train run.yaml name=a/b", ("name", "'a/b' cannot name a folder")),
+    "name of dots": Row("train run.yaml name=..", ("name", "'..' cannot name a folder")),
+    "batch smaller than ranks": Row(
+        "train run.yaml parallel.ranks=9", ("train.global_batch=8", "parallel.ranks=9", "parallel.ranks=8")
+    ),
+    "single on two ranks": Row(
+        "explain run.yaml parallel.strategy=single parallel.ranks=2", ("parallel.strategy=single", "parallel.ranks=2")
+    ),
+    "several at once": Row("explain run.yaml train.lr=x model.width=y", ("train.lr: 'x'", "model.width: 'y'")),
+    # the run file
+    "missing run file": Row("train runn.yaml", ("'runn.yaml' does not exist", "'run.yaml'?")),
+    "run file in a missing folder": Row("train no/run.yaml", ("'no/run.yaml' does not exist",)),
+    "folder as run file": Row("explain .", ("'.' is a folder",)),
+    "run folder as run file": Row("train was", ("'was' is a folder", "paceline train --resume was")),
+    "unreadable run file": Row("explain /proc/self/mem", ("'/proc/self/mem' cannot be read",)),
+    "empty run file": Row("explain run.yaml", ("'run.yaml' holds no sections", "name: my-run"), files=yaml("")),
+    "list as run file": Row("explain run.yaml", ("'run.yaml' holds no sections",), files=yaml("- name: x\n")),
+    "binary run file": Row("explain run.yaml", ("'run.yaml' is not a text",), files=yaml(b"\x80\x02}q\x00.")),
+    "run file with a null": Row("explain run.yaml", ("'run.yaml' is not YAML", "#x0000"), files=yaml(b"name: a\0b\n")),
+    "tab": Row("explain run.yaml", ("not YAML at line 2", "\\t"), files=yaml("train:\n\tlr: 1\n")),
+    "open brace": Row("explain run.yaml", ("not YAML at line 2",), files=yaml("train: {lr: 1\nname: x\n")),
+    "two documents": Row("explain run.yaml", ("not YAML at line 2",), files=yaml("name: x\n---\nname: y\n")),
+    "endless run file": Row("explain run.yaml", ("nested without end",), files=yaml("train: &t {lr: *t}\n")),
+    "key given twice": Row(
+        "explain run.yaml", ("train.lr: given twice", "line 3"), files=yaml("train:\n  lr: 1\n  lr: 2\n")
+    ),
+    "section given twice": Row("explain run.yaml", ("train: given twice",), files=yaml("train: {}\ntrain: {}\n")),
+    "section that is a word": Row(
+        "explain run.yaml", ("parallel: 'fast' is not a section",), files=yaml("parallel: fast")
+    ),
+    "section that is a list": Row("explain run.yaml", ("model: [1] is not a section",), files=yaml("model: [1]")),
+    # data
+    "no data file": Row(TRAIN + " data.path=rowz.csv", ("data.path=", "rowz.csv", "no such file", "'rows.csv'?")),
+    "no data path": Row(TRAIN + " data.path=null", ("data.path: not given", "data.path=FILE.csv")),
+    "folder for data": Row(TRAIN + " data.path=.", ("data.path=", "this is a folder")),
+    "empty csv": Row(TRAIN, ("rows.csv", "the file is empty"), files=data("")),
+    "header alone": Row(TRAIN, ("rows.csv", "there are no rows"), files=data("text,label\n")),
+    "row with too few columns": Row(
+        TRAIN, ("rows.csv row 41 has 1 column", "text, label"), files=data(ROWS + "alone\n")
+    ),
+    "open quote": Row(TRAIN, ("rows.csv near line 4", "not valid csv"), files=data('text,label\na,x\n"b,y\nc,x\n')),
+    "no such column": Row(TRAIN + " data.label=labels", ("no label column 'labels'", "'label'?", "data.label=COLUMN")),
+    "empty label": Row(TRAIN, ("rows.csv row 41", "'label' is empty"), files=data(ROWS + "words,\n")),
+    "one class": Row(TRAIN, ("every row has the same 'label', 'x'",), files=data("text,label\na,x\nb,x\n")),
+    "not UTF-8": Row(TRAIN, ("rows.csv line 42", "not UTF-8"), files=data(ROWS.encode() + b"caf\xe9,warm\n")),
+    "unknown test label": Row(
+        TRAIN + " data.test_path=test.csv",
+        ("test.csv row 1", "label 'tepid'", "warm"),
+        files=data("text,label\na,tepid\n", "test.csv"),
+    ),
+    "empty test file": Row(
+        TRAIN + " data.test_path=test.csv", ("data.test_path=", "empty"), files=data("", "test.csv")
+    ),
+    "jsonl that is not": Row(TRAIN + " data.source=jsonl", ("rows.csv line 1: not JSON", '{"text":')),
+    "ag_news without a folder": Row(TRAIN + " data.source=ag_news data.path=no", ("data.path=", "no such folder")),
+    "label out of range": Row(
+        TRAIN + " data.source=ag_news data.path=ag",
+        ("train.csv row 2: class '5'", "1 to 4"),
+        files={"ag/train.csv": "1,a,b\n5,c,d\n", "ag/test.csv": "1,a,b\n"},
+    ),
+    "docstrings from a path": Row(TRAIN + " data.source=docstrings", ("data.path=", "docstrings does not read it")),
+    "parquet that is not": Row(TRAIN + " data.source=parquet", ("rows.csv", "parquet")),
+    "unwritable cache": Row(TRAIN + " data.cache=/proc/nowhere", ("data.cache=/proc/nowhere", "cannot be written")),
+    # places and devices
+    "unwritable out": Row(TRAIN + " --out /proc/nowhere", ("/proc/nowhere", "--out FOLDER")),
+    "out is a file": Row(TRAIN + " --out rows.csv", ("rows.csv", "File exists", "--out FOLDER")),
+    "no CUDA": Row(TRAIN + " parallel.device=cuda", ("parallel.device=cuda", "no CUDA device", "parallel.device=cpu")),
+    "logger not installed": Row(TRAIN + " train.loggers=[mlflow]", ("'mlflow'", "pip install 'paceline[mlflow]'")),
+    "RANK without WORLD_SIZE": Row(
+        TRAIN, ("RANK=3 is set, but WORLD_SIZE is not", "unset RANK"), environ={"RANK": "3"}
+    ),
+    "RANK is a word": Row(TRAIN, ("RANK=main is not a number",), environ={"RANK": "main", "WORLD_SIZE": "2"}),
+    "WORLD_SIZE without RANK": Row(TRAIN, ("WORLD_SIZE=2 is set, but RANK is not",), environ={"WORLD_SIZE": "2"}),
+    # check
+    "check of one layout": Row("check run.yaml --ranks 1", ("given one", "--ranks 1,2")),
+    "check on words": Row("check run.yaml --ranks 1,two", ("--ranks: '1,two'", "--ranks 1,2,4")),
+    "check on no ranks": Row("check run.yaml --ranks 0,1", ("--ranks: '0,1'",)),
+    "check on equal ranks": Row("check run.yaml --ranks 2,2", ("--ranks: '2,2'", "different")),
+    "check on nothing": Row("check run.yaml --ranks ,", ("--ranks: ','",)),
+    "check with odd passes": Row("check run.yaml --accumulate 1,x", ("--accumulate: '1,x'", "--accumulate 1,2,4")),
+    "check with too many passes": Row(
+        "check run.yaml --accumulate 1,9", ("--accumulate 9", "train.global_batch=8", "use 8")
+    ),
+    "check on too many ranks": Row("check run.yaml --ranks 1,9", ("train.global_batch=8", "parallel.ranks=9")),
+    "check of no steps": Row("check run.yaml --steps 0", ("--steps: 0", "1 or more")),
+    "check of many steps": Row("check run.yaml --steps many", ("--steps", "'many'")),
+    "check without run file": Row("check --ranks 1,2", ("which run file?", "paceline check RUN.yaml")),
+    "check into a file": Row("check run.yaml --out rows.csv", ("rows.csv", "File exists")),
+    # export
+    "export of nothing": Row("export ws --out w.safetensors", ("ws does not exist", "'was'?")),
+    "export of a file": Row("export run.yaml --out w.safetensors", ("run.yaml is a file", "was")),
+    "export to another format": Row("export was --out w.pt", ("'w.pt'", "--out w.safetensors")),
+    "export to a missing folder": Row("export was --out no/w.safetensors", ("no folder 'no'", "mkdir -p no")),
+    "export to an unwritable place": Row("export was --out /proc/w.safetensors", ("/proc/w.safetensors",), code=1),
+    # resume
+    "resume of nothing": Row("train --resume wos", ("wos does not exist", "'was'?", "runs in .: was")),
+    "resume of a folder": Row("train --resume .", (". is not a run folder: it has no spec.yaml", "was")),
+    "resume of a file": Row("train --resume run.yaml", ("run.yaml is a file, not a run folder",)),
+    "resume with another model": Row("train --resume was model.width=32", ("model.width=16", "model.width=32")),
+    "resume with another lr": Row(
+        "train --resume was train.lr=0.5", ("train.lr=0.001", "train.lr=0.5", "start a new run")
+    ),
+    "resume with another batch": Row("train --resume was train.global_batch=4", ("train.global_batch=8",)),
+    "resume with another length": Row("train --resume was train.epochs=9", ("train.epochs=None", "train.epochs=9")),
+    "resume with another vocabulary": Row("train --resume was data.vocab=400", ("data.vocab=300", "data.vocab=400")),
+    "resume with another workload": Row(
+        "train other.yaml --resume was",
+        ("workload=classifier", "own.py:Own"),
+        files={"other.yaml": OWN, "own.py": OWN_PY},
+    ),
+    "resume with other data": Row(
+        "train --resume was --quiet data.path=rows2.csv",
+        ("was was begun on other data",),
+        files={"rows2.csv": ROWS + "hail,cold\n"},
+    ),
+    "resume with an unknown key": Row("train --resume was train.lrr=1", ("train.lrr", "'train.lr'?")),
+    "resume of a damaged spec": Row(
+        "train --resume was", ("was/spec.yaml is damaged at line 1",), files={"was/spec.yaml": "{"}
+    ),
+    "resume of an empty spec": Row(
+        "train --resume was", ("was/spec.yaml is damaged", "sections"), files={"was/spec.yaml": ""}
+    ),
+    "resume of another program's spec": Row(
+        "train --resume was", ("was/spec.yaml", "modle"), files={"was/spec.yaml": "modle: 1"}
+    ),
+    # one's own workload
+    "workload unknown": Row("explain run.yaml workload=clasifier", ("'clasifier'", "'classifier'?", "file.py:Class")),
+    "workload is a number": Row("explain run.yaml workload=3", ("workload: 3 is not a name",)),
+    "workload file missing": Row("explain run.yaml workload=on.py:Own", ("no file 'on.py'", "file.py:Class")),
+    "workload module missing": Row("explain run.yaml workload=no_such:Own", ("no module 'no_such'",)),
+    "workload class missing": Row(
+        "explain run.yaml workload=own.py:Mine", ("no Workload class 'Mine'", "it has Own"), files={"own.py": OWN_PY}
+    ),
+    "workload class is something else": Row(
+        "explain run.yaml workload=own.py:Numbers",
+        ("no Workload class 'Numbers'", "it has Own"),
+        files={"own.py": OWN_PY},
+    ),
+    "workload not Python": Row(
+        "explain run.yaml", ("own.py", "not valid Python", "line 3"), files=own("from paceline import", "from from")
+    ),
+    "workload needs a package": Row(
+        "explain run.yaml",
+        ("needs 'no_such_package', which is not installed",),
+        files=own("import torch\n", "import no_such_package\n"),
+    ),
+    "workload without a loss": Row("explain run.yaml", ("Own", "no method loss"), files=own("def loss(", "def lose(")),
+    "workload with odd options": Row(
+        "explain run.yaml",
+        ("Own.Model", "paceline.spec.Section"),
+        files=own("    def prepare", "    Model = dict\n    def prepare"),
+    ),
+    "workload option not given": Row(
+        "explain run.yaml",
+        ("model.depth: not given",),
+        files=own(
+            "from paceline import Workload",
+            "from paceline import Workload\nfrom paceline.spec import Section\nclass M(Section):\n    depth: int",
+            "    def prepare",
+            "    Model = M\n    def prepare",
+        ),
+    ),
+    "workload fails at import": Row(
+        "explain run.yaml",
+        ("fails when it is imported: ZeroDivisionError", 'own.py", line 1'),
+        theirs=True,
+        files=own("import torch\n", "1 / 0\n"),
+    ),
+    "workload exits at import": Row(
+        "explain run.yaml",
+        ("fails when it is imported: SystemExit",),
+        theirs=True,
+        files=own("import torch\n", "raise SystemExit(0)\n"),
+    ),
+    "loss is a mean": Row(
+        TRAIN,
+        ("loss returned Tensor", "(sum of the losses, how many"),
+        files=own("square().sum(), len(batch)", "square().mean()"),
+    ),
+    "loss is a float": Row(
+        TRAIN, ("loss returned float", "how many"), files=own("model(batch).square().sum(), len(batch)", "0.5")
+    ),
+    "loss of three": Row(TRAIN, ("loss returned Tensor, int, int",), files=own("len(batch)", "1, 2")),
+    "loss per sample": Row(TRAIN, ("a sum of shape [4, 1]",), files=own("square().sum()", "square()")),
+    "loss without gradient": Row(
+        TRAIN, ("does not depend on the model",), files=own("square().sum()", "square().sum().detach()")
+    ),
+    "model is no module": Row(TRAIN, ("model() returned dict", "torch.nn.Module"), files=own("nn.Linear(1, 1)", "{}")),
+    "model without parameters": Row(
+        TRAIN, ("(Identity) has no parameters",), files=own("nn.Linear(1, 1)", "nn.Identity()")
+    ),
+    "no samples": Row(TRAIN, ("data('train') is empty",), files=own("return 20", "return 0")),
+    "data is a list": Row(
+        TRAIN, ("data('train') returned list", "no cost"), files=own("return Numbers()", "return [1, 2]")
+    ),
+    # failures of a run
+    "workload fails in prepare": Row(
+        TRAIN, ("KeyError: 'oops'", "in prepare"), code=1, theirs=True, files=own("say): pass", "say): {}['oops']")
+    ),
+    "workload fails in model": Row(
+        TRAIN,
+        ("ValueError: oops", "in model"),
+        code=1,
+        theirs=True,
+        files=own("return nn.Linear(1, 1)", "raise ValueError('oops')"),
+    ),
+    "workload fails in batch": Row(
+        TRAIN,
+        ("IndexError", "in batch"),
+        code=1,
+        theirs=True,
+        files=own("return torch.from_numpy", "[][7]; return torch.from_numpy"),
+    ),
+    "workload fails in loss": Row(
+        TRAIN,
+        ("ValueError: oops", "in loss"),
+        code=1,
+        theirs=True,
+        files=own("return model(batch).square().sum(), len(batch)", "raise ValueError('oops')"),
+    ),
+    "score is not measured": Row(
+        TRAIN,
+        ("score is 'accuracy'", "loss"),
+        code=1,
+        files=own("    def prepare", "    score = 'accuracy'\n    def prepare"),
+    ),
+    "loss is not finite": Row(
+        TRAIN + " train.lr=1e38 train.clip=0 train.warmup=0", ("at step", "train.lr", "train.nonfinite=skip"), code=1
+    ),
+    "no memory": Row(TRAIN + " model.width=1000000000000", ("no memory for", "parallel.micro_batch"), code=1),
+}
+
+SHOWN_LINES = 8
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run with a checkpoint of every step."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "run.yaml").write_text(GOOD)
+    (folder / "rows.csv").write_text(ROWS)
+    with pytest.raises(SystemExit) as left:
+        main(["train", str(folder / "run.yaml"), "--quiet", "--out", str(folder / "runs")])
+    assert left.value.code == 0
+    return folder / "runs" / "small"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, finished):
+    """The current folder: a good run file with its data, and an unfinished run in `was`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "run.yaml").write_text(GOOD)
+    (tmp_path / "rows.csv").write_text(ROWS)
+    shutil.copytree(finished, tmp_path / "was")
+    (tmp_path / "was" / "summary.json").unlink()
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "was" / "checkpoints" / f"step-{step:08}")
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ask(capsys) -> Callable[[str], Answer]:
+    def ask(words: str) -> Answer:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(shlex.split(words))
+        return Answer(left.value.code, *capsys.readouterr())
+
+    return ask
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def check_answer(row: Row, answer: Answer) -> None:
+    assert answer.code == row.code, answer.err
+    for part in row.says:
+        assert part in answer.err, answer.err
+    if row.theirs:
+        assert "Traceback" in answer.err
+        assert "paceline/" not in answer.err.replace("paceline/workload.py", ""), "their code alone is shown"
+    else:
+        assert "Traceback" not in answer.err + answer.out
+        assert len(answer.err.strip().splitlines()) <= SHOWN_LINES, answer.err
+    assert "pydantic" not in answer.err
+
+
+def check_folder(row: Row, folder: Path, before: set[str]) -> None:
+    new = {path for path in written(folder) - before if not path.startswith(("cache", "__pycache__"))}
+    if row.code == 2 or "prepare" in row.says[-1] or "export" in row.words:
+        assert new <= {"runs"}, "nothing is left of a wrong request"
+    else:
+        (run,) = (folder / "runs").iterdir()
+        check_run(RunDir(run))
+    assert not [path for path in written(folder) if ".part-" in path or path.endswith((".tmp", ".writing"))]
+
+
+def check_run(run: RunDir) -> None:
+    """A failed run is whole: its spec, its events up to the end, and checkpoints that can be read."""
+    from paceline.training.checkpoint import newest
+
+    assert run.spec()
+    assert [event["status"] for event in read_events(run.events_file(0), "end")][-1:] == ["failed"]
+    said: list[str] = []
+    newest(run.checkpoints, said.append)
+    assert not said
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_wrong_request(name, folder, ask, monkeypatch):
+    row = TABLE[name]
+    if name == "logger not installed" and importlib.util.find_spec("mlflow"):
+        pytest.skip("mlflow is installed here")
+    if name == "no CUDA":
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for path, content in row.files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
+    for key, value in row.environ.items():
+        monkeypatch.setenv(key, value)
+    before = written(folder)
+    check_answer(row, ask(row.words))
+    check_folder(row, folder, before)
+
+
+def test_the_table_is_long():
+    assert len(TABLE) >= 60
+    assert {row.words.split()[0] for row in TABLE.values() if row.words} >= {"train", "explain", "check", "export"}
+
+
+# ------------------------------------------------------------------------------------ as a person would see it
+
+PROCESSES = (
+    "no verb",
+    "misspelt key",
+    "tab",
+    "row with too few columns",
+    "RANK without WORLD_SIZE",
+    "loss per sample",
+    "loss is not finite",
+    "workload fails in batch",
+)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_wrong_request_in_a_process_of_its_own(name, folder, monkeypatch):
+    row = TABLE[name]
+    for path, content in row.files.items():
+        (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
+    before = written(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *shlex.split(row.words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **row.environ},
+    )
+    check_answer(row, Answer(done.returncode, done.stdout, done.stderr))
+    check_folder(row, folder, before)
+
+
+def test_a_signal_before_the_start_leaves_nothing(folder):
+    files = own("say): pass", "say): print('preparing', flush=True); import time; time.sleep(60)")
+    for path, content in files.items():
+        (folder / path).write_text(str(content))
+    command = [sys.executable, "-m", "paceline", "train", "run.yaml"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "preparing\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGTERM
+    assert not err
+    assert not (folder / "runs").exists()
+
+
+def test_ctrl_c_before_the_start_is_quiet(folder, ask, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.training.run.open_run", interrupted)
+    assert ask("train run.yaml") == Answer(130, "", "")
+
+
+# ------------------------------------------------------------------------------------------------- full disks
+
+
+@pytest.fixture
+def small_disk(tmp_path_factory):
+    disk = tmp_path_factory.mktemp("disk")
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError):
+        (disk / "filler").write_bytes(bytes(1 << 20))
+
+
+def test_disk_full_at_a_checkpoint(folder, ask, small_disk):
+    answer = ask(f"{TRAIN} --out {small_disk} train.steps=20")
+    assert answer.code == 1
+    assert "no space left" in answer.err.lower()
+    assert str(small_disk) in answer.err
+    assert "Traceback" not in answer.err
+    assert len(answer.err.splitlines()) == 1
+    run = RunDir(small_disk / "small")
+    said: list[str] = []
+    from paceline.training.checkpoint import newest
+
+    assert newest(run.checkpoints, said.append) is not None
+    assert not said, "what is there is whole"
+    assert not [path for path in written(small_disk) if path.endswith((".tmp", ".writing"))]
+
+
+def test_disk_full_at_the_run_folder(folder, ask, small_disk):
+    fill(small_disk)
+    answer = ask(f"{TRAIN} --out {small_disk}")
+    assert answer.code == 2
+    assert f"cannot make a run folder in {small_disk}" in answer.err
+    assert "No space left" in answer.err
+    assert written(small_disk) == {"filler"}
+
+
+def test_disk_full_at_the_corpus(folder, ask, small_disk):
+    fill(small_disk)
+    answer = ask(f"{TRAIN} data.cache={small_disk}/cache")
+    assert answer.code == 1
+    assert f"data.cache={small_disk}/cache: the disk is full" in answer.err
+    assert not (folder / "runs").exists()
+
+
+def test_disk_full_at_an_export(folder, ask, small_disk):
+    fill(small_disk)
+    answer = ask(f"export was --out {small_disk}/w.safetensors")
+    assert answer.code == 1
+    assert answer.err == f"paceline: cannot write {small_disk}/w.safetensors: No space left on device\n"
+    assert written(small_disk) == {"filler"}
+
+
+# ------------------------------------------------------------------------- requests that are odd but not wrong
+
+
+def test_a_finished_run_is_not_trained_again(folder, finished, ask):
+    shutil.copytree(finished, folder / "done")
+    before = {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()}
+    answer = ask("train --resume done")
+    assert answer.code == 0
+    assert "done is finished: all of its 4 steps are done" in answer.err
+    assert {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_that_was_killed_before_its_summary_gets_one(folder, finished, ask):
+    shutil.copytree(finished, folder / "done")
+    (folder / "done" / "summary.json").unlink()
+    assert ask("train --resume done --quiet").code == 0
+    ours, theirs = (read_json(run / "summary.json") for run in (folder / "done", finished))
+    assert ours["status"] == "finished"
+    assert ours["metrics"] == theirs["metrics"]
+    assert ours["steps"] == theirs["steps"] == 4
+
+
+def test_an_unfinished_run_goes_on(folder, ask):
+    answer = ask("train --resume was train.keep=1 train.checkpoint_every=2")
+    assert answer.code == 0
+    assert "going on from step 2 of 4" in answer.err
+    assert read_json(folder / "was" / "summary.json")["status"] == "finished"
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_a_run_without_a_whole_checkpoint_begins_again_and_says_so(folder, ask, damage):
+    run = RunDir(folder / "was")
+    for checkpoint in run.checkpoints.iterdir():
+        if damage == "gone":
+            shutil.rmtree(checkpoint)
+        else:
+            file = next(checkpoint.glob("*.distcp"))
+            file.write_bytes(bytes(file.stat().st_size))
+    answer = ask("train --resume was")
+    assert answer.code == 0
+    assert "there is no whole checkpoint to go on from: starting from the beginning" in answer.err
+    assert answer.err.count("is skipped: its file") == (2 if damage == "damaged" else 0)
+    assert [event["step"] for event in read_events(run.events_file(0), "resume")] == [0]
+    assert read_json(run.summary_file)["steps"] == 4
+
+
+def test_export_without_a_checkpoint(folder, ask):
+    shutil.rmtree(folder / "was" / "checkpoints" / "step-00000001")
+    file = next((folder / "was" / "checkpoints" / "step-00000002").glob("*.distcp"))
+    file.write_bytes(b"")
+    answer = ask("export was --out w.safetensors")
+    assert answer.code == 2
+    assert "step-00000002 is skipped: its file" in answer.err
+    assert "was has no whole checkpoint; go on with  paceline train --resume was" in answer.err
+    assert not (folder / "w.safetensors").exists()
+
+
+def test_steps_that_are_not_finite_are_passed_over_if_asked(folder, ask):
+    hot = "train.lr=1e38 train.clip=0 train.warmup=0"
+    assert ask(f"{TRAIN} {hot}").code == 1
+    answer = ask("train --resume runs/small --quiet train.nonfinite=skip")
+    assert answer.code == 0, "what the message advised is allowed"
+    assert read_json(folder / "runs" / "small" / "summary.json")["skipped_steps"] == 3
+
+
+def test_an_evaluation_that_is_not_finite_is_not_the_best(folder, ask):
+    (folder / "run.yaml").write_text(OWN)
+    (folder / "own.py").write_text(OWN_PY.replace("square()", "mul(float('nan'))"))
+    assert ask(f"{TRAIN} train.nonfinite=skip").code == 0
+    summary = read_json(folder / "runs" / "run" / "summary.json")
+    assert summary["best"] is None
+    assert summary["skipped_steps"] == 3
+
+
+def test_words_that_yaml_would_take_for_something_else(folder, ask):
+    (folder / "run.yaml").write_text("train: {steps: 1}")
+    answer = ask("explain run.yaml train.compile=off data.lowercase=yes name=2024-01-01 data.label=7")
+    assert answer.code == 0
+    shown = {key: value for key, value, *_ in map(str.split, filter(str.strip, answer.out.splitlines()))}
+    assert shown["train.compile"] == "off"
+    assert shown["data.lowercase"] == "True"
+    assert shown["name"] == "2024-01-01"
+    assert shown["data.label"] == "7"
