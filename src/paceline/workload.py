@@ -26,7 +26,12 @@ BUILT_IN = {"classifier": "paceline.workloads.classifier:Classifier"}
 
 
 class Samples(Protocol):
-    """One split of the data, addressed by sample number."""
+    """One split of the data, addressed by sample number.
+
+    Optional: `steady(cuts, most)` makes the batches of several (ids, keys) at once, each of up to `most` samples and
+    filled with stand-ins that count nothing, so that only a few shapes occur. A step can then be recorded as a CUDA
+    graph.
+    """
 
     def __len__(self) -> int: ...
 
@@ -71,10 +76,6 @@ class Workload:
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, how many there were); never a mean."""
         raise NotImplementedError
-
-    steady: Callable[[Any, int], Any] | None = None
-    """Optional: `steady(batch, most)` fills a batch of up to `most` samples with stand-ins that count nothing, so that
-    only a few shapes occur and a step can be recorded as a CUDA graph."""
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
         """Sums over the samples of a batch; must hold "count", by which `metrics` divides."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.layout import Layout
-from paceline.training.data import Order, deal, permute, sample_keys, serve, share
+from paceline.training.data import Order, deal, one_by_one, permute, sample_keys, serve, share
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
@@ -76,6 +76,11 @@ class Numbers:
         return ids, keys
 
 
+def mine(turn, samples, layout, rank):
+    (serving,) = share([turn], samples, layout, rank, one_by_one(samples))
+    return serving
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("micro_batch", [1, 3, 100])
 def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
@@ -84,7 +89,7 @@ def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
     layout = Layout("ddp", ranks, 10, micro_batch)
     seen = {epoch: [] for epoch in range(epochs)}
     for step in range(order.steps_per_epoch * epochs):
-        servings = [share(order.turn(step), samples, layout, rank) for rank in range(ranks)]
+        servings = [mine(order.turn(step), samples, layout, rank) for rank in range(ranks)]
         assert len({len(s.passes) for s in servings}) == 1, "ranks make the same number of passes"
         batch = [part.batch[0] for s in servings for part in s.passes if part.weight]
         assert sorted(np.concatenate(batch)) == sorted(order.turn(step).ids)
@@ -95,7 +100,7 @@ def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
 
 def test_a_tail_smaller_than_the_ranks_gives_stand_ins_of_weight_zero():
     order = Order(11, 10, seed=0)
-    servings = [share(order.turn(1), Numbers(11), Layout("ddp", 4, 10, 3), rank) for rank in range(4)]
+    servings = [mine(order.turn(1), Numbers(11), Layout("ddp", 4, 10, 3), rank) for rank in range(4)]
     assert sum(part.weight for s in servings for part in s.passes) == 1
 
 
@@ -117,7 +122,10 @@ def test_sample_keys_depend_on_sample_epoch_and_seed_only():
 
 def test_serving_ahead_keeps_order_and_hands_over_errors():
     layout, order = Layout("single", 1, 10, 10), Order(103, 10, 0)
-    assert [s.turn.step for s in serve(Numbers(103), order, layout, 0, 3, 9)] == list(range(3, 9))
+    for at_once in (1, 4):
+        served = list(serve(Numbers(103), order, layout, 0, 3, 27, at_once=at_once))
+        assert [s.turn.step for s in served] == list(range(3, 27))
+        assert all((s.turn.ids == order.turn(s.turn.step).ids).all() for s in served)
 
     class Broken(Numbers):
         def batch(self, ids, keys):

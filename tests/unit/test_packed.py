@@ -6,7 +6,7 @@ import torch
 
 from paceline.spec import ClassifierModel
 from paceline.workloads.classifier import Encoder
-from paceline.workloads.packed import attend, drop, drop_tokens, mean_of_texts, pack
+from paceline.workloads.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -75,8 +75,17 @@ def test_dropout_has_the_right_rate_and_mean():
 
 def test_filling_changes_no_answer():
     _, packed = batch()
-    filled = packed.filled(texts=9, longest=32)
+    labels, keys = packed.labels.numpy(), packed.keys.numpy()
+    twice = [LENGTHS, LENGTHS[:3]]
+    tokens = np.concatenate([packed.tokens.numpy(), packed.tokens.numpy()[:7]])
+    filled, other = pack_steady(tokens, twice, [labels, labels[:3]], [keys, keys[:3]], most=9, longest=32)
     assert len(filled.tokens) % 256 == 0
+    assert other.tokens[:7].long().equal(packed.tokens[:7])
+    assert other.keys[:3].equal(packed.keys[:3])
+    assert len(other.labels) == 10
+    for name in ("tokens", "positions", "texts", "bounds", "labels", "keys"):
+        whole, part = getattr(filled, name), getattr(packed, name)
+        assert whole[: len(part)].to(part.dtype).equal(part), name
     assert len(filled.labels) == 10
     assert filled.bounds[-1] == len(filled.tokens)
     assert (filled.bounds.diff() > 0).all()

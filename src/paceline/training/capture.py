@@ -1,29 +1,81 @@
 """A whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
 
 A small model's step is hundreds of kernels of microseconds each, and starting them one by one takes longer than they
-run. Here a step is recorded once per shape and then replayed with a single call.
+run. Here a step is recorded once per shape and then replayed with a single call. Its batch travels as one parcel, so
+that a step costs the host one copy and one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.measure.timers import Flights
 from paceline.spec import Train
-from paceline.training.data import Pass, Serving
+from paceline.training.data import Cut, Make, Pass, Serving
 from paceline.training.state import State
 from paceline.training.step import run_pass, train_step, update
 from paceline.workload import Workload
 
+AT_ONCE = 16
+"""Batches made at a time."""
 WARM_UP = 3
 MOST_GRAPHS = 32
 """Shapes beyond these are run without a graph: a workload with so many is not what graphs are for."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A batch as one row of bytes, and how to take it apart."""
+
+    row: Tensor
+    pieces: tuple[tuple[torch.dtype, tuple[int, ...]] | Any, ...]
+    shape: Any
+
+    def opened(self, row: Tensor) -> Any:
+        """The batch, as views of a copy of the row."""
+        leaves, begin = [], 0
+        for piece in self.pieces:
+            if not _is_tensor(piece):
+                leaves.append(piece)
+                continue
+            dtype, shape = piece
+            end = begin + dtype.itemsize * _numel(shape)
+            leaves.append(row[begin:end].view(dtype).view(shape))
+            begin = -(-end // 8) * 8
+        return tree_unflatten(leaves, self.shape)
+
+
+def _is_tensor(piece: Any) -> bool:
+    return isinstance(piece, tuple) and len(piece) == 2 and isinstance(piece[0], torch.dtype)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def parcel(batch: Any) -> Parcel:
+    leaves, shape = tree_flatten(batch)
+    pieces = tuple((leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    rows = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            rows.append(leaf.numpy().reshape(-1).view(np.uint8))
+            rows.append(np.zeros(-rows[-1].size % 8, np.uint8))
+    return Parcel(torch.from_numpy(np.concatenate(rows)).pin_memory(), pieces, shape)
+
+
+def in_parcels(samples: Any, most: int) -> Make:
+    def make(cuts: list[Cut]) -> list[Parcel]:
+        return [parcel(batch) for batch in samples.steady(cuts, most)]
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -31,7 +83,8 @@ class Recorded:
     """A graph and all the tensors outside its own memory that it reads or writes: it does not keep them alive."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
+    row: Tensor
+    samples: Tensor
     effective: Tensor
     stats: Tensor
 
@@ -55,26 +108,27 @@ class CapturedStep:
         flights: Flights,
         stop: bool,
     ) -> Tensor:
-        leaves, shape = tree_flatten(serving.passes[0].batch)
-        key = (shape, *((tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf) for leaf in leaves))
-        if len(serving.passes) > 1 or (key not in self.recorded and len(self.recorded) >= MOST_GRAPHS):
-            return train_step(serving, workload, net, state, train, flights, stop)
-        if key not in self.recorded:
-            self.recorded[key] = self._record(leaves, shape, workload, state, train)
-        recorded = self.recorded[key]
-        news = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        for mine, new in zip(recorded.inputs, [*news, torch.tensor(float(len(serving.turn.ids)))], strict=False):
-            mine.copy_(new, non_blocking=True)
+        sent: Parcel = serving.passes[0].batch
+        recorded = self.recorded.get(sent.pieces)
+        if len(serving.passes) > 1 or (recorded is None and len(self.recorded) >= MOST_GRAPHS):
+            device = state.scaler.scale.device
+            opened = [replace(p, batch=p.batch.opened(p.batch.row.to(device))) for p in serving.passes]
+            return train_step(replace(serving, passes=opened), workload, net, state, train, flights, stop)
+        if recorded is None:
+            recorded = self.recorded[sent.pieces] = self._record(sent, workload, state, train)
+        recorded.row.copy_(sent.row, non_blocking=True)
+        recorded.samples.fill_(len(serving.turn.ids))
         recorded.graph.replay()
         stats = recorded.stats.clone()
-        stats[3] = float(stop)
+        if stop:
+            stats[3] = 1.0
         return stats
 
-    def _record(self, leaves: list[Any], shape: Any, workload: Workload, state: State, train: Train) -> Recorded:
+    def _record(self, sent: Parcel, workload: Workload, state: State, train: Train) -> Recorded:
         """Run the step a few times without effect, then once more under the recorder."""
         device = state.scaler.scale.device
-        mine = [leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        batch = tree_unflatten(mine, shape)
+        row = sent.row.to(device, copy=True)
+        batch = sent.opened(row)
         samples = torch.ones((), device=device)
         effective = torch.zeros((), dtype=torch.bool, device=device)
         stats = torch.zeros(4, dtype=torch.float64, device=device)
@@ -100,5 +154,4 @@ class CapturedStep:
         for tensor, value in zip(state.scaler.state().values(), kept, strict=True):
             tensor.copy_(value)
         effective.fill_(True)
-        inputs = [leaf for leaf in mine if isinstance(leaf, Tensor)]
-        return Recorded(graph, [*inputs, samples], effective, stats)
+        return Recorded(graph, row, samples, effective, stats)

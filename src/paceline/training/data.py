@@ -10,8 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -145,18 +146,32 @@ class Serving:
     """How long the loop waited for it."""
 
 
-def share(turn: Turn, samples: Samples, layout: Layout, rank: int) -> Serving:
-    """What a rank does in a turn: as many passes as every other rank, of nearly the same cost."""
-    count = layout.passes(len(turn.ids))
-    cost = samples.cost(turn.ids)
-    hands = deal(cost, layout.ranks * count)[rank * count : (rank + 1) * count]
-    parts = [
-        Pass(samples.batch(turn.ids[hand], turn.keys[hand]), weight=1)
-        if len(hand)
-        else Pass(samples.batch(turn.ids[:1], turn.keys[:1]), weight=0)
-        for hand in hands
+Cut = tuple[np.ndarray, np.ndarray]
+"""The samples of one pass and their keys."""
+Make = Callable[[list[Cut]], list[Any]]
+"""Turns cuts into batches, several at a time where that is quicker."""
+
+
+def share(turns: Sequence[Turn], samples: Samples, layout: Layout, rank: int, make: Make) -> list[Serving]:
+    """What a rank does in each turn: as many passes as every other rank, of nearly the same cost."""
+    cuts: list[Cut] = []
+    weights: list[list[int]] = []
+    costs: list[int] = []
+    for turn in turns:
+        count, cost = layout.passes(len(turn.ids)), samples.cost(turn.ids)
+        hands = deal(cost, layout.ranks * count)[rank * count : (rank + 1) * count]
+        weights.append([1 if len(hand) else 0 for hand in hands])
+        cuts += [(turn.ids[hand], turn.keys[hand]) if len(hand) else (turn.ids[:1], turn.keys[:1]) for hand in hands]
+        costs.append(int(cost.sum()))
+    batches = iter(make(cuts))
+    return [
+        Serving(turn, [Pass(next(batches), weight) for weight in mine], cost)
+        for turn, mine, cost in zip(turns, weights, costs, strict=True)
     ]
-    return Serving(turn, parts, int(cost.sum()))
+
+
+def one_by_one(samples: Samples, finish: Callable[[Any], Any] = lambda batch: batch) -> Make:
+    return lambda cuts: [finish(samples.batch(*cut)) for cut in cuts]
 
 
 def serve(
@@ -166,15 +181,13 @@ def serve(
     rank: int,
     first: int,
     last: int,
-    finish: Callable[[Any], Any] | None = None,
-    ahead: int = 4,
+    make: Make | None = None,
+    at_once: int = 1,
 ) -> Iterator[Serving]:
-    """The servings of steps first … last - 1, made ahead by a thread while the loop computes.
-
-    `finish` is applied to each batch in that thread.
-    """
-    ready: queue.Queue[Serving | BaseException] = queue.Queue(ahead)
+    """The servings of steps first … last - 1, made ahead by a thread while the loop computes."""
+    ready: queue.Queue[Serving | BaseException] = queue.Queue(max(4, 2 * at_once))
     stop = threading.Event()
+    make = make or one_by_one(samples)
 
     def offer(item: Serving | BaseException) -> None:
         while not stop.is_set():
@@ -186,11 +199,10 @@ def serve(
 
     def cook() -> None:
         try:
-            for turn in order.turns(first, last):
-                serving = share(turn, samples, layout, rank)
-                if finish is not None:
-                    serving = replace(serving, passes=[replace(p, batch=finish(p.batch)) for p in serving.passes])
-                offer(serving)
+            turns = order.turns(first, last)
+            while some := list(islice(turns, at_once)):
+                for serving in share(some, samples, layout, rank, make):
+                    offer(serving)
                 if stop.is_set():
                     return
         except BaseException as error:  # handed to the loop, which raises it

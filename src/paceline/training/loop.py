@@ -17,13 +17,12 @@ from paceline.measure.timers import Flights
 from paceline.record.events import EventWriter
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints
-from paceline.training.data import Order, Serving, serve
+from paceline.training.data import Make, Order, Serving, serve
 from paceline.training.evaluate import evaluate
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
 from paceline.training.state import State
-from paceline.training.step import train_step
-from paceline.workload import Workload
+from paceline.workload import Samples, Workload
 
 
 @dataclass
@@ -32,6 +31,7 @@ class Job:
 
     spec: RunSpec
     workload: Workload
+    samples: Samples
     layout: Layout
     rank: int
     device: torch.device
@@ -46,20 +46,19 @@ class Job:
     shown: Callable[[dict[str, Any]], None]
     """Told of every event, on the main rank: the progress bar, the loggers."""
     stop: StopRequest
-    step: Callable[..., Tensor] = train_step
-    finish: Callable[[Any], Any] | None = None
-    """Done to each batch ahead of time: pinned, brought to one of a few shapes."""
+    step: Callable[..., Tensor]
+    make: Make
+    at_once: int
     evaluation: dict[str, Any] = field(default_factory=dict)
 
 
 def train_loop(job: Job) -> str:
     """Train from the job's present step to its last; returns how it ended."""
-    train, state, samples, held_out = job.spec.train, job.state, job.workload.data("train"), job.workload.data("test")
-    assert samples is not None, "nothing to train on"
+    train, state, held_out = job.spec.train, job.state, job.workload.data("test")
     log = Log(job)
     job.net.train()
 
-    for serving in serve(samples, job.order, job.layout, job.rank, state.step, job.steps, job.finish):
+    for serving in serve(job.samples, job.order, job.layout, job.rank, state.step, job.steps, job.make, job.at_once):
         set_lr(state.optimizer, job.schedule(serving.turn.seen))
         stats = job.step(serving, job.workload, job.net, state, train, job.flights, job.stop.requested)
         state.step += 1

@@ -34,8 +34,8 @@ def optimizer_of(train: Train, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"].fill_(lr)
+    for tensor in {id(group["lr"]): group["lr"] for group in optimizer.param_groups}.values():
+        tensor.fill_(lr)
 
 
 class _LayerWise(torch.optim.Optimizer):

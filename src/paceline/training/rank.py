@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.explain import equations
+from paceline.launch.blame import is_echo
 from paceline.launch.environment import Place, detect
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, metrics_of, read_events, read_steps
@@ -135,16 +136,22 @@ def _train(
             events.write("end", status=status)
             summary = _sum_up(run, job, status, perf_counter() - began, _peaks(device, place.world))
         except Exception as error:
-            if place.rank == 0 and not isinstance(error, UserError):
-                why = str(error) if isinstance(error, RunFailed) else one_line(error)
-                with suppress(PacelineError):  # a full disk, perhaps: what failed first is what to say
-                    events.write("end", status="failed", why=why)
-                    if job is not None:
-                        _sum_up(run, job, "failed", perf_counter() - began, [], why=why)
+            if place.rank == 0:
+                _note_failure(run, events, job, perf_counter() - began, error)
             raise
     if show:
         _show(summary, run, stop, say)
     return summary
+
+
+def _note_failure(run: RunDir, events: EventWriter, job: Job | None, seconds: float, error: Exception) -> None:
+    """How a run failed, in its folder. If that cannot be written (a full disk), what failed first stays the error."""
+    why = str(error) if isinstance(error, PacelineError) else one_line(error)
+    why = "another rank failed" if is_echo(error) else why
+    with suppress(PacelineError):
+        events.write("end", status="failed", why=why)
+        if job is not None:
+            _sum_up(run, job, "failed", seconds, [], why=why)
 
 
 def _done_already(run: RunDir, job: Job, say: Say) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec, Train
 from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
-from paceline.training.data import Order, pinned
+from paceline.training.data import Make, Order, one_by_one, pinned
 from paceline.training.loop import Job
 from paceline.training.optim import optimizer_of
-from paceline.training.precision import Scaler
+from paceline.training.precision import HALF, Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import train_step
@@ -39,16 +39,18 @@ def build_job(
     stop: StopRequest,
 ) -> Job:
     train, layout, workload = spec.train, layout_of(spec), workload_of(spec)
-    order = Order(len(_samples(workload)), train.global_batch, train.seed)
+    samples = _samples(workload)
+    order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
     torch.manual_seed(train.seed)
     model = _model(workload).to(device, torch.float64 if train.precision == "fp64" else None)
     state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
     flights = Flights()
-    step = step_of(spec, model, place.world, device, workload)
+    step, make, at_once = way_of(spec, model, place.world, device, samples, layout.micro_batch)
     return Job(
         spec=spec,
         workload=workload,
+        samples=samples,
         layout=layout,
         rank=place.rank,
         device=device,
@@ -63,7 +65,8 @@ def build_job(
         shown=lambda event: None,
         stop=stop,
         step=step,
-        finish=_finish(workload, step, layout.micro_batch) if device.type == "cuda" else None,
+        make=make,
+        at_once=at_once,
     )
 
 
@@ -98,23 +101,22 @@ def parallelize(model: nn.Module, world: int, device: torch.device, spec: RunSpe
     return model if world == 1 else wrap(model, device, spec.parallel.bucket_mb, flights)
 
 
-def step_of(
-    spec: RunSpec, model: nn.Module, world: int, device: torch.device, workload: Workload
-) -> Callable[..., Tensor]:
-    """Compiled and captured where that is possible: one CUDA device and batches of few shapes."""
-    captured = spec.train.compile == "auto" and device.type == "cuda" and world == 1 and workload.steady is not None
-    if not captured or spec.train.optimizer not in ("adamw", "sgd"):
-        return train_step
-    from paceline.training.capture import CapturedStep
+def way_of(
+    spec: RunSpec, model: nn.Module, world: int, device: torch.device, samples: Samples, most: int
+) -> tuple[Callable[..., Tensor], Make, int]:
+    """(how a step is done, how batches are made for it, how many of them at once).
 
-    return CapturedStep(torch.compile(model, dynamic=True))
+    Compiled and recorded where that is possible: one CUDA device, half precision, and samples that come in few shapes.
+    """
+    train = spec.train
+    if device.type == "cpu":
+        return train_step, one_by_one(samples), 1
+    able = world == 1 and train.precision in HALF and train.optimizer in ("adamw", "sgd") and hasattr(samples, "steady")
+    if train.compile == "off" or not able:
+        return train_step, one_by_one(samples, pinned), 1
+    from paceline.training.capture import AT_ONCE, CapturedStep, in_parcels
 
-
-def _finish(workload: Workload, step: Callable[..., Tensor], most: int) -> Callable[[Any], Any]:
-    if step is train_step or workload.steady is None:
-        return pinned
-    steady = workload.steady
-    return lambda batch: pinned(steady(batch, most))
+    return CapturedStep(torch.compile(model, dynamic=True)), in_parcels(samples, most), AT_ONCE
 
 
 def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> int:

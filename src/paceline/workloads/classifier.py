@@ -14,7 +14,7 @@ from paceline.corpus.bpe import MASK_ID
 from paceline.corpus.tokens import Corpus, Tokens, prepare
 from paceline.spec import ClassifierModel, RunSpec, TextData
 from paceline.workload import Workload
-from paceline.workloads.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack
+from paceline.workloads.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
 
 
 class Layer(nn.Module):
@@ -77,8 +77,8 @@ class Encoder(nn.Module):
 class Texts:
     """One split of a corpus as samples."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: Tokens, longest: int) -> None:
+        self.tokens, self.longest = tokens, longest
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,6 +88,11 @@ class Texts:
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Packed:
         return pack(self.tokens.gather(ids), self.tokens.lengths(ids), np.asarray(self.tokens.labels[ids]), keys)
+
+    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Packed]:
+        ids, keys = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
+        lengths, labels = [self.tokens.lengths(i) for i in ids], [np.asarray(self.tokens.labels[i]) for i in ids]
+        return pack_steady(self.tokens.gather(np.concatenate(ids)), lengths, labels, keys, most, self.longest)
 
 
 class Classifier(Workload):
@@ -117,14 +122,12 @@ class Classifier(Workload):
         return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes))
 
     def data(self, split: str) -> Texts:
-        return Texts(self.corpus.train if split == "train" else self.corpus.test)
+        tokens = self.corpus.train if split == "train" else self.corpus.test
+        return Texts(tokens, cast(TextData, self.spec.data).max_length)
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(model(batch).float(), batch.labels, reduction="sum")
         return total, (batch.labels >= 0).sum()
-
-    def steady(self, batch: Packed, most: int) -> Packed:
-        return batch.filled(most, cast(TextData, self.spec.data).max_length)
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
         logits = model(batch).float()

@@ -37,29 +37,6 @@ class Packed:
     """(how many, length) of neighbours of equal length, in order."""
     longest: int
 
-    def filled(self, texts: int, longest: int) -> Packed:
-        """The same with a tail that counts nothing, so that only a few different shapes occur."""
-        used, spare = len(self.tokens), texts + 1 - len(self.labels)
-        assert spare > 0, "a batch cannot be filled to fewer texts than it has"
-        size = -(-(used + spare) // BLOCK) * BLOCK
-        ends = np.linspace(used, size, spare + 1).astype(np.int64)
-        which = np.repeat(np.arange(spare), np.diff(ends))
-        places = (np.arange(used, size) - ends[which]) % longest
-        return Packed(
-            tokens=_longer(self.tokens, np.zeros(size - used, np.int64)),
-            positions=_longer(self.positions, places),
-            texts=_longer(self.texts, which + len(self.labels)),
-            bounds=_longer(self.bounds, ends[1:].astype(np.int32)),
-            labels=_longer(self.labels, np.full(spare, -100)),
-            keys=_longer(self.keys, np.zeros(spare, np.int64)),
-            runs=(),
-            longest=max(longest, BLOCK),
-        )
-
-
-def _longer(tensor: Tensor, tail: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.concatenate([tensor.numpy(), tail]))
-
 
 register_dataclass(Packed)
 
@@ -80,6 +57,53 @@ def pack(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.n
         runs=tuple((b - a, int(lengths[a])) for a, b in pairwise(edges)),
         longest=int(lengths.max()),
     )
+
+
+def pack_steady(
+    tokens: np.ndarray,
+    lengths: list[np.ndarray],
+    labels: list[np.ndarray],
+    keys: list[np.ndarray],
+    most: int,
+    longest: int,
+) -> list[Packed]:
+    """Several batches at once, each with a tail of stand-ins that count nothing, so that only a few shapes occur.
+
+    Every batch comes to `most` + 1 texts and a multiple of BLOCK tokens.
+    """
+    texts = most + 1
+    filled = [_with_stand_ins(own, texts - len(own)) for own in lengths]
+    every = np.concatenate(filled)
+    ends = np.cumsum(every)
+    sizes = [int(own.sum()) for own in filled]
+    real = np.concatenate([np.arange(texts) < len(own) for own in lengths])
+    row = np.zeros(int(ends[-1]), np.int32)
+    row[np.repeat(real, every)] = tokens
+    positions = (np.arange(len(row), dtype=np.int32) - np.repeat((ends - every).astype(np.int32), every)) % longest
+    which = np.repeat(np.tile(np.arange(texts, dtype=np.int32), len(lengths)), every)
+    out, begin = [], 0
+    for own, size, label, key in zip(filled, sizes, labels, keys, strict=True):
+        mine, spare = slice(begin, begin + size), texts - len(label)
+        begin += size
+        out.append(
+            Packed(
+                tokens=torch.from_numpy(row[mine]),
+                positions=torch.from_numpy(positions[mine]),
+                texts=torch.from_numpy(which[mine]),
+                bounds=torch.from_numpy(np.concatenate([[0], np.cumsum(own)]).astype(np.int32)),
+                labels=torch.from_numpy(np.concatenate([label, np.full(spare, -100)])),
+                keys=torch.from_numpy(np.concatenate([key, np.zeros(spare, np.int64)])),
+                runs=(),
+                longest=max(longest, BLOCK),
+            )
+        )
+    return out
+
+
+def _with_stand_ins(lengths: np.ndarray, spare: int) -> np.ndarray:
+    used = int(lengths.sum())
+    extra = -(used + spare) % BLOCK + spare
+    return np.concatenate([lengths, np.diff(np.arange(spare + 1) * extra // spare)])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
@@ -117,7 +141,7 @@ def _scramble(x: Tensor) -> Tensor:
 
 def token_keys(packed: Packed, place: int) -> Tensor:
     """(T,) int32: a random number for each token at one place of the model, a function of its text's key."""
-    keys = packed.keys[packed.texts] + packed.positions * 0x9E3779B1 + (place + 1) * 0x85EBCA77
+    keys = packed.keys[packed.texts] + packed.positions.long() * 0x9E3779B1 + (place + 1) * 0x85EBCA77
     return _scramble((keys & 0xFFFFFFFF).to(torch.int32))
 
 

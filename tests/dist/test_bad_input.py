@@ -1,0 +1,190 @@
+"""Wrong requests and failures on several ranks: one message, the right exit code, nothing half-written."""
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli import main
+from paceline.record.events import read_events
+from paceline.record.files import read_json
+from paceline.record.run_dir import RunDir
+
+RUN = """\
+workload: own.py:Own
+train: {steps: 4, global_batch: 4, checkpoint_every: 1, keep: 9}
+parallel: {threads: 1, ranks: 2}
+"""
+OWN = """\
+import os
+import torch
+from torch import nn
+from paceline import Workload
+
+class Numbers:
+    def __len__(self): return 20
+    def cost(self, ids): return ids * 0 + 1
+    def batch(self, ids, keys): return torch.from_numpy(ids).float()[:, None]
+
+class Own(Workload):
+    def model(self): return nn.Linear(1, WIDTH)
+    def data(self, split): return Numbers() if split == "train" else None
+    def loss(self, model, batch):
+        return model(batch).square().sum(), len(batch)
+"""
+
+# what `loss` does instead, the exit code, what is said, and whether a run folder stays
+ROWS = {
+    "one rank fails": (
+        "        if os.environ['RANK'] == '1': raise ValueError('oops')\n",
+        1,
+        ("rank 1: the workload failed: ValueError: oops", "Traceback", "in loss"),
+        True,
+    ),
+    "every rank fails": ("        {}['oops']\n", 1, ("the workload failed: KeyError: 'oops'", "in loss"), True),
+    "loss is a mean": (
+        "        return model(batch).square().mean()\n",
+        2,
+        ("loss returned Tensor", "how many there were"),
+        False,
+    ),
+    "loss is a mean on one rank": (
+        "        if os.environ['RANK'] == '1': return 0.5\n",
+        2,
+        ("loss returned float", "how many there were"),
+        False,
+    ),
+    "loss is not finite": (
+        "        return model(batch).sum() / 0, len(batch)\n",
+        1,
+        ("at step 1", "train.lr", "train.nonfinite=skip"),
+        True,
+    ),
+    "a rank dies": (
+        "        if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n",
+        1,
+        ("rank 1 was killed by SIGKILL",),
+        True,
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN)
+    write_own(tmp_path)
+    return tmp_path
+
+
+def write_own(folder, loss="", width=1):
+    text = OWN.replace("WIDTH", str(width)).replace("batch):\n", f"batch):\n{loss}")
+    (folder / "own.py").write_text(text)
+
+
+@pytest.fixture
+def ask(capfd):
+    def ask(words):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(shlex.split(words))
+        return left.value.code, capfd.readouterr().err
+
+    return ask
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_failure_on_two_ranks(name, folder, ask):
+    loss, code, says, stays = ROWS[name]
+    write_own(folder, loss)
+    found, err = ask("train run.yaml --quiet")
+    assert found == code, err
+    assert all(part in err for part in says), err
+    assert err.count("paceline: ") == 1, "one message for all ranks"
+    assert ("Traceback" in err) == ("the workload failed" in says[0] or "workload failed" in err)
+    assert "/paceline/" not in err, "their code alone is shown"
+    assert [path.name for path in (folder / "runs").iterdir()] == (["run"] if stays else [])
+    assert not list(folder.rglob("*.writing")) + list(folder.rglob("*.tmp"))
+    if stays:
+        run = RunDir(folder / "runs" / "run")
+        (end,) = read_events(run.events_file(0), "end")
+        why = "another rank failed" if "os.environ" in loss else ""
+        assert end["status"] == read_json(run.summary_file)["status"] == "failed"
+        assert why in end["why"]
+
+
+def test_disk_full_at_a_checkpoint(folder, ask, tmp_path_factory):
+    disk = tmp_path_factory.mktemp("disk")
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.decode().strip()}")
+    try:
+        write_own(folder, width=4000)
+        code, err = ask(f"train run.yaml --quiet --out {disk}")
+        assert code == 1
+        assert "the checkpoint of step" in err
+        assert "no space left on device" in err
+        assert "then resume the run" in err
+        assert len(err.splitlines()) == 1, err
+        assert not [path for path in disk.rglob("*") if path.name.endswith((".writing", ".tmp"))]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_finished_run_is_said_to_be_finished_on_any_number_of_ranks(folder, ask):
+    assert ask("train run.yaml --quiet")[0] == 0
+    run = RunDir(folder / "runs" / "run")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    for ranks in (3, 1):
+        code, err = ask(f"train --resume runs/run parallel.ranks={ranks}")
+        assert code == 0
+        assert "runs/run is finished: all of its 4 steps are done" in err
+    after = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in before} == before
+    assert all(not after[path] for path in after.keys() - before.keys())
+
+    run.summary_file.unlink()
+    for checkpoint in run.checkpoints.iterdir():
+        shutil.rmtree(checkpoint)
+    code, err = ask("train --resume runs/run")
+    assert code == 0
+    assert "starting from the beginning" in err
+    assert read_json(run.summary_file)["steps"] == 4
+
+
+def test_under_a_launcher_the_main_rank_speaks_for_all(folder):
+    """A request that is wrong is wrong on every rank, and said once; a rank that fails alone speaks for itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def start(*words):
+        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "paceline", "train", "run.yaml", "--quiet", *words],
+                env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in ("0", "1")
+        ]
+        errors = [process.communicate(timeout=60)[1] for process in started]
+        return [process.returncode for process in started], errors
+
+    codes, errors = start("train.global_batch=1")
+    assert codes == [2, 2]
+    assert "train.global_batch=1 is smaller than parallel.ranks=2" in errors[0]
+    assert not errors[1]
+    codes, errors = start("parallel.ranks=4")
+    assert codes == [2, 2]
+    assert "parallel.ranks=4 (command line), but torchrun started 2" in errors[0]
+    assert not errors[1]
+    write_own(folder, ROWS["one rank fails"][0])
+    codes, errors = start()
+    assert codes[1] == 1
+    assert "paceline: rank 1: the workload failed: ValueError: oops" in errors[1]
