@@ -156,7 +156,7 @@ class RunSpec(BaseModel):
         return self._origins.get(key, DEFAULT)
 
     def dump(self) -> dict[str, Any]:
-        """Every value, as plain data that `load` reads back to an equal spec."""
+        """Every value, as plain data that `build` reads back."""
         return self.model_dump(mode="json")
 
     def __reduce__(self) -> Any:

@@ -97,7 +97,11 @@ class Workload:
 
 
 def workload_of(spec: RunSpec) -> Workload:
-    workload = own_workload(BUILT_IN.get(spec.workload, spec.workload))(spec)
+    kind = own_workload(BUILT_IN.get(spec.workload, spec.workload))
+    missing = [name for name in ("model", "data", "loss") if getattr(kind, name) is getattr(Workload, name)]
+    if missing:
+        raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
+    workload = kind(spec)
     if spec.workload not in BUILT_IN:
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
     return workload
@@ -152,9 +156,6 @@ def own_workload(name: str) -> type[Workload]:
             f"workload: {place!r} has no Workload class {cls!r}; "
             + (f"it has {', '.join(have)}" if have else "subclass paceline.Workload there")
         )
-    missing = [name for name in ("model", "data", "loss") if getattr(found, name) is getattr(Workload, name)]
-    if missing:
-        raise UserError(f"workload: {cls} in {place!r} has no method {' and no '.join(missing)}; see paceline.Workload")
     for name in ("Model", "Data"):
         if not (isinstance(kind := getattr(found, name), type) and issubclass(kind, Section)):
             raise UserError(f"workload: {cls}.{name} is {kind!r}; it must be a subclass of paceline.spec.Section")

@@ -186,5 +186,7 @@ def test_under_a_launcher_the_main_rank_speaks_for_all(folder):
     assert not errors[1]
     write_own(folder, ROWS["one rank fails"][0])
     codes, errors = start()
-    assert codes[1] == 1
+    assert codes == [1, 1]
+    assert errors[0].startswith("paceline: rank 0: another rank failed or cannot be reached (")
+    assert "Traceback" not in errors[0]
     assert "paceline: rank 1: the workload failed: ValueError: oops" in errors[1]

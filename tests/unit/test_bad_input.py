@@ -280,7 +280,7 @@ TABLE = {
         ("needs 'no_such_package', which is not installed",),
         files=own("import torch\n", "import no_such_package\n"),
     ),
-    "workload without a loss": Row("explain run.yaml", ("Own", "no method loss"), files=own("def loss(", "def lose(")),
+    "workload without a loss": Row(TRAIN, ("Own", "no method loss"), files=own("def loss(", "def lose(")),
     "workload with odd options": Row(
         "explain run.yaml",
         ("Own.Model", "paceline.spec.Section"),

@@ -63,7 +63,7 @@ EVERYTHING: dict[str, Any] = {
         "micro_batch": 3,
         "device": "cpu",
         "threads": 1,
-        "timeout_s": float("inf"),
+        "timeout_s": 1e7,
         "bucket_mb": 1e22,
     },
     "cluster": "local",

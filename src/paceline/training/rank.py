@@ -65,7 +65,7 @@ def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, dict[
 
 @contextmanager
 def foreseen(spec: RunSpec) -> Iterator[None]:
-    """Memory that runs out and mistakes in the user's own code are failures of the run, said as such.
+    """Lost peers, memory that runs out and mistakes in the user's own code are failures of the run, said as such.
 
     Any other exception is a mistake of ours and stays what it is.
     """
@@ -74,6 +74,8 @@ def foreseen(spec: RunSpec) -> Iterator[None]:
     except PacelineError:
         raise
     except Exception as error:
+        if spec.parallel.ranks > 1 and is_echo(error):
+            raise RunFailed(f"another rank failed or cannot be reached ({one_line(error)})") from error
         wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         if isinstance(error, MemoryError) or wanted:
             for_what = f" for {wanted[1]} more" if wanted else ""
@@ -146,8 +148,10 @@ def _train(
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, seconds: float, error: Exception) -> None:
     """How a run failed, in its folder. If that cannot be written (a full disk), what failed first stays the error."""
+    import torch.distributed as dist
+
     why = str(error) if isinstance(error, PacelineError) else one_line(error)
-    why = "another rank failed" if is_echo(error) else why
+    why = "another rank failed" if dist.is_initialized() and is_echo(error) else why
     with suppress(PacelineError):
         events.write("end", status="failed", why=why)
         if job is not None:

@@ -74,6 +74,10 @@ class Encoder(nn.Module):
         return self.head(mean_of_texts(self.norm(x_TD), packed))
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class Texts:
     """One split of a corpus as samples."""
 
@@ -126,11 +130,11 @@ class Classifier(Workload):
         return Texts(tokens, cast(TextData, self.spec.data).max_length)
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(model(batch).float(), batch.labels, reduction="sum")
+        total = F.cross_entropy(at_least_fp32(model(batch)), batch.labels, reduction="sum")
         return total, (batch.labels >= 0).sum()
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
-        logits = model(batch).float()
+        logits = at_least_fp32(model(batch))
         return {
             "loss": F.cross_entropy(logits, batch.labels, reduction="none").double().sum(),
             "accuracy": (logits.argmax(1) == batch.labels).sum(),

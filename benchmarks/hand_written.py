@@ -1,0 +1,73 @@
+"""A hand-written DistributedDataParallel loop, and Paceline's loop beside it in the same processes."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.launch.environment import Place, detect
+from paceline.launch.group import joined
+from paceline.launch.signals import StopRequest
+from paceline.record.events import EventWriter, read_steps
+from paceline.spec import RunSpec
+from paceline.training.checkpoint import Checkpoints
+from paceline.training.data import share
+from paceline.training.loop import Job, train_loop
+from paceline.training.setup import build_job
+
+
+def compare_steps(spec: RunSpec, out: str, rounds: int) -> tuple[float, float]:
+    """(median seconds of a hand-written step, of Paceline's), the two taking turns in blocks."""
+    place = detect(os.environ)
+    assert place is not None
+    block, blocks, hand = 8, 2 * rounds + 1, []
+    folder = Path(out)
+    events_file = folder / f"rank{place.rank}.jsonl"
+    with (
+        joined(place, "cpu", 1, 300) as device,
+        EventWriter(events_file) as events,
+        closing(Checkpoints(folder / "checkpoints", 1)) as checkpoints,
+    ):
+        job = build_job(spec, place, device, events, checkpoints, StopRequest())
+        job.workload.data = lambda split: None  # type: ignore[method-assign]  # no evaluation between the blocks
+        step = hand_written(job, place)
+        for _ in range(blocks):
+            hand += step(block)
+            job.steps = job.state.step + block
+            train_loop(job)
+    ours = [event["step_s"] for event in read_steps(events_file)]
+    return statistics.median(hand[block:]), statistics.median(ours[block:])
+
+
+def hand_written(job: Job, place: Place) -> Callable[[int], list[float]]:
+    """What a careful person writes: DDP with bucket views, fused AdamW, clipping, batches made in the loop."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(job.workload.model(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    done = 0
+
+    def block(count: int) -> list[float]:
+        nonlocal done
+        times = []
+        for turn in job.order.turns(done, done + count):
+            began = perf_counter()
+            (serving,) = share([turn], job.samples, job.layout, place.rank, job.make)
+            batch = serving.passes[0].batch
+            total, number = job.workload.loss(model, batch)
+            (total / number).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            total.item()
+            times.append(perf_counter() - began)
+        done += count
+        return times
+
+    return block

@@ -1,0 +1,259 @@
+"""How far the planner is from published measurements: by source, each left out of the fit that prices it.
+
+    python benchmarks/plan_published.py MEASUREMENTS.csv            # table; about three minutes on one core
+    python benchmarks/plan_published.py MEASUREMENTS.csv --shipped  # with the numbers in physics.py, in a second
+    python benchmarks/plan_published.py MEASUREMENTS.csv --fit      # fit to all rows and print the numbers
+
+A fold leaves out everything that one group of people measured (`foundry`, `bloom`, …), not just one of their tables.
+Fits start from the middle of each number's range and are drawn weakly towards it: the shipped values, which have seen
+all rows, play no part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+sys.path.insert(0, str(Path(__file__).parent))
+from published_rows import Row, Scaling, read_rows, scalings
+
+from paceline.planning.memory import memory
+from paceline.planning.physics import Physics
+from paceline.planning.steptime import data_parallel_step_s, step_time
+
+SOFT = 0.15
+"""Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
+PULL = 0.15
+"""Weight of the middle of a number's range, in rows."""
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The rows that can be judged, by what was measured."""
+
+    steps: tuple[Row, ...]
+    speedups: tuple[Scaling, ...]
+    memories: tuple[Row, ...]
+
+    def families(self) -> list[str]:
+        named = [r.family for r in (*self.steps, *(s.row for s in self.speedups), *self.memories)]
+        return list(dict.fromkeys(named))
+
+    def where(self, keep: Callable[[Row], bool]) -> Evidence:
+        return Evidence(
+            tuple(filter(keep, self.steps)),
+            tuple(s for s in self.speedups if keep(s.row)),
+            tuple(filter(keep, self.memories)),
+        )
+
+
+def evidence(path: Path) -> Evidence:
+    rows = read_rows(path)
+    transformers = [r for r in rows if r.model is not None]
+    return Evidence(
+        tuple(r for r in transformers if r.step_s and r.cluster and not r.low_quality),
+        tuple(scalings(rows)),
+        tuple(r for r in transformers if r.memory_bytes),
+    )
+
+
+# ── predictions over measurements
+
+
+def step_ratios(rows: Sequence[Row], physics: Physics) -> Array:
+    return np.array([_step_s(r, physics) / (r.step_s or math.nan) for r in rows])
+
+
+def _step_s(row: Row, physics: Physics) -> float:
+    assert row.model is not None
+    assert row.cluster is not None
+    return step_time(row.model.blocks, row.spread, row.cluster, row.numbers, physics).step_s
+
+
+def speedup_ratios(pairs: Sequence[Scaling], physics: Physics) -> Array:
+    return np.array([_speedup(p, physics) / p.speedup for p in pairs])
+
+
+def _speedup(pair: Scaling, physics: Physics) -> float:
+    """From the measured rate of one device, as somebody would who has one and asks about more."""
+    row, base = pair.row, pair.base
+    assert row.cluster is not None
+    passed = row.spread.micro_batch * row.spread.accumulate / (base.spread.micro_batch * base.spread.accumulate)
+    alone_s = (base.step_s or math.nan) * passed
+    ranks = row.cluster.devices
+    together_s = data_parallel_step_s(
+        alone_s, row.params, ranks, row.cluster, row.numbers, physics, row.spread.accumulate
+    )
+    return ranks * alone_s / together_s
+
+
+def memory_ratios(rows: Sequence[Row], physics: Physics) -> Array:
+    return np.array([_memory(r, physics) / (r.memory_bytes or math.nan) for r in rows])
+
+
+def _memory(row: Row, physics: Physics) -> float:
+    assert row.model is not None
+    priced = memory(row.model.blocks, row.spread, row.numbers, physics)
+    return priced.allocated_bytes if row.allocated else priced.total_bytes
+
+
+# ── rivals
+
+
+def half_of_peak(rows: Sequence[Row]) -> Array:
+    """A constant 50 % MFU."""
+    ratios = []
+    for r in rows:
+        assert r.model is not None
+        assert r.cluster is not None
+        rate = 0.5 * r.cluster.device.peak_flops_s(r.numbers.matmul) * r.cluster.devices
+        ratios.append(r.spread.global_batch * r.model.flops_per_sample / rate / (r.step_s or math.nan))
+    return np.array(ratios)
+
+
+def linear(pairs: Sequence[Scaling]) -> Array:
+    """Twice the devices, twice the speed."""
+    return np.array([(p.row.cluster.devices if p.row.cluster else math.nan) / p.speedup for p in pairs])
+
+
+def states_only(rows: Sequence[Row]) -> Array:
+    """Weights, gradients and optimiser states, divided as ZeRO divides them; nothing else."""
+    ratios = []
+    for r in rows:
+        assert r.model is not None
+        m = memory(r.model.blocks, r.spread, r.numbers, Physics())
+        ratios.append((m.weights_bytes + m.gradients_bytes + m.states_bytes) / (r.memory_bytes or math.nan))
+    return np.array(ratios)
+
+
+# ── fitting
+
+
+def _to_physics(x: Sequence[float]) -> Physics:
+    values = {}
+    for f, v in zip(fields(Physics), x, strict=True):
+        low, high = f.metadata["low"], f.metadata["high"]
+        values[f.name] = low * (high / low) ** float(v) if low > 0 else float(v) * high
+    return Physics(**values)
+
+
+def fit(seen: Evidence, rounds: int = 14) -> Physics:
+    """Least squares of logarithms; sources with many rows weigh by the square root of their number."""
+    middle = np.full(len(fields(Physics)), 0.5)
+    weights = [_weights([r.source for r in group]) for group in _groups(seen)]
+
+    def residuals(x: Array) -> Array:
+        physics = _to_physics(x)
+        ratios = (
+            step_ratios(seen.steps, physics),
+            speedup_ratios([p for p in seen.speedups if not p.row.low_quality], physics),
+            memory_ratios([r for r in seen.memories if not r.low_quality], physics),
+        )
+        logs = [np.log(ratio) * w for ratio, w in zip(ratios, weights, strict=True)]
+        return np.concatenate([*logs, (x - middle) * PULL])
+
+    found = least_squares(
+        residuals, middle, bounds=(0, 1), loss="soft_l1", f_scale=SOFT, max_nfev=rounds, diff_step=1e-3
+    )
+    return _to_physics(found.x)
+
+
+def _groups(seen: Evidence) -> tuple[list[Row], list[Row], list[Row]]:
+    return (
+        list(seen.steps),
+        [p.row for p in seen.speedups if not p.row.low_quality],
+        [r for r in seen.memories if not r.low_quality],
+    )
+
+
+def _weights(sources: Sequence[str]) -> Array:
+    counts = {s: sources.count(s) for s in set(sources)}
+    return np.array([counts[s] ** -0.25 for s in sources])
+
+
+def left_out(whole: Evidence, say: Callable[[str], None] = lambda _: None) -> dict[str, Physics]:
+    """For each family, the numbers fitted to all others."""
+    fits = {}
+    for family in whole.families():
+        say(f"fitting without {family}")
+        fits[family] = fit(whole.where(lambda r, f=family: r.family != f))  # type: ignore[misc]
+    return fits
+
+
+# ── the table
+
+
+@dataclass(frozen=True)
+class Line:
+    """Absolute relative errors of one source, ours and the rival's."""
+
+    kind: str
+    source: str
+    rows: int
+    mean: float
+    median: float
+    rival: float
+
+
+def judge(whole: Evidence, physics: Callable[[str], Physics]) -> list[Line]:
+    """One line per kind and source; `physics` gives the numbers for a family."""
+    lines = []
+    kinds = (
+        ("step time", whole.steps, step_ratios, half_of_peak, lambda r: r),
+        ("speed-up", whole.speedups, speedup_ratios, linear, lambda p: p.row),
+        ("memory", whole.memories, memory_ratios, states_only, lambda r: r),
+    )
+    for kind, items, ours, rival, row_of in kinds:
+        everything = []
+        for source in dict.fromkeys(row_of(i).source for i in items):
+            some = [i for i in items if row_of(i).source == source]
+            error = np.abs(ours(some, physics(row_of(some[0]).family)) - 1)
+            other = np.abs(rival(some) - 1)
+            everything += [(e, o, row_of(i).low_quality) for e, o, i in zip(error, other, some, strict=True)]
+            lines.append(Line(kind, source, len(some), error.mean(), float(np.median(error)), other.mean()))
+        good = np.array([(e, o) for e, o, low in everything if not low])
+        lines.append(Line(kind, "ALL", len(good), good[:, 0].mean(), float(np.median(good[:, 0])), good[:, 1].mean()))
+    return lines
+
+
+def show(lines: Sequence[Line]) -> str:
+    titles = {"step time": "50 % MFU", "speed-up": "linear", "memory": "states only"}
+    out = []
+    for kind, rival in titles.items():
+        out += ["", f"{kind:<66} rows   mean  median  {rival}"]
+        for line in (x for x in lines if x.kind == kind):
+            name = line.source if len(line.source) <= 64 else "…" + line.source[-63:]
+            out.append(f"{name:<66} {line.rows:4d} {line.mean:6.1%} {line.median:7.1%} {line.rival:8.1%}")
+    return "\n".join(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measurements", type=Path)
+    parser.add_argument("--shipped", action="store_true", help="price with physics.py instead of fitting")
+    parser.add_argument("--fit", action="store_true", help="fit to all rows and print the numbers")
+    asked = parser.parse_args()
+    whole = evidence(asked.measurements)
+    if asked.fit:
+        found = fit(whole, rounds=40)
+        for f in fields(Physics):
+            print(f"{f.name:24s} {getattr(found, f.name):10.3g} {f.metadata['unit']:10s} {f.metadata['meaning']}")
+        print(show(judge(whole, lambda _: found)))
+        return
+    if asked.shipped:
+        print(show(judge(whole, lambda _: Physics())))
+        return
+    fits = left_out(whole, lambda text: print(text, file=sys.stderr))
+    print(show(judge(whole, fits.__getitem__)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""Published measurements of distributed training as typed rows: what was run, on what, and what came out.
+
+A source is often silent about something that a price needs. What is filled in, and by which rule, is written here and
+nowhere else; the rules are of the kind "Megatron before 2023 did not hide its gradients", never of the kind "this
+source is slow".
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.planning.hardware import GB, Cluster, device
+from paceline.planning.memory import memory
+from paceline.planning.physics import Physics
+from paceline.planning.shape import ModelShape, typical
+from paceline.planning.spread import NUMBERS, Numbers, Spread
+
+USUAL_BATCH_TOKENS = 4e6
+"""Of large language models, where a source gives neither batch nor layout."""
+LOW_QUALITY = ("smallmlp", "colossal")
+KNOWN_SHAPES = {  # of public models whose rows give only the name
+    "Transformer-XL base": ModelShape(16, 512, 8, 192, 32_000, 2048, memory_len=192, fused_attention=False),
+    "Transformer-XL large": ModelShape(18, 1024, 16, 384, 32_000, 4096, memory_len=384, fused_attention=False),
+    "transformerxllarge": ModelShape(18, 1024, 16, 384, 32_000, 4096, memory_len=384, fused_attention=False),
+}
+
+KNOWN_PARAMS = {"NCF (NeuMF, ML-20M)": 31.8e6, "Transformer-big (WMT en-de)": 210e6, "DistilBERT SQuAD": 66e6}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published result."""
+
+    id: str
+    source: str
+    model_name: str
+    model: ModelShape | None
+    """None for what is not a transformer."""
+    params: float
+    cluster: Cluster | None
+    spread: Spread
+    numbers: Numbers
+    step_s: float | None
+    memory_bytes: float | None
+    allocated: bool
+    """The memory is what the allocator handed out, without what the driver and the libraries take."""
+    samples_s: float | None
+    speedup: float | None
+    strategy: str
+    year: int
+    low_quality: bool
+
+    @property
+    def family(self) -> str:
+        """Who measured: rows of one family share people, machines and code, so they are left out together."""
+        return re.sub(r"\d+$", "", self.id.rsplit("-", 1)[0])
+
+
+def read_rows(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(filter(None, map(_row, csv.DictReader(file))))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _row(raw: dict[str, str]) -> Row | None:
+    n = {key: _number(value) for key, value in raw.items()}
+    notes, year = raw["notes"], int(n["year"] or 2021)
+    model = _model(raw, n, year)
+    params = (n["params_b"] or 0.0) * 1e9 or (model.params if model else KNOWN_PARAMS.get(raw["model_name"], 0.0))
+    cluster = _cluster(raw, n)
+    if cluster is None and not n["measured_peak_mem_gb"]:
+        return None
+    numbers = _numbers(raw, cluster)
+    spread = _spread(raw, n, model, cluster, numbers, year)
+    step_s = _step_s(n, notes, model, spread, cluster, numbers, raw)
+    unit = 2**30 if "MiB" in notes or "GiB" in notes or "torch.cuda" in notes or "bloom" in raw["id"] else GB
+    memory_gb = n["measured_peak_mem_gb"]
+    return Row(
+        id=raw["id"],
+        source=raw["source"],
+        model_name=raw["model_name"],
+        model=model,
+        params=params,
+        cluster=cluster,
+        spread=spread,
+        numbers=numbers,
+        step_s=step_s,
+        memory_bytes=memory_gb * unit if memory_gb else None,
+        allocated="max_memory_allocated" in notes or "FSDP2" in notes,
+        samples_s=n["measured_samples_per_s"]
+        or (n["measured_tokens_per_s_per_gpu"] or 0) * (n["gpu_count"] or 1)
+        or None,
+        speedup=n["measured_speedup"],
+        strategy=raw["strategy"],
+        year=year,
+        low_quality=raw["id"].startswith(LOW_QUALITY) or "LOW QUALITY" in notes,
+    )
+
+
+def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelShape | None:
+    name = raw["model_name"]
+    if not n["hidden"]:
+        if name in KNOWN_SHAPES:
+            return KNOWN_SHAPES[name]
+        if re.match(r"(GPT|Llama|Nemotron|GPT3)", name) and n["params_b"]:
+            gated = "llama" in name.lower()
+            return typical(n["params_b"] * 1e9, int(n["seq_len"] or 2048), int(n["vocab"] or 51_200), gated)
+        return None
+    hidden = int(n["hidden"])
+    encoder = "BERT" in name or "bert" in name
+    vocab, seq = int(n["vocab"] or 51_200), int(n["seq_len"] or (2048 if n["measured_peak_mem_gb"] else 0))
+    if not seq:
+        return None
+    if "PyTorch/LanguageModeling/BERT" in raw["source"] and "DeepLearningExamples" in raw["source"] and seq == 512:
+        seq = 256  # half of Wikipedia's 512-token samples is padding, which bins leave out (Krell et al. 2021)
+    ffn = int(n["ffn_hidden"] or 4 * hidden)
+    heads = int(n["heads"] or max(1, hidden // 128))
+    layers = int(n["layers"] or round(((n["params_b"] or 0) * 1e9 - vocab * hidden) / (12 * hidden**2)))
+    megatron_deepspeed = "Megatron-DeepSpeed" in raw["notes"]
+    fused = year >= 2023 and not encoder and not megatron_deepspeed
+    llama = "llama" in name.lower()
+    classes = 2 if "squad" in name.lower() else 0
+    shape = ModelShape(
+        layers,
+        hidden,
+        heads,
+        seq,
+        vocab,
+        ffn,
+        int(n["kv_heads"] or 0),
+        gated=llama,
+        tied=not llama and "Nemotron" not in name,
+        learned_positions=not llama,
+        biases=not llama,
+        causal=not encoder,
+        fused_attention=fused,
+        classes=classes,
+    )
+    if not n["kv_heads"] and n["params_b"] and shape.params > 1.05e9 * n["params_b"]:
+        shape = replace(shape, kv_heads=min(8, heads))  # too large for its name: keys and values are shared
+    return shape
+
+
+def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
+    name = re.sub(r"\(.*?\)|Gen\d", "", raw["gpu"]).strip()
+    name = name.replace("CPU Intel Sapphire Rapids", "CPU").replace("140GB", "141GB").replace("192GB", "180GB")
+    name = name.replace("RTX 3090 24GB", "RTX 3090").replace("RTX 4090 24GB", "RTX 4090").replace("SXM4", "SXM")
+    if not name:
+        return None
+    try:
+        kind = device(name)
+    except UserError:
+        return None
+    count = int(n["gpu_count"] or 8)
+    per_node = min(count, int(n["gpus_per_node"] or kind.per_node))
+    link, text = kind.link_bytes_s, raw["intra_node"]
+    if "P2P" in text and ("no P2P" in text or "DISABLE" in text.upper()):
+        link = kind.pcie_bytes_s / 2
+    elif text.startswith("PCIe"):
+        link = min(kind.link_bytes_s, kind.pcie_bytes_s)
+    elif "(4 links)" in text:
+        link = 4 * 25 * GB
+    network = kind.node_bits_s
+    stated = re.match(r"(\d+) per (node|GPU)", raw["inter_node_gbps"])
+    if stated:
+        network = float(stated[1]) * GB * (per_node if stated[2] == "GPU" else 1)
+    return Cluster(kind, math.ceil(count / per_node), per_node, link, network / 8)
+
+
+def _numbers(raw: dict[str, str], cluster: Cluster | None) -> Numbers:
+    text, strategy = raw["precision"].lower(), raw["strategy"]
+    if "fp8" in text or "float8" in text or text.startswith(("rowwise", "tensorwise")):
+        return NUMBERS["amp_fp8" if strategy == "fsdp" else "fp8"]
+    if text in ("fp32", "fp32/tf32", "tf32", ""):
+        has_tf32 = cluster is not None and "tf32" in cluster.device.flops_s
+        return NUMBERS["tf32" if has_tf32 and text not in ("fp32", "") else "fp32"]
+    if text == "bf16" and strategy == "fsdp":
+        return NUMBERS["pure_bf16" if "PURE" in raw["notes"] else "amp_bf16"]
+    return NUMBERS[{"amp fp16": "amp_fp16", "amp_bf16": "amp_bf16", "fp16": "fp16"}.get(text, "bf16")]
+
+
+def _spread(
+    raw: dict[str, str],
+    n: dict[str, float | None],
+    model: ModelShape | None,
+    cluster: Cluster | None,
+    numbers: Numbers,
+    year: int,
+) -> Spread:
+    notes, strategy = raw["notes"], raw["strategy"]
+    count = int(n["gpu_count"] or 8)
+    tensor, pipeline, context = int(n["tp"] or 0), int(n["pp"] or 0), int(n["cp"] or 1)
+    if not tensor:
+        parts = re.search(r"model-parallel size=(\d+)", notes)
+        together = int(parts[1]) if parts else 1
+        tensor = min(8, together)
+        pipeline = together // tensor
+    pipeline = pipeline or 1
+    if tensor * pipeline * context > count:  # a few printed layouts are larger than the machine they ran on
+        pipeline = max(1, count // (tensor * context))
+    data = max(1, count // (tensor * pipeline * context))
+    whole = n["global_batch"]
+    if not whole and not n["microbatch"] and model is not None and strategy in ("", "3d"):
+        whole = max(data, round(USUAL_BATCH_TOKENS / model.seq_len))
+    tokens = re.search(r"batch (\d+) tokens per GPU", notes)
+    if model is None and not n["microbatch"]:
+        # rates of such rows are in samples or tokens; pictures are usually trained at 256 (fp16) or 128 per device
+        n["microbatch"] = float(tokens[1]) if tokens else 256.0 if numbers.element_bytes == 2 else 128.0
+    micro = n["microbatch"] or (min(4.0, max(1.0, (whole or 4) / data)) if pipeline == 1 else 1.0)
+    if whole:
+        micro = min(micro, max(1.0, whole / data))
+        accumulate = max(1, round(whole / data / micro))
+        micro = whole / data / accumulate
+    else:
+        accumulate = int(n["grad_accum"] or 1)
+    modern = year >= 2023 and "Megatron-DeepSpeed" not in notes
+    zero = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "": 3}.get(strategy, 0)
+    if not zero and ("zero=1" in notes or "distributed" in raw["optimizer"] or (modern and strategy == "3d")):
+        zero = 1
+    group = re.search(r"FSDP group=(\d+)", notes)
+    shard = min(data, int(group[1])) if group else data if zero else 1
+    chunks = re.search(r"VP=(\d+)", notes)
+    # frameworks since 2023 interleave their pipelines; where nothing is said, layer by layer
+    interleaved = max(1, model.layers // pipeline) if modern and cluster and pipeline > 1 and model is not None else 1
+    if chunks is None and "VP=" in notes:
+        interleaved = 1
+    spread = Spread(
+        replicate=data // shard,
+        shard=shard,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        micro_batch=micro,
+        accumulate=accumulate,
+        zero=zero,
+        sequence_parallel=tensor > 1 and modern,
+        chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
+        overlap=strategy in ("ddp", "fsdp", "none") if not modern else True,
+        graphed=bool(re.search(r"compile=1|XLA|Paxml|Maxtext|MaxText", notes)),
+    )
+    if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
+        spread = replace(spread, overlap=False)
+    if model is not None and cluster is not None and data > 1 and spread.zero < 3:
+        spread = _zero_that_fits(spread, model, cluster, numbers)
+    if not whole and not n["microbatch"] and model is not None and cluster is not None:
+        spread = _largest_that_fits(spread, model, cluster, numbers)
+    recompute = raw["activation_checkpointing"]
+    if recompute == "selective" and model is not None and model.fused_attention and strategy != "fsdp":
+        recompute = "none"  # Megatron's recomputes the scores alone, which a fused kernel never stores
+    if recompute in ("none", "selective", "full"):
+        return replace(spread, recompute=recompute)  # type: ignore[arg-type]
+    return _recompute_that_fits(spread, model, cluster, numbers)
+
+
+def _largest_that_fits(spread: Spread, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Spread:
+    """Where a source is silent about the batch: the largest power of two that the device holds."""
+    while spread.micro_batch < 1024:
+        tried = replace(spread, micro_batch=2 * spread.micro_batch)
+        if memory(model.blocks, tried, numbers, Physics()).total_bytes > cluster.device.memory_bytes:
+            break
+        spread = tried
+    return spread
+
+
+def _zero_that_fits(spread: Spread, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Spread:
+    """Where the states alone would overflow the device they ran on, they must have been divided."""
+    for zero in range(spread.zero, 4):
+        tried = spread if zero == 0 else replace(spread, zero=zero, shard=spread.data, replicate=1)
+        priced = memory(model.blocks, tried, numbers, Physics())
+        if priced.weights_bytes + priced.gradients_bytes + priced.states_bytes <= cluster.device.memory_bytes:
+            return tried
+    return spread
+
+
+def _recompute_that_fits(spread: Spread, model: ModelShape | None, cluster: Cluster | None, numbers: Numbers) -> Spread:
+    """Where a source is silent: the least recomputation that fits into the device."""
+    if model is None or cluster is None:
+        return spread
+    for choice in ("none", "selective", "full"):
+        tried = replace(spread, recompute=choice)  # type: ignore[arg-type]
+        if memory(model.blocks, tried, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
+            return tried
+    return replace(spread, recompute="full")
+
+
+def _step_s(
+    n: dict[str, float | None],
+    notes: str,
+    model: ModelShape | None,
+    spread: Spread,
+    cluster: Cluster | None,
+    numbers: Numbers,
+    raw: dict[str, str],
+) -> float | None:
+    """Seconds per optimiser step: as printed, or from a rate, or from FLOP/s with the source's own counting."""
+    batch, count = spread.global_batch, n["gpu_count"] or 8
+    if n["measured_step_time_s"]:
+        return n["measured_step_time_s"]
+    if n["measured_samples_per_s"]:
+        return batch / n["measured_samples_per_s"]
+    if n["measured_tokens_per_s_per_gpu"]:
+        return batch * (model.seq_len if model else 1) / (n["measured_tokens_per_s_per_gpu"] * count)
+    if model is None or cluster is None:
+        return None
+    flops = model.flops_per_sample
+    if "HFU" in notes or "4-pass" in notes:
+        flops += model.blocks[1].repeat * model.blocks[1].flops
+    if n["measured_tflops_per_gpu"]:
+        return batch * flops / (n["measured_tflops_per_gpu"] * 1e12 * count)
+    if n["measured_mfu"]:
+        return batch * flops / (n["measured_mfu"] * cluster.device.peak_flops_s(numbers.matmul) * count)
+    return None
+
+
+def by_family(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for family in dict.fromkeys(row.family for row in rows):
+        yield family, [row for row in rows if row.family == family]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A data-parallel row beside the same work on fewer devices."""
+
+    row: Row
+    base: Row
+    speedup: float
+    """Measured: rate of the row over rate of the base."""
+
+
+CONV_GFLOPS = {"InceptionV3": 11.4, "ResNet-101": 15.6, "VGG-16": 31.0, "VGG16": 31.0}
+"""Forward FLOPs of one picture, for the few scaling rows that come without the rate of one device."""
+
+
+def scalings(rows: list[Row]) -> list[Scaling]:
+    """Every published data-parallel speed-up that can be paired with the rate of one device."""
+    found = []
+    for row in rows:
+        plain = row.spread.tensor == row.spread.pipeline == row.spread.context == 1
+        if row.speedup is None or row.strategy != "ddp" or not plain or row.cluster is None or row.params == 0:
+            continue
+        bases = [
+            other
+            for other in rows
+            if other.cluster is not None
+            and other.cluster.devices == 1
+            and (other.source, other.model_name, other.numbers.name) == (row.source, row.model_name, row.numbers.name)
+            and other.cluster.device.name == row.cluster.device.name
+            and other.samples_s
+        ]
+        if bases:
+            base = min(bases, key=lambda b: abs(math.log(b.spread.micro_batch / row.spread.micro_batch)))
+            found.append(Scaling(row, base, row.speedup))
+        elif row.model_name in CONV_GFLOPS:
+            peak = row.cluster.device.peak_flops_s(row.numbers.matmul)
+            alone_s = 3 * CONV_GFLOPS[row.model_name] * 1e9 * row.spread.micro_batch / (0.5 * peak)
+            found.append(Scaling(row, replace(row, step_s=alone_s), row.speedup))
+    return found

@@ -1,0 +1,120 @@
+"""Time of the arithmetic: a roofline whose efficiency depends on the sizes, beside the host that launches it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.planning.hardware import Device
+from paceline.planning.physics import Physics
+from paceline.planning.shape import Attention, Block
+from paceline.planning.spread import Numbers, Spread
+
+TILE = 128
+"""Side of the piece of a result that one multiprocessor works on."""
+USUAL_MATMUL_FRACTION = 0.80
+"""Of the peak, in a bare matrix product, for devices on which nobody published a measurement."""
+PLAIN_MATMUL_FRACTION = 0.95
+"""The same for units that multiply without tensor cores: their operands arrive in time."""
+FUSED_BACKWARD = 2.5
+"""A fused backward pass makes five products for the two of the forward pass."""
+FP8_CAST_BYTES = 6.0
+"""An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed."""
+CAUSAL_FUSED = 0.5
+"""A fused causal kernel skips the upper half; one that stores scores computes them all."""
+PLAIN_SCORE_PASSES = 6.0
+"""Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Times of one micro-batch through one block on one device."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s + self.recompute_s
+
+
+def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
+    """FLOP/s of a large product in the midst of training."""
+    fraction = device.matmul_fraction or USUAL_MATMUL_FRACTION
+    if device.peak_flops_s(dtype) == device.flops_s.get("fp32"):
+        fraction = PLAIN_MATMUL_FRACTION
+    return device.peak_flops_s(dtype) * fraction * physics.matmul_efficiency
+
+
+def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: Numbers, physics: Physics) -> float:
+    """One product: the slower of arithmetic, at a rate that small or ragged sides lower, and memory."""
+    tiles = math.ceil(rows / TILE) * math.ceil(outer / TILE)
+    size = tiles / (tiles + physics.half_tiles)
+    if inner % 64 or outer % 64:
+        size *= physics.ragged_efficiency
+    arithmetic_s = 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
+    casts_s = FP8_CAST_BYTES * rows * inner / bandwidth if numbers.matmul == "fp8" else 0.0
+    return max(arithmetic_s, moved / bandwidth) + casts_s
+
+
+def attention_s(
+    attention: Attention, batch: float, spread: Spread, device: Device, numbers: Numbers, physics: Physics
+) -> tuple[float, float]:
+    """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
+    share = batch / (spread.tensor * spread.context)
+    dtype = "bf16" if numbers.matmul == "fp8" else numbers.matmul
+    rate = matmul_rate(device, dtype, physics)
+    if attention.fused:
+        skipped = CAUSAL_FUSED if attention.causal else 1.0
+        forward = attention.flops * skipped * share / (rate * physics.attention_efficiency)
+        return forward, FUSED_BACKWARD * forward
+    products = attention.flops * share / rate
+    moved = PLAIN_SCORE_PASSES * attention.score_elements * share * numbers.element_bytes
+    scores = moved / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+    return products + scores, 2 * (products + scores)
+
+
+def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, physics: Physics) -> Pass:
+    """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
+    t = spread.tensor
+    rows_share = spread.micro_batch / spread.context
+    products = 0.0
+    for m in block.matmuls:
+        inner = m.inner / t if m.split == "inner" else m.inner
+        outer = m.outer / t if m.split == "outer" else m.outer
+        products += matmul_s(m.rows * rows_share, inner, outer, device, numbers, physics)
+    attention = (0.0, 0.0)
+    if block.attention is not None:
+        attention = attention_s(block.attention, spread.micro_batch, spread, device, numbers, physics)
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    cut = t if spread.sequence_parallel or block.name == "head" else (1 + t) / 2
+    moved = physics.fusion * block.moved_elements * rows_share * numbers.element_bytes / cut
+    elementwise = moved / bandwidth
+    casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
+    forward = products + attention[0] + elementwise + casts
+    backward = 2 * products + attention[1] + 2 * elementwise
+    recompute = 0.0
+    if spread.recompute == "full" and block.edge_elements:
+        recompute = forward
+    elif spread.recompute == "selective" and block.attention is not None:
+        # stored scores are made again; without them, every second product and what lies between
+        recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
+    if spread.graphed:
+        return Pass(forward, backward, recompute)
+    host = block.kernels * physics.launch_s
+    again = host * (recompute / forward if forward else 0.0)
+    return Pass(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+
+
+def _slower(device_s: float, host_s: float) -> float:
+    """The slower of two that run beside each other, with the rounded corner that real queues show."""
+    return float((device_s**4 + host_s**4) ** 0.25)
+
+
+def optimizer_s(params: float, device: Device, numbers: Numbers, physics: Physics) -> float:
+    """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
+    touched = params * (2 * (numbers.weight_bytes + numbers.state_bytes) + 3 * numbers.gradient_bytes)
+    return touched / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)

@@ -1,0 +1,252 @@
+"""The devices a plan can name, and the clusters made of them.
+
+`hardware.csv` holds one row of published facts per device, with its source and date. A cluster is written in a short
+form (`4xA100`, `2x8xH100`, `4xA100-40GB@pcie+25Gb`, `4x24GB`, `8xCPU`) or in a small YAML file.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+
+GB = 1e9
+TERA = 1e12
+FORM = "[NODESx]DEVICESxNAME[@LINK][+NETWORK],  for example 4xA100, 2x8xH100 or 4xA100-40GB@pcie+25Gb"
+FALLBACK = {"fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
+"""Where a device has no rate of its own for a type, its products run at the rate of the next one."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, as its data sheet and the price lists state it."""
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_s: float
+    flops_s: Mapping[str, float]
+    matmul_fraction: float | None
+    """Largest fraction of the peak that anybody measured in a bare matrix product; None where nobody did."""
+    link: str
+    link_bytes_s: float
+    """In-node link, one direction, per device."""
+    pcie_bytes_s: float
+    per_node: int
+    node_bits_s: float
+    """Network per node that these devices are usually sold with."""
+    watts: float
+    usd_per_hour: float | None
+    source: str
+    date: str
+
+    def peak_flops_s(self, dtype: str) -> float:
+        """Peak dense rate for a type; types that the device lacks run as the next wider one."""
+        while dtype not in self.flops_s:
+            if dtype not in FALLBACK:
+                raise UserError(f"{self.name} has no rate for {dtype!r}; known: {', '.join(self.flops_s)}")
+            dtype = FALLBACK[dtype]
+        return self.flops_s[dtype]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal nodes of equal devices, the links inside a node and the network between nodes."""
+
+    device: Device
+    nodes: int = 1
+    per_node: int = 1
+    link_bytes_s: float = 0.0
+    """In-node, one direction, per device."""
+    node_bytes_s: float = 0.0
+    """Between nodes, one direction, per node."""
+    usd_per_device_hour: float | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.per_node
+
+    def resized(self, devices: int) -> Cluster:
+        """The same kind of cluster with another number of devices: whole nodes, or a part of one."""
+        if devices < 1:
+            raise UserError(f"a cluster of {devices} devices cannot train; give 1 or more")
+        if devices <= self.per_node:
+            return replace(self, nodes=1, per_node=devices)
+        if devices % self.per_node:
+            raise UserError(
+                f"{devices} devices are not whole nodes of {self.per_node}; "
+                f"try {devices // self.per_node * self.per_node} or {-(-devices // self.per_node) * self.per_node}"
+            )
+        return replace(self, nodes=devices // self.per_node)
+
+
+@functools.cache
+def catalogue() -> dict[str, Device]:
+    """Every device of the data file by name, in the order of the file."""
+    with (Path(__file__).parent / "hardware.csv").open(newline="", encoding="utf-8") as file:
+        return {row["name"]: _device(row) for row in csv.DictReader(file)}
+
+
+def _device(row: Mapping[str, str]) -> Device:
+    rates = {t: float(row[f"{t}_tflops"]) * TERA for t in ("fp8", "bf16", "fp16", "tf32", "fp32") if row[f"{t}_tflops"]}
+    return Device(
+        name=row["name"],
+        memory_bytes=float(row["memory_gb"]) * GB,
+        bandwidth_bytes_s=float(row["bandwidth_gbs"]) * GB,
+        flops_s=rates,
+        matmul_fraction=float(row["matmul_fraction"]) if row["matmul_fraction"] else None,
+        link=row["link"],
+        link_bytes_s=float(row["link_gbs"]) * GB,
+        pcie_bytes_s=float(row["pcie_gbs"]) * GB,
+        per_node=int(row["per_node"]),
+        node_bits_s=float(row["node_gbps"]) * GB,
+        watts=float(row["watts"]),
+        usd_per_hour=float(row["usd_per_hour"]) if row["usd_per_hour"] else None,
+        source=row["source"],
+        date=row["date"],
+    )
+
+
+def device(name: str) -> Device:
+    """A device by its name or an unambiguous part of it: `A100` is the largest A100 with a fast link.
+
+    A size alone (`24GB`) is the first device of the catalogue with that much memory.
+    """
+    known = catalogue()
+    wanted = _words(name)
+    if not wanted:
+        raise UserError(f"{name!r} names no device; known: {', '.join(known)}")
+    fits = [d for key, d in known.items() if wanted <= _words(key) | {f"{d.memory_bytes / GB:.0f}gb"}]
+    if not fits:
+        close = difflib.get_close_matches(name.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.3)
+        near = {k.lower(): k for k in known}
+        hint = f", did you mean {near[close[0]]!r}?" if close else ""
+        raise UserError(f"device {name!r} is not in the catalogue{hint}; known: {', '.join(known)}")
+    if all(re.fullmatch(r"\d+gb", word) for word in wanted):
+        return fits[0]
+    return max(fits, key=lambda d: (d.link_bytes_s, d.memory_bytes))
+
+
+def _words(name: str) -> set[str]:
+    """The parts of a device name, without case, so that `A100 80GB SXM4` is `A100-SXM4-80GB`."""
+    text = re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", " ", name.lower())
+    text = re.sub(r"sxm\d?", "sxm", text)
+    return {word for word in re.split(r"[^a-z0-9]+", text) if word}
+
+
+def cluster(text: str) -> Cluster:
+    """A cluster from its short form, or from a YAML file where the text ends in .yaml or .yml."""
+    if text.endswith((".yaml", ".yml")):
+        return read_cluster(Path(text))
+    form = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*([^@+]+?)(?:@([^+]+))?(?:\+(.+))?", text.strip(), re.IGNORECASE)
+    if form is None:
+        raise UserError(f"cluster {text!r} is not understood; write it as  {FORM}")
+    nodes_text, count_text, name, link, network = form.groups()
+    kind = device(name)
+    count, nodes = int(count_text), int(nodes_text) if nodes_text else 1
+    if count < 1 or nodes < 1:
+        raise UserError(f"cluster {text!r} has no devices; give 1 or more")
+    if nodes_text is None and count > kind.per_node:
+        if count % kind.per_node:
+            raise UserError(
+                f"cluster {text!r}: {count} devices are not whole nodes of {kind.per_node}; "
+                f"write the nodes too, for example 2x{count // 2}x{name.strip()}"
+            )
+        nodes, count = count // kind.per_node, kind.per_node
+    return Cluster(
+        device=kind,
+        nodes=nodes,
+        per_node=count,
+        link_bytes_s=_link(link, kind) if link else kind.link_bytes_s,
+        node_bytes_s=(_network(network) if network else kind.node_bits_s) / 8,
+        usd_per_device_hour=kind.usd_per_hour,
+    )
+
+
+def _link(text: str, kind: Device) -> float:
+    word = text.strip().lower()
+    if word in ("pcie", "host"):
+        return kind.pcie_bytes_s / (2 if word == "host" else 1)
+    if word == "nvlink" and "nvlink" in kind.link.lower():
+        return kind.link_bytes_s
+    speed = re.fullmatch(r"([\d.]+)\s*gb(/s|ps)?", word)
+    if speed is None or float(speed[1]) <= 0:
+        raise UserError(
+            f"link {text!r} of {kind.name} is not known; use pcie, host, a speed as 32GB/s, or leave it out"
+        )
+    return float(speed[1]) * GB
+
+
+def _network(text: str) -> float:
+    speed = re.fullmatch(r"(?:(\d+)\s*x\s*)?([\d.]+)\s*([gm])b(?:it|ps|/s|it/s)?", text.strip().lower())
+    if speed is None or float(speed[2]) <= 0:
+        raise UserError(
+            f"network {text!r} is not understood; write bits per second and node, as 25Gb, 8x400Gb or 100Mb"
+        )
+    return int(speed[1] or 1) * float(speed[2]) * (GB if speed[3] == "g" else 1e6)
+
+
+CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", "memory_gb", "bandwidth_gbs", "tflops")
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster file: a device of the catalogue (any of its facts may be replaced), counts, links and price."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"cluster file {str(path)!r} does not exist") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cluster file {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict) or "device" not in values:
+        raise UserError(f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB")
+    for key in values:
+        if key not in CLUSTER_KEYS:
+            close = difflib.get_close_matches(str(key), CLUSTER_KEYS, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else f"; known: {', '.join(CLUSTER_KEYS)}"
+            raise UserError(f"{path.name}: there is no key {key!r}{hint}")
+    kind = _edited(device(str(values["device"])), values, path.name)
+    nodes, count = (_positive(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
+    price = values.get("price", kind.usd_per_hour)
+    if price is not None and (not isinstance(price, int | float) or price < 0):
+        raise UserError(f"{path.name}: price: {price!r} is not an amount of USD per device and hour; use 0 or more")
+    return Cluster(
+        device=kind,
+        nodes=nodes,
+        per_node=count,
+        link_bytes_s=_link(str(values["link"]), kind) if "link" in values else kind.link_bytes_s,
+        node_bytes_s=(_network(str(values["network"])) if "network" in values else kind.node_bits_s) / 8,
+        usd_per_device_hour=price,
+    )
+
+
+def _edited(kind: Device, values: Mapping[str, Any], file: str) -> Device:
+    changes: dict[str, Any] = {}
+    for key, name in (("memory_gb", "memory_bytes"), ("bandwidth_gbs", "bandwidth_bytes_s")):
+        if key in values:
+            changes[name] = _amount(values[key], key, file) * GB
+    if "tflops" in values:
+        rates = values["tflops"]
+        if not isinstance(rates, dict):
+            raise UserError(f"{file}: tflops: write a rate per type, as  tflops: {{bf16: 312, fp32: 19.5}}")
+        changes["flops_s"] = {**kind.flops_s, **{str(t): _amount(v, "tflops", file) * TERA for t, v in rates.items()}}
+    return replace(kind, source=f"{kind.source}; edited in {file}", **changes) if changes else kind
+
+
+def _amount(value: Any, key: str, file: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise UserError(f"{file}: {key}: {value!r} is not a positive number")
+    return float(value)
+
+
+def _positive(value: Any, key: str, file: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{file}: {key}: {value!r} is not a whole number of 1 or more")
+    return value

@@ -1,0 +1,198 @@
+"""The shape of a model in closed form: parameters, matrix products, traffic and activations, by block.
+
+A block is what a model repeats: an embedding, one layer, a head. All amounts are for the whole block and one sample;
+how they divide among devices is decided where they are priced.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.errors import UserError
+
+Split = Literal["outer", "inner", "none"]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """rows × inner by inner × outer, for one sample; `split` is the side that tensor parallelism cuts."""
+
+    rows: float
+    inner: int
+    outer: int
+    split: Split = "none"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.inner * self.outer
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The products of queries with keys and of weights with values, for one sample."""
+
+    length: int
+    """Queries."""
+    span: int
+    """Keys that a query meets, before any mask."""
+    heads: int
+    kv_heads: int
+    head_width: int
+    causal: bool
+    fused: bool
+    """One kernel that never stores the scores; otherwise scores are written, masked, normalised and read."""
+
+    @property
+    def flops(self) -> float:
+        """Counted in full, causal or not."""
+        return 4.0 * self.length * self.span * self.heads * self.head_width
+
+    @property
+    def score_elements(self) -> float:
+        return float(self.heads) * self.length * self.span
+
+
+@dataclass(frozen=True)
+class Block:
+    """One repeated part of a model."""
+
+    name: str
+    repeat: int
+    params: float
+    matmuls: tuple[Matmul, ...]
+    attention: Attention | None
+    moved_elements: float
+    """Read and written by element-wise kernels in a forward pass of one sample."""
+    saved_split_elements: float
+    """Kept for the backward pass of one sample, and cut by tensor parallelism."""
+    saved_whole_elements: float
+    """Kept for the backward pass of one sample, and cut by sequence parallelism only."""
+    edge_elements: float
+    """What enters the block: all that full recomputation keeps."""
+    kernels: int
+    """Kernels launched in a forward pass."""
+
+    @property
+    def flops(self) -> float:
+        """Forward, one sample, one block."""
+        return sum(m.flops for m in self.matmuls) + (self.attention.flops if self.attention else 0.0)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer: decoder language model, masked language model or classifier."""
+
+    layers: int
+    hidden: int
+    heads: int
+    seq_len: int
+    vocab: int
+    ffn_hidden: int = 0
+    kv_heads: int = 0
+    gated: bool = False
+    """Gate and up projection instead of one (SwiGLU)."""
+    tied: bool = True
+    """Input and output embedding share their weights."""
+    learned_positions: bool = True
+    biases: bool = True
+    causal: bool = True
+    fused_attention: bool = True
+    memory_len: int = 0
+    """Tokens of the previous segment that are attended to, at relative positions (Transformer-XL)."""
+    classes: int = 0
+    """A classifier over the pooled tokens instead of a head over the vocabulary."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "seq_len", "vocab"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name}={getattr(self, name)} is not possible; give 1 or more")
+        object.__setattr__(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+
+    @property
+    def params(self) -> float:
+        """Trained parameters, tied weights counted once."""
+        return sum(b.repeat * b.params for b in self.blocks)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward and backward, attention counted in full: what MFU is usually counted with."""
+        return 3 * sum(b.repeat * b.flops for b in self.blocks)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, Block, Block]:
+        return (self._embedding(), self._layer(), self._head())
+
+    def _embedding(self) -> Block:
+        tokens, h = self.seq_len, self.hidden
+        params = self.vocab * h + (tokens * h if self.learned_positions else 0)
+        return Block("embedding", 1, params, (), None, 5.0 * tokens * h, 0.0, 1.0 * tokens * h, 0.0, 6)
+
+    def _layer(self) -> Block:
+        s, h, f = self.seq_len, self.hidden, self.ffn_hidden
+        width = h // self.heads if h % self.heads == 0 else math.ceil(h / self.heads)
+        q, kv = self.heads * width, self.kv_heads * width
+        ups = 2 if self.gated else 1
+        products = (
+            Matmul(s + self.memory_len, h, q + 2 * kv, "outer"),
+            Matmul(s, q, h, "inner"),
+            Matmul(s, h, ups * f, "outer"),
+            Matmul(s, f, h, "inner"),
+        )
+        weights = sum(m.inner * m.outer for m in products)
+        biases = (q + 2 * kv) + h + ups * f + h if self.biases else 0
+        norms = (4 if self.biases else 2) * h
+        # relative positions need a second product of the scores' size, shifted and added
+        score_heads = self.heads * (2 if self.memory_len else 1)
+        attention = Attention(s, s + self.memory_len, score_heads, self.kv_heads, width, self.causal, self.fused_attention)
+        # two norms (2h each), rotary or bias on q k v, two residual sums (3h each), the activation (in and out)
+        moved = s * (4.0 * h + (q + kv) + 6.0 * h + (ups + 1.0) * f)
+        # q k v, attention output, activation in and out | two norms in and out, two dropout masks (half an element)
+        scores = 0.0 if self.fused_attention else 2.5 * attention.score_elements
+        split = s * (q + 2 * kv + q + (ups + 1.0) * f) + scores
+        whole = s * (4.0 * h + 1.0 * h)
+        kernels = 40 if self.fused_attention else 50
+        return Block("layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels)
+
+    def _head(self) -> Block:
+        s, h = self.seq_len, self.hidden
+        if self.classes:
+            params = h * self.classes + self.classes
+            return Block("head", 1, params, (Matmul(1, h, self.classes),), None, s * h, 0.0, s * h, 0.0, 8)
+        params = 2 * h + (0 if self.tied else self.vocab * h)
+        logits = float(s) * self.vocab
+        # the loss reads the logits for the largest, the sum and the difference, and writes their gradient
+        return Block("head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8)
+
+    def at(self, seq_len: int) -> ModelShape:
+        """The same model on samples of another length."""
+        return replace(self, seq_len=seq_len)
+
+
+def typical(params: float, seq_len: int = 2048, vocab: int = 50_304, gated: bool = False) -> ModelShape:
+    """A usual decoder of about that many parameters, for plans that know nothing more of the model.
+
+    Width and depth follow what people build: width ≈ 128 × layers up to 32 layers, wider and not much deeper beyond.
+    """
+    if params < 1e5:
+        raise UserError(f"a model of {params:g} parameters is too small to have a usual shape; give layers and width")
+    best: ModelShape | None = None
+    for layers in range(2, 130, 2):
+        width = round(math.sqrt(max(params - 0.0, 1.0) / (12.0 * layers)) / 64) * 64
+        if width < 64:
+            continue
+        heads = max(1, width // (128 if width >= 2048 else 64))
+        shape = ModelShape(layers, width, heads, seq_len, vocab, gated=gated, ffn_hidden=_ffn(width, gated))
+        aspect = abs(math.log(width / (128.0 * layers if layers <= 32 else 4096 * (layers / 32) ** 0.75)))
+        score = abs(math.log(shape.params / params)) * 4 + aspect
+        if best is None or score < best[0]:  # type: ignore[index]
+            best = (score, shape)  # type: ignore[assignment]
+    assert best is not None
+    return best[1]  # type: ignore[index,no-any-return]
+
+
+def _ffn(width: int, gated: bool) -> int:
+    return round(8 * width / 3 / 128) * 128 if gated else 4 * width

@@ -1,0 +1,213 @@
+"""The run file: what is read, where each value came from, and what an override changes."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import UserError
+from paceline.spec import COMMAND_LINE, DEFAULT, Train, build, choices, load
+
+TEXT = """\
+# a comment
+name: news
+model:
+  width: 64
+  heads: 8
+data: {source: csv, path: rows.csv, cache: ~/somewhere}
+train:
+  epochs: 3
+  lr: 3e-4
+parallel: auto
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "news.yaml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_values_and_defaults(file):
+    spec = load(file)
+    assert spec.name == "news"
+    assert spec.model.width == 64
+    assert spec.model.layers == 2
+    assert spec.train.lr == 3e-4
+    assert spec.parallel.strategy == "auto"
+    assert spec.parallel.ranks == 1
+
+
+def test_an_empty_section_is_all_defaults(tmp_path):
+    (tmp_path / "run.yaml").write_text("train:\nmodel:\n")
+    assert load(tmp_path / "run.yaml").train == Train()
+
+
+def test_every_value_knows_its_line(file):
+    spec = load(file, ["train.lr=1e-2", "parallel.ranks=2"])
+    assert spec.origin("name") == "news.yaml line 2"
+    assert spec.origin("model.heads") == "news.yaml line 5"
+    assert spec.origin("data.path") == "news.yaml line 6"
+    assert spec.origin("train.epochs") == "news.yaml line 8"
+    assert spec.origin("train.lr") == COMMAND_LINE
+    assert spec.origin("parallel.ranks") == COMMAND_LINE
+    assert spec.origin("model.layers") == DEFAULT
+
+
+def test_a_merged_section_knows_the_lines_of_both(tmp_path):
+    (tmp_path / "run.yaml").write_text("train: &usual\n  lr: 1\n  seed: 3\nmodel: {}\n")
+    assert load(tmp_path / "run.yaml").train.seed == 3
+    (tmp_path / "run.yaml").write_text("train: {<<: {lr: 0.5, seed: 3},\n  lr: 0.25}\n")
+    spec = load(tmp_path / "run.yaml")
+    assert (spec.train.lr, spec.train.seed) == (0.25, 3)
+    assert spec.origin("train.seed") == "run.yaml line 1"
+    assert spec.origin("train.lr") == "run.yaml line 2"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("train.lr=3e-4", "lr", 3e-4),
+        ("train.lr=1", "lr", 1.0),
+        ("train.steps=7", "steps", 7),
+        ("train.loggers=[tensorboard, mlflow]", "loggers", ("tensorboard", "mlflow")),
+        ("train.loggers=[]", "loggers", ()),
+        ("train.compile=off", "compile", "off"),
+        ("train.epochs=null", "epochs", None),
+    ],
+)
+def test_overrides_are_read_as_yaml(file, override, key, value):
+    assert getattr(load(file, [override]).train, key) == value
+
+
+def test_the_last_override_counts(file):
+    assert load(file, ["train.lr=1", "train.lr=2"]).train.lr == 2
+
+
+def test_overrides_from_python(file):
+    spec = load(file, {"train.lr": 0.5, "parallel.ranks": 4})
+    assert (spec.train.lr, spec.parallel.ranks) == (0.5, 4)
+
+
+def test_a_new_length_replaces_the_old(file):
+    spec = load(file, ["train.steps=9"])
+    assert (spec.train.epochs, spec.train.steps) == (None, 9)
+    assert spec.origin("train.epochs") == DEFAULT
+    assert load(file, ["train.epochs=9"]).origin("train.epochs") == COMMAND_LINE
+    with pytest.raises(UserError, match=r"train.epochs=1 and train.steps=2 both set the length"):
+        load(file, ["train.epochs=1", "train.steps=2"])
+
+
+def test_paths_mean_the_same_from_anywhere(file, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    spec = load(Path("..") / "news.yaml", ["data.test_path=test.csv"])
+    assert spec.data.path == tmp_path / "rows.csv", "in the file, relative to the file"
+    assert spec.data.test_path == elsewhere / "test.csv", "on the command line, relative to the current folder"
+    assert spec.data.cache == tmp_path / "home" / "somewhere"
+
+
+def test_own_workloads_are_found_beside_the_run_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from paceline import Workload\nfrom paceline.spec import Section, field\n"
+        "class Model(Section):\n    depth: int = field(3, 'layers', 'how deep')\n"
+        "class Mine(Workload):\n    Model = Model\n    def model(self): ...\n    def data(self, split): ...\n"
+        "    def loss(self, model, batch): ...\n"
+    )
+    (tmp_path / "run.yaml").write_text("workload: mine:Mine\nmodel: {depth: 5}\n")
+    monkeypatch.chdir("/")
+    spec = load(tmp_path / "run.yaml")
+    assert spec.workload == f"{tmp_path / 'mine.py'}:Mine"
+    assert spec.model.depth == 5
+    assert build(spec.dump()).dump() == spec.dump()
+    assert ("model.depth", 5, "layers", "how deep") in list(spec.fields())
+
+
+def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
+    spec = load(file, ["train.loggers=[wandb]", "train.compile=off"])
+    assert build(spec.dump()).dump() == spec.dump()
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(spec.dump()))
+    assert load(tmp_path / "again.yaml").dump() == spec.dump()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.fixed_dictionaries(
+        {
+            "lr": st.floats(1e-9, 1e3),
+            "global_batch": st.integers(1, 1 << 20),
+            "seed": st.integers(0, (1 << 31) - 1),
+            "optimizer": st.sampled_from(choices(Train, "optimizer")),
+            "steps": st.none() | st.integers(1, 1 << 40),
+        }
+    ),
+    st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z"),
+)
+def test_any_spec_survives_a_file(tmp_path_factory, train, name):
+    spec = build({"name": name, "train": train, "data": {"cache": "/tmp/cache"}})
+    file = tmp_path_factory.mktemp("spec") / "run.yaml"
+    file.write_text(yaml.safe_dump(spec.dump()))
+    assert load(file).dump() == spec.dump()
+
+
+def test_a_spec_cannot_be_changed_but_replaced(file):
+    spec = load(file)
+    with pytest.raises(ValueError, match="frozen"):
+        spec.train.lr = 1.0
+    other = spec.replace({"train.lr": 0.1, "parallel.ranks": 3})
+    assert (other.train.lr, other.parallel.ranks, spec.train.lr) == (0.1, 3, 3e-4)
+    assert other.origin("train.lr") == "changed in Python"
+    assert other.origin("name") == "news.yaml line 2"
+    with pytest.raises(UserError, match=r"parallel.ranks: 0 is out of range"):
+        spec.replace({"parallel.ranks": 0})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.optimiser", "train.optimizer"),
+        ("train.globel_batch", "train.global_batch"),
+        ("paralel.ranks", "parallel"),
+        ("ranks", "parallel.ranks"),
+        ("train.ranks", "parallel.ranks"),
+        ("model.lr", "train.lr"),
+        ("data.maxlength", "data.max_length"),
+        ("batch_size", "train.global_batch"),
+        ("train.learning_rate", "train.lr"),
+        ("train.workload", "workload"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(file, key, meant):
+    with pytest.raises(UserError) as refused:
+        load(file, [f"{key}=1"])
+    assert f"did you mean '{meant}'?" in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_every_problem_is_named_with_its_place(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {width: many}\ntrain:\n  lr: fast\n  epoch: 3\n")
+    with pytest.raises(UserError) as refused:
+        load(tmp_path / "run.yaml", ["parallel.ranks=0"])
+    assert str(refused.value).splitlines() == [
+        "model.width: 'many' is not a whole number (run.yaml line 1)",
+        "train.lr: 'fast' is not a number (run.yaml line 3)",
+        "train.epoch: there is no such key, did you mean 'train.epochs'? (run.yaml line 4)",
+        "parallel.ranks: 0 is out of range; it must be greater than 0 (command line)",
+    ]
+
+
+def test_a_long_value_is_cut(file):
+    with pytest.raises(UserError) as refused:
+        load(file, {"train.lr": "x" * 10_000})
+    assert len(str(refused.value)) < 150
+
+
+def test_every_field_has_a_meaning_and_the_file_stays_small():
+    fields = list(build({}).fields())
+    assert all(meaning for _, _, _, meaning in fields)
+    assert len(fields) <= 60
