@@ -9,28 +9,33 @@ cores. Runs that are in FOLDER already are drawn without training again.
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
+from PIL import Image
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 import paceline
-from paceline.parity import apart
+from paceline.parity import TOLERANCE, apart
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE = REPOSITORY / "recipes" / "classifier_docstrings.yaml"
-TOLERANCE = 1e-5
+FLOOR = 2e-9  # where differences of exactly 0 are drawn: a logarithm has no place for them
+EVERY = 8  # steps between two marks of one layout in the upper panel
+INK, GREY, RULES = "#222222", "#6b6b6b", "#e9e9e9"
 
-# name, ranks, accumulated passes, colour (Okabe and Ito, told apart without red and green), dashes, width
+# name, ranks, accumulated passes, colour (of Okabe and Ito, distinct to colour-blind eyes), mark
 LAYOUTS = (
-    ("1 rank", 1, 1, "#000000", "-", 4.5),
-    ("2 ranks", 2, 1, "#E69F00", "-", 2.4),
-    ("4 ranks", 4, 1, "#0072B2", (0, (4, 3)), 1.6),
-    ("1 rank, 4 accumulated", 1, 4, "#CC79A7", (0, (1, 2)), 1.8),
+    ("1 rank", 1, 1, INK, ""),
+    ("2 ranks", 2, 1, "#E69F00", "o"),
+    ("4 ranks", 4, 1, "#0072B2", "s"),
+    ("1 rank, 4 passes accumulated", 1, 4, "#CC79A7", "^"),
 )
 
 
@@ -46,35 +51,54 @@ def steps_of(ranks: int, accumulate: int, folder: Path) -> list[dict]:
 
 
 def draw(runs: list[list[dict]], out: Path) -> None:
-    plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans", "axes.linewidth": 0.8})
+    plt.rcParams.update({"font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GREY})
+    plt.rcParams.update({"xtick.color": GREY, "ytick.color": GREY, "axes.titlesize": 12.5})
     figure, (upper, lower) = plt.subplots(
-        2, 1, figsize=(8, 6), sharex=True, height_ratios=(1.35, 1), layout="constrained", facecolor="white"
+        2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(1.3, 1), layout="constrained", facecolor="white"
     )
-    reference = runs[0]
-    for (name, _, _, colour, dashes, width), steps in zip(LAYOUTS, runs, strict=True):
-        at = [step["step"] for step in steps]
-        look = {"color": colour, "label": name}
-        upper.plot(at, [step["loss"] for step in steps], linestyle=dashes, linewidth=width, **look)
-        if steps is not reference:
-            differences = [apart(a["loss"], b["loss"]) for a, b in zip(reference, steps, strict=True)]
-            shown = [d if d else float("nan") for d in differences]
-            lower.plot(at, shown, linewidth=1.2, **look)
-            print(f"{name}: the loss differs by at most {max(differences):.1e}, by {differences[-1]:.1e} at the end")
-    upper.set_ylabel("training loss")
-    upper.set_ylim(bottom=0)
-    upper.set_title("One run file, four layouts: the same curve", loc="left", fontweight="bold")
-    upper.legend(frameon=False, handlelength=3)
-    lower.set_yscale("log")
-    lower.axhline(TOLERANCE, color="#555555", linestyle="--", linewidth=1)
-    lower.set_ylabel("relative difference\nto 1 rank")
-    lower.set_xlabel("step")
+    one_rank, *others = ([step["loss"] for step in steps] for steps in runs)
+    at = np.array([step["step"] for step in runs[0]])
+    upper.plot(at, one_rank, color=INK, linewidth=1.2, label=LAYOUTS[0][0])
+    most = 0.0
+    for index, ((name, _, _, colour, mark), losses) in enumerate(zip(LAYOUTS[1:], others, strict=True)):
+        look = {"color": colour, "marker": mark, "linestyle": "none", "label": name, "markeredgecolor": "white"}
+        some = slice(index * EVERY // 3, None, EVERY)
+        upper.plot(at[some], losses[some], markersize=7, markeredgewidth=0.6, **look)
+        differences = np.array([apart(a, b) for a, b in zip(one_rank, losses, strict=True)])
+        lower.plot(at, np.maximum(differences, FLOOR), markersize=4.5, markeredgewidth=0.3, **look)
+        most = max(most, differences.max())
+        print(f"{name}: the loss differs by at most {differences.max():.1e}, by {differences[-1]:.1e} at the end")
+
+    tolerance = TOLERANCE["fp32"]
+    upper.set(ylabel="training loss", ylim=(0, None))
+    upper.set_title("One run file, four layouts, the same loss at every step", loc="left", fontweight="bold")
+    upper.legend(facecolor="white", edgecolor="white", framealpha=1, borderaxespad=0)
+    lower.set(yscale="log", ylim=(FLOOR * 0.6, tolerance * 4), xlabel="optimiser step")
+    lower.set_ylabel("relative difference\nof the loss to 1 rank")
+    lower.set_yticks([FLOOR, 1e-8, 1e-7, 1e-6, 1e-5], ["equal", "$10^{-8}$", "$10^{-7}$", "$10^{-6}$", "$10^{-5}$"])
+    lower.minorticks_off()
+    lower.axhline(tolerance, color=INK, linestyle=(0, (5, 3)), linewidth=1)
+    lower.text(at[-1], tolerance * 1.25, "tolerance of paceline check", ha="right", va="bottom", color=INK)
+    digits, power = f"{most:.1e}".split("e")
+    largest = f"largest difference: ${digits} \\times 10^{{{int(power)}}}$"
+    lower.text(at[-1], 2e-6, largest, ha="right", va="bottom", color=GREY)
     for panel in (upper, lower):
         panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+        panel.grid(axis="y", color=RULES, linewidth=0.8)
         panel.set_axisbelow(True)
-        panel.margins(x=0.01)
+        panel.margins(x=0.015)
+    figure.align_ylabels()
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    save(figure, out)
+
+
+def save(figure: plt.Figure, out: Path) -> None:
+    """As a PNG of few colours: a third of the size."""
+    whole = io.BytesIO()
+    figure.savefig(whole, dpi=200)
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
+    picture = Image.open(whole).convert("RGB")
+    picture.quantize(96, dither=Image.Dither.NONE).save(out, optimize=True)
 
 
 def main() -> None:

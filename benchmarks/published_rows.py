@@ -19,7 +19,7 @@ from paceline.planning.hardware import GB, Cluster, device
 from paceline.planning.memory import memory
 from paceline.planning.physics import Physics
 from paceline.planning.shape import ModelShape, typical
-from paceline.planning.spread import NUMBERS, Numbers, Spread
+from paceline.planning.spread import NUMBERS, Kernels, Numbers, Spread
 
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""
@@ -111,6 +111,8 @@ def _row(raw: dict[str, str]) -> Row | None:
 
 def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelShape | None:
     name = raw["model_name"]
+    if re.search(r"mixtral|moe|\dx\d+b", name.lower()):
+        return None  # experts are not priced yet
     if not n["hidden"]:
         if name in KNOWN_SHAPES:
             return KNOWN_SHAPES[name]
@@ -248,7 +250,7 @@ def _spread(
         sequence_parallel=tensor > 1 and modern,
         chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
         overlap=strategy in ("ddp", "fsdp", "none") if not modern else True,
-        graphed=bool(re.search(r"compile=1|XLA|Paxml|Maxtext|MaxText", notes)),
+        kernels=_kernels(notes, modern and strategy != "fsdp"),
     )
     if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
         spread = replace(spread, overlap=False)
@@ -262,6 +264,12 @@ def _spread(
     if recompute in ("none", "selective", "full"):
         return replace(spread, recompute=recompute)  # type: ignore[arg-type]
     return _recompute_that_fits(spread, model, cluster, numbers)
+
+
+def _kernels(notes: str, megatron: bool) -> Kernels:
+    if re.search(r"compile=1|Paxml|Maxtext|MaxText", notes):
+        return "compiled"
+    return "fused" if megatron else "eager"
 
 
 def _largest_that_fits(spread: Spread, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Spread:

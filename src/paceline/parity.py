@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
-from paceline.layout import layout_of
+from paceline.layout import Layout, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
@@ -80,7 +80,7 @@ def check(
             say(f"training {steps} steps on {r} rank{'s' * (r > 1)}, accumulating {a}")
             results.append(train(variant, out or scratch, show=False))
         reference = results[0]
-        rows = [_compare(reference, other, *layout) for layout, other in zip(layouts, results, strict=True)]
+        rows = [_compare(reference, r, layout_of(v)) for v, r in zip(variants, results, strict=True)]
     return Parity(rows, TOLERANCE[spec.train.precision], steps)
 
 
@@ -98,15 +98,16 @@ def _variant(spec: RunSpec, ranks: int, accumulate: int, steps: int) -> RunSpec:
     )
 
 
-def _compare(reference: RunResult, other: RunResult, ranks: int, accumulate: int) -> Row:
+def _compare(reference: RunResult, other: RunResult, layout: Layout) -> Row:
     ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
     if len(ours) != len(theirs):
-        raise RunFailed(f"{len(theirs)} steps on {ranks} ranks against {len(ours)}")
+        raise RunFailed(f"{len(theirs)} steps on {layout.ranks} ranks against {len(ours)}")
     loss, at = _furthest(ours, theirs, "loss")
     norm, norm_at = _furthest(ours, theirs, "grad_norm")
     weights, tensor = _weights_apart(reference.weights(), other.weights())
     worst = max((loss, f"loss at step {at}"), (norm, f"gradient norm at step {norm_at}"), (weights, f"{tensor}"))
-    return Row(ranks, accumulate, loss, norm, weights, other.metrics, worst[1])
+    passes = layout.passes(layout.global_batch)
+    return Row(layout.ranks, passes, loss, norm, weights, other.metrics, worst[1])
 
 
 def _furthest(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) -> tuple[float, int]:

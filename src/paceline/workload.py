@@ -178,6 +178,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _module_from_file(file: Path) -> Any:
+    """A file as a module; like a script, it may import what lies beside it."""
     name = f"paceline_own_{file.stem}_{zlib.crc32(bytes(file.resolve())):08x}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
@@ -185,6 +186,8 @@ def _module_from_file(file: Path) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        if (folder := str(file.resolve().parent)) not in sys.path:
+            sys.path.append(folder)
         try:
             spec.loader.exec_module(module)
         except BaseException:

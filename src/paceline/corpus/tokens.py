@@ -100,8 +100,18 @@ def prepare(data: TextData, say: Say | None = None) -> Corpus:
         if corpus is None:
             with shelf.new_entry(folder) as temporary:
                 _build(temporary, data, source, fingerprint, say)
-            corpus = open_corpus(folder)
+            corpus = _open_built(folder)
     return corpus
+
+
+def _open_built(folder: Path) -> Corpus:
+    """Where there are no locks another process may put its equal in this place just now: look again."""
+    for _ in range(20):
+        try:
+            return open_corpus(folder)
+        except Damaged:
+            time.sleep(0.1)
+    return open_corpus(folder)
 
 
 def open_corpus(folder: Path) -> Corpus:

@@ -51,13 +51,17 @@ def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: N
     """One product: the slower of arithmetic, at a rate that small or ragged sides lower, and memory."""
     tiles = math.ceil(rows / TILE) * math.ceil(outer / TILE)
     size = tiles / (tiles + physics.half_tiles)
-    if inner % 64 or outer % 64:
-        size *= physics.ragged_efficiency
+    size *= physics.ragged_efficiency ** max(_raggedness(inner), _raggedness(outer))
     arithmetic_s = 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
     casts_s = FP8_CAST_BYTES * rows * inner / bandwidth if numbers.matmul == "fp8" else 0.0
-    return max(arithmetic_s, moved / bandwidth) + casts_s
+    return float(max(arithmetic_s, moved / bandwidth) + casts_s)
+
+
+def _raggedness(side: float) -> float:
+    """0 for multiples of 64 elements, 1 for odd multiples of 8, 2 for odd numbers: how rows miss the memory's grid."""
+    return math.log2(64 / math.gcd(math.ceil(side), 64)) / 3
 
 
 def attention_s(
@@ -85,13 +89,16 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
     for m in block.matmuls:
         inner = m.inner / t if m.split == "inner" else m.inner
         outer = m.outer / t if m.split == "outer" else m.outer
+        if block.name == "head":  # vocabularies are padded
+            outer = math.ceil(outer / 64) * 64
         products += matmul_s(m.rows * rows_share, inner, outer, device, numbers, physics)
     attention = (0.0, 0.0)
     if block.attention is not None:
         attention = attention_s(block.attention, spread.micro_batch, spread, device, numbers, physics)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     cut = t if spread.sequence_parallel or block.name == "head" else (1 + t) / 2
-    moved = physics.fusion * block.moved_elements * rows_share * numbers.element_bytes / cut
+    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[spread.kernels]
+    moved = passes * block.moved_elements * rows_share * numbers.element_bytes / cut
     elementwise = moved / bandwidth
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
     forward = products + attention[0] + elementwise + casts
@@ -102,7 +109,7 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
     elif spread.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
         recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
-    if spread.graphed:
+    if spread.kernels == "compiled":
         return Pass(forward, backward, recompute)
     host = block.kernels * physics.launch_s
     again = host * (recompute / forward if forward else 0.0)

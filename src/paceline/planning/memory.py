@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def total_bytes(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self) if f.name != "host_bytes")
+        return float(sum(getattr(self, f.name) for f in fields(self) if f.name != "host_bytes"))
 
 
 def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics: Physics) -> Memory:
@@ -53,7 +53,7 @@ def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics:
     states = params * numbers.state_bytes / cut[0]
     host = 0.0
     if spread.offload:
-        host, states = states, 0.0
+        host, states, gradients = states + gradients, 0.0, 0.0  # gradients leave as they are made
 
     samples = spread.micro_batch / spread.context
     in_flight = 1.0
@@ -69,10 +69,9 @@ def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics:
             full = edge + layer.edge_elements / t + products / 2
         else:
             full -= SCORE_COPIES * layer.attention.score_elements / t
-    if spread.recompute == "full":
-        kept = layers_here * edge * in_flight + full
-    else:
-        kept = layers_here * full * in_flight
+    # full recomputation keeps what enters each layer, and all of the one layer at work
+    kept = layers_here * in_flight * (edge if spread.recompute == "full" else full)
+    kept += full if spread.recompute == "full" else 0.0
     activations = samples * e * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
     # logits in the type of the products, and in fp32 with their gradient while the loss is computed
     logits = samples * head.saved_split_elements / t * (e + 8.0)

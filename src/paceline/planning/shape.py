@@ -147,7 +147,9 @@ class ModelShape:
         norms = (4 if self.biases else 2) * h
         # relative positions need a second product of the scores' size, shifted and added
         score_heads = self.heads * (2 if self.memory_len else 1)
-        attention = Attention(s, s + self.memory_len, score_heads, self.kv_heads, width, self.causal, self.fused_attention)
+        attention = Attention(
+            s, s + self.memory_len, score_heads, self.kv_heads, width, self.causal, self.fused_attention
+        )
         # two norms (2h each), rotary or bias on q k v, two residual sums (3h each), the activation (in and out)
         moved = s * (4.0 * h + (q + kv) + 6.0 * h + (ups + 1.0) * f)
         # q k v, attention output, activation in and out | two norms in and out, two dropout masks (half an element)
@@ -155,7 +157,9 @@ class ModelShape:
         split = s * (q + 2 * kv + q + (ups + 1.0) * f) + scores
         whole = s * (4.0 * h + 1.0 * h)
         kernels = 40 if self.fused_attention else 50
-        return Block("layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels)
+        return Block(
+            "layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels
+        )
 
     def _head(self) -> Block:
         s, h = self.seq_len, self.hidden
@@ -165,7 +169,9 @@ class ModelShape:
         params = 2 * h + (0 if self.tied else self.vocab * h)
         logits = float(s) * self.vocab
         # the loss reads the logits for the largest, the sum and the difference, and writes their gradient
-        return Block("head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8)
+        return Block(
+            "head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8
+        )
 
     def at(self, seq_len: int) -> ModelShape:
         """The same model on samples of another length."""
@@ -175,23 +181,26 @@ class ModelShape:
 def typical(params: float, seq_len: int = 2048, vocab: int = 50_304, gated: bool = False) -> ModelShape:
     """A usual decoder of about that many parameters, for plans that know nothing more of the model.
 
-    Width and depth follow what people build: width ≈ 128 × layers up to 32 layers, wider and not much deeper beyond.
+    Width and depth follow what people build: width ≈ 128 × layers up to 32 layers, deeper more slowly beyond.
     """
     if params < 1e5:
         raise UserError(f"a model of {params:g} parameters is too small to have a usual shape; give layers and width")
-    best: ModelShape | None = None
-    for layers in range(2, 130, 2):
-        width = round(math.sqrt(max(params - 0.0, 1.0) / (12.0 * layers)) / 64) * 64
-        if width < 64:
-            continue
-        heads = max(1, width // (128 if width >= 2048 else 64))
-        shape = ModelShape(layers, width, heads, seq_len, vocab, gated=gated, ffn_hidden=_ffn(width, gated))
-        aspect = abs(math.log(width / (128.0 * layers if layers <= 32 else 4096 * (layers / 32) ** 0.75)))
-        score = abs(math.log(shape.params / params)) * 4 + aspect
-        if best is None or score < best[0]:  # type: ignore[index]
-            best = (score, shape)  # type: ignore[assignment]
-    assert best is not None
-    return best[1]  # type: ignore[index,no-any-return]
+    shapes = [_with_depth(layers, params, seq_len, vocab, gated) for layers in range(2, 130, 2)]
+    return min(shapes, key=lambda shape: _unusual(shape, params))
+
+
+def _with_depth(layers: int, params: float, seq_len: int, vocab: int, gated: bool) -> ModelShape:
+    # 12 · layers · width² + vocab · width = params
+    width = (math.sqrt(vocab**2 + 48.0 * layers * params) - vocab) / (24.0 * layers)
+    width = max(64, round(width / 64) * 64)
+    heads = max(1, width // (128 if width >= 2048 else 64))
+    return ModelShape(layers, width, heads, seq_len, vocab, _ffn(width, gated), gated=gated)
+
+
+def _unusual(shape: ModelShape, params: float) -> float:
+    """Distance from the wanted size and from the usual proportion of width to depth."""
+    usual_width = 128.0 * shape.layers if shape.layers <= 32 else 4096 * (shape.layers / 32) ** 0.75
+    return 4 * abs(math.log(shape.params / params)) + abs(math.log(shape.hidden / usual_width))
 
 
 def _ffn(width: int, gated: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from paceline.errors import UserError
 
+Kernels = Literal["eager", "fused", "compiled"]
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -82,10 +83,10 @@ class Spread:
     """Stages per device of an interleaved pipeline."""
     overlap: bool = True
     """Gradients travel while the backward pass runs, weights are gathered ahead."""
-    graphed: bool = False
-    """The step is recorded or compiled: launches cost no host time."""
+    kernels: Kernels = "eager"
+    """The framework's own; with hand-fused norms, activations and casts; or compiled, and launched without the host."""
     offload: bool = False
-    """Optimiser states and their update live in host memory."""
+    """Optimiser states, gradients and the update live in host memory."""
 
     def __post_init__(self) -> None:
         for name in ("replicate", "shard", "tensor", "pipeline", "context", "accumulate", "chunks"):

@@ -45,98 +45,133 @@ def step_time(
     blocks: tuple[Block, ...], spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics
 ) -> StepTime:
     """Price one optimiser step of a model (its blocks: first, repeated, last) under a layout on a cluster."""
-    device = cluster.device
-    pp, t, cp, m = spread.pipeline, spread.tensor, spread.context, spread.accumulate
-    passes = {b.name: block_pass(b, spread, device, numbers, physics) for b in blocks}
-    layers = max(blocks, key=lambda b: b.repeat)
-    ends = [b for b in blocks if b is not layers]
+    stages, passes = spread.pipeline, spread.accumulate
+    stage = _stage(blocks, spread, cluster, numbers, physics)
+    local_params = sum(b.repeat * b.params for b in blocks) / (spread.tensor * stages)
+    collectives = max(b.repeat for b in blocks) / stages + 2
+    each, once = _data_s(local_params, collectives, stage, spread, cluster, numbers, physics)
 
-    # one micro-batch on the slowest stage: its layers, and the head where that adds to the last stage
-    per_stage = math.ceil(layers.repeat / pp)
-    layer_s = passes[layers.name].total_s
-    ends_s = sum(passes[b.name].total_s for b in ends)
-    tensor = _tensor_s(layers, spread, cluster, numbers, physics, layer_s)
-    context = _context_s(layers, spread, cluster, numbers, physics, layer_s)
-    stage_compute_s = per_stage * layer_s + (ends_s if pp == 1 else max(passes[b.name].total_s for b in ends))
-    stage_flight_s = per_stage * (tensor[0] + context[0])
-    stage_exposed_s = per_stage * (tensor[1] + context[1])
-    if pp > 1:
-        edge = spread.micro_batch * layers.edge_elements / cp * numbers.element_bytes / t
-        stride = t * cp * spread.data
-        sends = 2 * spread.chunks * send_s(edge, stride, cluster, physics)
-        stage_flight_s += sends
-        stage_exposed_s += exposed_s(sends, stage_compute_s, physics, spread.overlap)
-
-    # weights gathered and gradients scattered in every pass (zero 3), or gradients reduced once a step
-    local_params = sum(b.repeat * b.params for b in blocks) / (t * pp)
-    forward_s = per_stage * passes[layers.name].forward_s + passes[ends[-1].name].forward_s
-    backward_s = stage_compute_s - forward_s
-    shards = group(spread.shard, t * cp, cluster, physics)
-    copies = group(spread.replicate, t * cp * spread.shard, cluster, physics)
-    everyone = group(spread.data * cp, t, cluster, physics)
-    each_comm = each_exposed = once_comm = once_exposed = 0.0
-    collectives = layers.repeat / pp + 2
-    if spread.zero == 3:
-        gather = all_gather_s(local_params * numbers.gathered_bytes, shards, physics, collectives)
-        scatter = all_gather_s(local_params * numbers.sent_bytes, shards, physics, collectives)
-        each_comm = 2 * gather + scatter
-        each_exposed = exposed_s(gather, forward_s, physics, spread.overlap)
-        each_exposed += exposed_s(gather + scatter, backward_s, physics, spread.overlap)
-        if spread.replicate > 1:
-            once_comm = all_reduce_s(local_params / spread.shard * numbers.sent_bytes, copies, physics, collectives)
-            once_exposed = exposed_s(once_comm, backward_s, physics, spread.overlap)
-    elif spread.data * cp > 1:
-        sent = local_params * numbers.sent_bytes
-        calls = max(1.0, sent / BUCKET_BYTES) if spread.overlap else 1.0
-        once_comm = all_reduce_s(sent, everyone, physics, calls)
-        once_exposed = exposed_s(once_comm, backward_s, physics, spread.overlap)
+    bubble_s = (stages - 1) * (stage.mean_compute_s + stage.exposed_s) / spread.chunks
+    exposed = passes * (stage.exposed_s + each.exposed_s) + once.exposed_s
+    busy_s = passes * stage.compute_s + exposed + bubble_s
     owned = local_params / (spread.shard if spread.zero else 1)
-    update_s = optimizer_s(owned, device, numbers, physics)
-
-    host_s = (per_stage + len(ends)) * physics.update_launches * physics.launch_s
-
-    pass_s = stage_compute_s + stage_exposed_s + each_exposed
-    whole_s = (layers.repeat * layer_s + ends_s) / pp + stage_exposed_s
-    bubble_s = (pp - 1) * whole_s / spread.chunks
-    exposed = m * (stage_exposed_s + each_exposed) + once_exposed
-    busy = m * pass_s + bubble_s + once_exposed
     return StepTime(
-        compute_s=m * stage_compute_s,
-        comm_s=m * (stage_flight_s + each_comm) + once_comm,
+        compute_s=passes * stage.compute_s,
+        comm_s=passes * (stage.flight_s + each.flight_s) + once.flight_s,
         exposed_s=exposed,
         bubble_s=bubble_s,
-        update_s=update_s,
-        overhead_s=0.0 if spread.graphed else host_s,
-        waiting_s=physics.jitter * math.log2(spread.ranks) * busy,
+        update_s=optimizer_s(owned, cluster.device, numbers, physics),
+        overhead_s=0.0 if spread.kernels == "compiled" else collectives * physics.update_launches * physics.launch_s,
+        waiting_s=physics.jitter * math.log2(spread.ranks) * busy_s,
     )
+
+
+@dataclass(frozen=True)
+class _Travel:
+    """Communication: in flight, and visible."""
+
+    flight_s: float = 0.0
+    exposed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One micro-batch on the slowest stage of a pipeline, or on the whole model where there is none."""
+
+    forward_s: float
+    compute_s: float
+    mean_compute_s: float
+    """Of all stages, which fill and drain the pipeline."""
+    flight_s: float
+    exposed_s: float
+
+
+def _stage(blocks: tuple[Block, ...], spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics) -> _Stage:
+    stages = spread.pipeline
+    layer = max(blocks, key=lambda b: b.repeat)
+    each = block_pass(layer, spread, cluster.device, numbers, physics)
+    ends = [block_pass(b, spread, cluster.device, numbers, physics) for b in blocks if b is not layer]
+    here = math.ceil(layer.repeat / stages)
+    # the embedding is on the first stage and the head on the last: the slower of them is added to one stage
+    added = ends if stages == 1 else [max(ends, key=lambda p: p.total_s)]
+    compute_s = here * each.total_s + sum(p.total_s for p in added)
+    travels = [
+        _tensor_s(layer, spread, cluster, numbers, physics, each.total_s),
+        _context_s(layer, spread, cluster, numbers, physics, each.total_s),
+    ]
+    flight_s = here * sum(t.flight_s for t in travels)
+    visible_s = here * sum(t.exposed_s for t in travels)
+    if stages > 1:
+        edge = spread.micro_batch * layer.edge_elements / spread.context * numbers.element_bytes / spread.tensor
+        stride = spread.tensor * spread.context * spread.data
+        sends_s = 2 * spread.chunks * send_s(edge, stride, cluster, physics)
+        flight_s += sends_s
+        visible_s += exposed_s(sends_s, compute_s, physics, spread.overlap)
+    return _Stage(
+        forward_s=here * each.forward_s + sum(p.forward_s for p in added),
+        compute_s=compute_s,
+        mean_compute_s=(layer.repeat * each.total_s + sum(p.total_s for p in ends)) / stages,
+        flight_s=flight_s,
+        exposed_s=visible_s,
+    )
+
+
+def _data_s(
+    local_params: float,
+    collectives: float,
+    stage: _Stage,
+    spread: Spread,
+    cluster: Cluster,
+    numbers: Numbers,
+    physics: Physics,
+) -> tuple[_Travel, _Travel]:
+    """Weights and gradients between the groups that see different samples: in each pass, and once a step."""
+    inner = spread.tensor * spread.context
+    backward_s = stage.compute_s - stage.forward_s
+    if spread.zero == 3:
+        shards = group(spread.shard, inner, cluster, physics)
+        gather = all_gather_s(local_params * numbers.gathered_bytes, shards, physics, collectives)
+        scatter = all_gather_s(local_params * numbers.sent_bytes, shards, physics, collectives)
+        visible = exposed_s(gather, stage.forward_s, physics, spread.overlap)
+        visible += exposed_s(gather + scatter, backward_s, physics, spread.overlap)
+        each = _Travel(2 * gather + scatter, visible)
+        copies = group(spread.replicate, inner * spread.shard, cluster, physics)
+        flight = all_reduce_s(local_params / spread.shard * numbers.sent_bytes, copies, physics, collectives)
+        return each, _Travel(flight, exposed_s(flight, backward_s, physics, spread.overlap))
+    # sharded optimiser states scatter gradients and gather weights: together the bytes of an all-reduce
+    everyone = group(spread.data * spread.context, spread.tensor, cluster, physics)
+    sent = local_params * numbers.sent_bytes
+    calls = max(1.0, sent / BUCKET_BYTES) if spread.overlap else 1.0
+    flight = all_reduce_s(sent, everyone, physics, calls)
+    return _Travel(), _Travel(flight, exposed_s(flight, backward_s, physics, spread.overlap))
 
 
 def _tensor_s(
     layer: Block, spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics, beside_s: float
-) -> tuple[float, float]:
+) -> _Travel:
     """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
 
     With sequence parallelism they are gathers and scatters that run in pieces beside the products they feed.
     """
     if spread.tensor == 1:
-        return 0.0, 0.0
+        return _Travel()
     sent = spread.micro_batch * layer.edge_elements / spread.context * numbers.element_bytes
     sums = 6 if spread.recompute == "full" else 4
     total = sums * all_reduce_s(sent, group(spread.tensor, 1, cluster, physics), physics)
-    return total, exposed_s(total, beside_s, physics, spread.overlap and spread.sequence_parallel)
+    return _Travel(total, exposed_s(total, beside_s, physics, spread.overlap and spread.sequence_parallel))
 
 
 def _context_s(
     layer: Block, spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics, beside_s: float
-) -> tuple[float, float]:
+) -> _Travel:
     """Keys and values passed around the ring of a sequence's parts: in flight, and exposed."""
     if spread.context == 1 or layer.attention is None:
-        return 0.0, 0.0
+        return _Travel()
     attention = layer.attention
     width = 2 * attention.kv_heads * attention.head_width * attention.length
     sent = spread.micro_batch * width * numbers.element_bytes / spread.tensor
     total = 3 * all_gather_s(sent, group(spread.context, spread.tensor, cluster, physics), physics)
-    return total, exposed_s(total, beside_s, physics)
+    return _Travel(total, exposed_s(total, beside_s, physics))
 
 
 def data_parallel_step_s(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
