@@ -36,3 +36,33 @@ def test_fp32_on_the_device_equals_fp32_on_the_cpu(small, tmp_path):
     reference, _ = losses(spec.replace({"parallel.device": "cpu"}), tmp_path)
     device, _ = losses(spec, tmp_path)
     assert max(abs(a - b) / a for a, b in zip(reference, device, strict=True)) < 1e-4
+
+
+def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
+    """One rank joined to itself over NCCL: buckets are in flight while the backward pass goes on."""
+    import torch.distributed as dist
+
+    from paceline.measure.timers import DeviceFlights
+    from paceline.parallel.ddp import wrap
+
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        flights = DeviceFlights()
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8))).to(device)
+        net = wrap(model, device, 25.0, flights)
+        x = torch.randn(4096, 4096, device=device)
+        for _ in range(3):
+            net(x).square().mean().backward()
+            torch.cuda.synchronize()
+            comm, exposed = flights.take()()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        net(x).square().mean().backward()
+        end.record()
+        torch.cuda.synchronize()
+        comm, exposed = flights.take()()
+        print(f"step {begin.elapsed_time(end):.2f} ms, comm {comm * 1e3:.3f} ms, exposed {exposed * 1e3:.3f} ms")
+        assert 0 < exposed <= comm < begin.elapsed_time(end) / 1e3
+    finally:
+        dist.destroy_process_group()

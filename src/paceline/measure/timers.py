@@ -7,16 +7,24 @@
 
 A gradient bucket is in flight from the moment it is handed over until its result is there. Once the last bucket is
 handed over the backward pass has nothing left to compute, so what remains in flight from then on is exposed.
+
+On a CPU the clock is the host's. On a CUDA device the host runs ahead, so the moments are marks in the device's own
+streams, and are read when the loop reads its numbers.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import perf_counter
+from typing import Any
+
+Interval = tuple[float, float]
+Reading = Callable[[], tuple[float, float]]
+"""Gives (comm_s, exposed_s), once the device has done the step."""
 
 
-def union(intervals: Iterable[tuple[float, float]]) -> float:
+def union(intervals: Iterable[Interval]) -> float:
     """The time covered by at least one of the intervals."""
     total, end = 0.0, float("-inf")
     for begin, finish in sorted(intervals):
@@ -25,37 +33,59 @@ def union(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+def comm_and_exposed(buckets: list[Interval], blocking: list[Interval]) -> tuple[float, float]:
+    """From the flights of the gradient buckets and of the collectives that were waited for from their start."""
+    tail = max((end for _, end in buckets), default=0.0) - max((begin for begin, _ in buckets), default=0.0)
+    comm = union([*buckets, *blocking])
+    return comm, min(comm, tail + union(blocking))
+
+
 class Flights:
     """The collectives of the present step, reported by whoever starts them; results may land on other threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._intervals: list[tuple[float, float]] = []
-        self._last_start = 0.0
-        self._blocked = 0.0
+        self._buckets: list[tuple[Any, Any]] = []
+        self._blocking: list[tuple[Any, Any]] = []
 
-    def start(self) -> float:
-        self._last_start = perf_counter()
-        return self._last_start
+    def now(self) -> Any:
+        """A mark of the present moment."""
+        return perf_counter()
 
-    def land(self, started: float) -> None:
+    def landed(self, started: Any) -> None:
+        """A bucket's result is there."""
         with self._lock:
-            self._intervals.append((started, perf_counter()))
+            self._buckets.append((started, self.now()))
 
-    def block(self, started: float) -> None:
-        """A collective that the caller waited for from beginning to end."""
-        self.land(started)
-        self._blocked += perf_counter() - started
+    def waited(self, started: Any) -> None:
+        """A collective that nothing was done beside is over."""
+        self._blocking.append((started, self.now()))
 
-    def backward_done(self) -> None:
-        """The gradients are complete: whatever was in flight after the last hand-over was waited for."""
-        if self._last_start:
-            self._blocked += perf_counter() - self._last_start
-
-    def take(self) -> tuple[float, float]:
-        """(comm_s, exposed_s) since the last call."""
+    def take(self) -> Reading:
+        """The flights since the last call."""
         with self._lock:
-            comm, exposed = union(self._intervals), self._blocked
-            self._intervals.clear()
-        self._last_start = self._blocked = 0.0
-        return comm, min(exposed, comm)
+            buckets, self._buckets = self._buckets, []
+        blocking, self._blocking = self._blocking, []
+        return lambda: comm_and_exposed(self._read(buckets), self._read(blocking))
+
+    def _read(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
+        return marks
+
+
+class DeviceFlights(Flights):
+    """The same by events in the streams of a CUDA device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._origin = self.now()
+
+    def now(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _read(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
+        origin = self._origin
+        return [(origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3) for begin, end in marks]

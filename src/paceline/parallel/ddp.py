@@ -21,14 +21,14 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float, flights: Flig
     )
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        started = flights.start()
+        started = flights.now()
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
 
-        def landed(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            flights.land(started)
+        def result(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            flights.landed(started)
             return done.value()[0]
 
-        return future.then(landed)
+        return future.then(result)
 
     wrapped.register_comm_hook(None, sum_bucket)
     return wrapped

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.errors import RunFailed
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
-from paceline.measure.timers import Flights
+from paceline.measure.timers import Flights, Reading
 from paceline.record.events import EventWriter
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints
@@ -93,7 +93,7 @@ class Log:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.every = 1 if job.device.type == "cpu" else job.spec.train.log_every
-        self.waiting: list[tuple[dict[str, Any], Tensor]] = []
+        self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
         self.began = perf_counter()
 
     def resume(self) -> None:
@@ -102,7 +102,7 @@ class Log:
 
     def add(self, serving: Serving, stats: Tensor, flush: bool) -> bool:
         """Note a step; True when the ranks agreed to stop after it."""
-        turn, comm_exposed = serving.turn, self.job.flights.take()
+        turn = serving.turn
         self.waiting.append(
             (
                 {
@@ -113,10 +113,9 @@ class Log:
                     "tokens": serving.cost,
                     "lr": self.job.schedule(turn.seen),
                     "data_s": serving.data_s,
-                    "comm_s": comm_exposed[0],
-                    "exposed_s": comm_exposed[1],
                 },
                 stats,
+                self.job.flights.take(),
             )
         )
         return self.flush() if flush or len(self.waiting) >= self.every else False
@@ -124,11 +123,12 @@ class Log:
     def flush(self) -> bool:
         if not self.waiting:
             return False
-        numbers = torch.stack([stats for _, stats in self.waiting]).tolist()
+        numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
         step_s = (perf_counter() - self.began) / len(numbers)
         self.began = perf_counter()
         stopping = False
-        for (event, _), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
+        for (event, _, flights), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
+            event["comm_s"], event["exposed_s"] = flights()
             event["step_s"] = step_s
             event["compute_s"] = max(0.0, step_s - event["data_s"] - event["exposed_s"])
             event["loss"], event["grad_norm"] = loss_sum / max(count, 1), norm

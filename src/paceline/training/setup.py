@@ -14,7 +14,7 @@ from paceline.errors import UserError
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
-from paceline.measure.timers import Flights
+from paceline.measure.timers import DeviceFlights, Flights
 from paceline.parallel.ddp import wrap
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
@@ -45,7 +45,7 @@ def build_job(
     torch.manual_seed(train.seed)
     model = _model(workload).to(device, torch.float64 if train.precision == "fp64" else None)
     state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
-    flights = Flights()
+    flights = DeviceFlights() if device.type == "cuda" else Flights()
     step, make, at_once = way_of(spec, model, place.world, device, samples, layout.micro_batch)
     return Job(
         spec=spec,

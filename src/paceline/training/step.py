@@ -74,10 +74,9 @@ def train_step(
         with quiet(net, last=index == len(serving.passes) - 1):
             totals[:2] += run_pass(workload, net, _moved(part, scale.device), samples, scale, train.precision)
     if dist.is_initialized():
-        flights.backward_done()
-        started = flights.start()
+        started = flights.now()
         dist.all_reduce(totals)
-        flights.block(started)
+        flights.waited(started)
     loss_sum, count, stops = totals
     norm = update(state, train, samples, loss_sum, count)
     return torch.stack([loss_sum, count, norm.double(), stops])

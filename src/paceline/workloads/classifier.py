@@ -53,15 +53,20 @@ class Encoder(nn.Module):
         )
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, classes)
-        self.apply(self._initialise)
+        self._initialise()
 
-    def _initialise(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=0.1)
+    def _initialise(self) -> None:
+        """What is added to the stream starts small, and so does the head: the first loss is that of a guess."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                shrink = 0.1 if name == "head" else 1.0
+                if name.endswith((".out", ".down")):
+                    shrink = 1 / math.sqrt(2 * len(self.layers))
+                nn.init.normal_(module.weight, std=shrink / math.sqrt(module.in_features))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.1)
 
     def forward(self, packed: Packed) -> Tensor:
         shape, tokens = self.shape, packed.tokens
