@@ -1,8 +1,8 @@
 """How far the planner is from published measurements: by source, each left out of the fit that prices it.
 
     python benchmarks/plan_published.py MEASUREMENTS.csv              # table; about three minutes on one core
-    python benchmarks/plan_published.py MEASUREMENTS.csv --by source  # 70 folds instead of 15: about six minutes
-    python benchmarks/plan_published.py MEASUREMENTS.csv --shipped  # with the numbers in physics.py, in a second
+    python benchmarks/plan_published.py MEASUREMENTS.csv --by source  # 68 folds, not 19: a quarter of an hour
+    python benchmarks/plan_published.py MEASUREMENTS.csv --shipped    # with the numbers in physics.py, in a second
     python benchmarks/plan_published.py MEASUREMENTS.csv --fit        # fit to all rows and print the numbers
 
 By default a fold leaves out everything that one group of people measured (`foundry`, `bloom`, …), which is harder than
@@ -147,21 +147,13 @@ def _to_physics(x: Sequence[float]) -> Physics:
     return Physics(**values)
 
 
-def _from_physics(physics: Physics) -> Array:
-    places = []
-    for f in fields(Physics):
-        low, high, value = f.metadata["low"], f.metadata["high"], getattr(physics, f.name)
-        places.append(math.log(value / low) / math.log(high / low) if low > 0 else value / high)
-    return np.array(places)
-
-
-def fit(seen: Evidence, rounds: int = 14, start: Physics | None = None) -> Physics:
+def fit(seen: Evidence, rounds: int = 14) -> Physics:
     """Least squares of logarithms; sources with many rows weigh by the square root of their number.
 
-    `start` saves rounds; the least squares themselves, and so the end of the search, do not depend on it.
+    Fourteen rounds from the middle have converged. To start near a fit that has seen all rows and stop early would not:
+    part of what it has seen would stay.
     """
     middle = np.full(len(fields(Physics)), 0.5)
-    begin = middle if start is None else np.clip(_from_physics(start), 1e-3, 1 - 1e-3)
     weights = [_weights([r.source for r in group]) for group in _groups(seen)]
 
     def residuals(x: Array) -> Array:
@@ -175,7 +167,7 @@ def fit(seen: Evidence, rounds: int = 14, start: Physics | None = None) -> Physi
         return np.concatenate([*logs, (x - middle) * PULL])
 
     found = least_squares(
-        residuals, begin, bounds=(0, 1), loss="soft_l1", f_scale=SOFT, max_nfev=rounds, diff_step=1e-3
+        residuals, middle, bounds=(0, 1), loss="soft_l1", f_scale=SOFT, max_nfev=rounds, diff_step=1e-3
     )
     return _to_physics(found.x)
 
@@ -195,11 +187,10 @@ def _weights(sources: Sequence[str]) -> Array:
 
 def left_out(whole: Evidence, by: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Physics]:
     """For each fold (by `family` or `source`), the numbers fitted to all others."""
-    fits, start = {}, fit(whole) if by == "source" else None  # one table moves the numbers little: start near them
+    fits = {}
     for fold in whole.folds(by):
         say(f"fitting without {fold}")
-        rest = whole.where(lambda r, name=fold: getattr(r, by) != name)  # type: ignore[misc]
-        fits[fold] = fit(rest, rounds=4 if start else 14, start=start)
+        fits[fold] = fit(whole.where(lambda r, name=fold: getattr(r, by) != name))  # type: ignore[misc]
     return fits
 
 

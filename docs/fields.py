@@ -89,7 +89,9 @@ def _words(annotation: Any) -> tuple[str, ...]:
 
 def _number(value: float) -> str:
     power = int(value).bit_length() - 1
-    return f"2^{power}" if value == 2**power and power > 15 else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return (
+        f"2^{power}" if value == 2**power and power > 15 else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    )
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
     explain = verbs.add_parser("explain", help="print every value, its unit and where it came from")
     explain.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    explain.add_argument("--data", action="store_true", help="read the data too, and derive steps and warm-up")
     explain.set_defaults(do=do_explain)
 
     check = verbs.add_parser("check", help="prove that the answer does not depend on the layout")
@@ -126,7 +127,14 @@ def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.explain import equations, explain
 
     spec = _load(arguments.words, "explain")
-    derived = equations(spec, None)
+    samples = None
+    if arguments.data:
+        from paceline.workload import samples_of, workload_of
+
+        workload = workload_of(spec)
+        workload.prepare(lambda text: print(text, file=sys.stderr))
+        samples = len(samples_of(workload))
+    derived = equations(spec, samples)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

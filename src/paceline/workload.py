@@ -107,6 +107,20 @@ def workload_of(spec: RunSpec) -> Workload:
     return workload
 
 
+def samples_of(workload: Workload) -> Samples:
+    """What there is to train on."""
+    found = workload.data("train")
+    missing = [name for name in ("__len__", "cost", "batch") if not hasattr(found, name)]
+    if found is not None and missing:
+        raise UserError(
+            f"workload: data('train') returned {type(found).__name__}, which has no {' and no '.join(missing)}; "
+            "see paceline.workload.Samples"
+        )
+    if found is None or not len(found):
+        raise UserError("workload: data('train') is empty; there must be a sample to train on")
+    return found
+
+
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:
     """A loss that says what is wrong with what it returns, where torch would speak of something else."""
     import torch

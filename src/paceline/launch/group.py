@@ -5,6 +5,7 @@ A world of one has no process group at all; the loop must work without.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -48,6 +49,9 @@ def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s
         leaving.start()
         leaving.join(LEAVE_S)
         raise
+    # A wrapped model is part of a cycle and holds the group. If both lived until the interpreter ends, the group's
+    # threads would ask for a lock that is gone by then, and the process would abort after all its work is done.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -27,7 +27,7 @@ from paceline.training.precision import HALF, Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import train_step
-from paceline.workload import Samples, Workload, workload_of
+from paceline.workload import Samples, Workload, samples_of, workload_of
 
 
 def build_job(
@@ -39,7 +39,7 @@ def build_job(
     stop: StopRequest,
 ) -> Job:
     train, layout, workload = spec.train, layout_of(spec), workload_of(spec)
-    samples = _samples(workload)
+    samples = samples_of(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
     torch.manual_seed(train.seed)
@@ -68,19 +68,6 @@ def build_job(
         make=make,
         at_once=at_once,
     )
-
-
-def _samples(workload: Workload) -> Samples:
-    found = workload.data("train")
-    missing = [name for name in ("__len__", "cost", "batch") if not hasattr(found, name)]
-    if found is not None and missing:
-        raise UserError(
-            f"workload: data('train') returned {type(found).__name__}, which has no {' and no '.join(missing)}; "
-            "see paceline.workload.Samples"
-        )
-    if found is None or not len(found):
-        raise UserError("workload: data('train') is empty; there must be a sample to train on")
-    return found
 
 
 def _model(workload: Workload) -> nn.Module:

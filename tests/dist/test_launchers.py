@@ -1,0 +1,39 @@
+"""Ranks that others have started: the existing environment is used, and the answer is the same."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import train
+from paceline.record.run_dir import RunDir
+from paceline.training.run import RunResult
+
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
+LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN}
+
+
+@pytest.fixture(scope="module")
+def ours(small, tmp_path_factory):
+    """The same run on 2 ranks of our own."""
+    return train(small.replace({"parallel.ranks": 2}), tmp_path_factory.mktemp("ours"), show=False)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_of_another_launcher_train_the_same(small, ours, tmp_path, launcher):
+    if shutil.which(LAUNCHERS[launcher][0]) is None:
+        pytest.skip(f"{launcher} is not installed")
+    run_file = RunDir.claim(tmp_path, "spec", small).spec_file
+    command = [*LAUNCHERS[launcher], "-m", "paceline", "train", str(run_file), "--out", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    theirs = RunResult(folder, {}).weights()
+    assert len(list((folder / "events").iterdir())) == 2
+    assert "2 ranks" in done.stderr
+    for name, tensor in ours.weights().items():
+        assert torch.equal(tensor, theirs[name]), name

@@ -1,0 +1,190 @@
+"""What the pages print is true: commands parse, links lead somewhere, tables are complete, examples run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli import parser
+from paceline.spec import RunSpec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.glob("**/*.md")])
+ID = {"ids": lambda page: str(page.relative_to(REPOSITORY)) if isinstance(page, Path) else None}
+
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(\.\w+)?")  # RUN.yaml, RUN_FOLDER
+COMMAND = re.compile(r"(?:^|\s)(?:\S*/)?paceline +(?=[a-z-])(.+)")
+TAKEN_FROM_PAGE = {"line.yaml"}  # a file that the reader saves; it has a test of its own below
+
+
+@cache
+def commands(page: Path) -> tuple[str, ...]:
+    """The arguments of every `paceline …` of a page: lines of shell blocks, and code within a line of text."""
+    text = page.read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    inline = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", prose)]
+    found = [COMMAND.search(line) for line in [*blocks.replace("\\\n", " ").splitlines(), *inline]]
+    return tuple(match[1].split(" #")[0].strip() for match in found if match)
+
+
+def words_of(command: str) -> list[str]:
+    """As the shell would split it, with `[optional]` parts of a synopsis taken or, where they are dots, left out."""
+    command = command.replace("[section.key=value ...]", "")
+    return shlex.split(re.sub(r"\[(--[^\]]*)\]", r"\1", command).replace("…", ""))
+
+
+ALL = [(page, command) for page in PAGES for command in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), ALL, ids=[f"{p.name}: {c}" for p, c in ALL])
+def test_every_command_parses(page, command, capsys):
+    words = words_of(command)
+    if words in (["--help"], ["--version"]) or len(words) == 1:
+        assert words[0].removeprefix("--") in (*parser()._subparsers._group_actions[0].choices, "help", "version")
+        return
+    try:
+        arguments, extra = parser().parse_known_args(words)
+    except SystemExit:
+        pytest.fail(f"{page.name}: paceline {command}: {capsys.readouterr().err}")
+    assert not [word for word in extra if word.startswith("-")], f"{page.name}: paceline {command}"
+    given = [*getattr(arguments, "words", []), *extra]
+    file = given[0] if given and "=" not in given[0] else None
+    if file is None or PLACEHOLDER.fullmatch(file) or file in TAKEN_FROM_PAGE:
+        return
+    assert (REPOSITORY / file).is_file(), f"{page.name} names {file}, which is not there"
+    paceline.load(REPOSITORY / file, [word for word in given[1:] if not PLACEHOLDER.fullmatch(word.split("=")[-1])])
+
+
+def test_commands_are_found_on_the_pages():
+    assert len(commands(REPOSITORY / "README.md")) >= 6
+    assert len(commands(DOCS / "train.md")) >= 10
+
+
+@pytest.mark.parametrize("page", PAGES, **ID)
+def test_every_link_leads_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_the_readme_is_short():
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.mark.parametrize("page", PAGES, **ID)
+def test_files_named_in_code_are_there(page):
+    """`training/loop.py` on a page is a file of the package or of the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|yaml|md|txt))`", text):
+        roots = (REPOSITORY, REPOSITORY / "src" / "paceline", page.parent)
+        assert any((root / name).exists() for root in roots), f"{page.name} names {name}"
+
+
+def test_the_tree_in_architecture_names_every_module():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    package = REPOSITORY / "src" / "paceline"
+    for file in package.rglob("*.py"):
+        inside = file.relative_to(package)
+        if file.name not in ("__init__.py", "__main__.py") and inside.parts[0] != "planning":
+            assert file.name in text, f"docs/architecture.md does not name {inside}"
+    for folder in package.iterdir():
+        if folder.is_dir() and folder.name != "__pycache__":
+            assert f"{folder.name}/" in text, f"docs/architecture.md does not name {folder.name}/"
+
+
+def test_the_field_tables_are_those_of_the_spec():
+    fields = _module(DOCS / "fields.py")
+    text = fields.PAGE.read_text(encoding="utf-8")
+    for key, *_ in RunSpec(**_sections()).fields():
+        assert f"| `{key}` |" in text, f"docs/train.md does not name {key}; run  python docs/fields.py"
+    assert fields.page(text) == text, "the tables of docs/train.md are old; run  python docs/fields.py"
+
+
+def _sections():
+    from paceline.spec import ClassifierModel, TextData
+
+    return {"model": ClassifierModel(), "data": TextData()}
+
+
+def _module(file: Path):
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_own_model_example_trains(tmp_path):
+    run_file = DOCS / "examples" / "own_model.yaml"
+    spec = paceline.load(run_file, ["train.steps=60", "train.evaluate_every=60", "parallel.threads=1"])
+    result = paceline.train(spec, tmp_path, show=False)
+    assert result.status == "finished"
+    assert result.metrics["loss"] < 0.06 < result.summary["loss_first"]
+
+
+def test_the_own_model_page_shows_the_example_as_it_is():
+    """But for annotations and docstrings: every line of code on the page is a line of the example."""
+    page = (DOCS / "own_model.md").read_text(encoding="utf-8")
+    example = (DOCS / "examples" / "own_model.py").read_text(encoding="utf-8")
+    assert (DOCS / "examples" / "own_model.yaml").read_text(encoding="utf-8").split("\n", 1)[1] in page
+    shown = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    shown = [block for block in shown if re.search("class (OwnModel|Points|Network)", block)]
+    assert len(shown) == 3
+    for line in "\n".join(shown).splitlines():
+        assert line.strip().split("(")[0].rstrip(":") in example, line
+        if not line.strip().startswith(("def ", "class ")):
+            assert line in example, line
+
+
+@pytest.mark.parametrize("page", PAGES, **ID)
+def test_keys_of_the_run_file_on_pages_are_known(page):
+    known = {key for key, *_ in RunSpec(**_sections()).fields()}
+    spans = re.findall(r"`((?:model|data|train|parallel)\.\w+)(?:=[^`]*)?`", page.read_text(encoding="utf-8"))
+    unknown = [key for key in spans if key not in known and not key.endswith((".csv", ".md", ".py", ".yaml"))]
+    assert not unknown, f"{page.name} names {unknown}"
+
+
+def test_the_model_of_the_readme_trains(tmp_path):
+    """Cut out of the page as a reader would, and run."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    for name, language in (("line.py", "python"), ("line.yaml", "yaml")):
+        (tmp_path / name).write_text(re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1])
+    spec = paceline.load(tmp_path / "line.yaml", ["parallel.threads=1"])
+    result = paceline.train(spec, tmp_path / "runs", show=False)
+    assert result.summary["loss_last"] < 1e-3 < result.summary["loss_first"]
+
+
+def test_the_picture_is_there_and_small():
+    assert 10_000 < (DOCS / "images" / "parity.png").stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("page", PAGES, **ID)
+def test_run_files_on_pages_are_valid(page, tmp_path):
+    """Every YAML block that is a run file, or a section of one, for the classifier."""
+    import yaml
+
+    for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)):
+        if "workload" in (values := yaml.safe_load(block)) and ":" in values["workload"]:
+            continue
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block)
+        paceline.load(file)
