@@ -3,7 +3,7 @@
     python benchmarks/picture_parity.py [--runs FOLDER] [--out docs/images/parity.png]
 
 Trains recipes/classifier_docstrings.yaml on 1, 2 and 4 ranks and with 4 accumulated passes, about a minute each on two
-cores. Runs that are in FOLDER already are drawn without training again.
+cores. Finished runs in FOLDER are drawn without training again; others go on from where they were.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import matplotlib.pyplot as plt
 import paceline
 from paceline.parity import TOLERANCE, apart
 from paceline.record.events import read_steps
+from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -43,10 +44,11 @@ def steps_of(ranks: int, accumulate: int, folder: Path) -> list[dict]:
     """The steps of the recipe on one layout: read from `folder`, or trained into it now."""
     name = f"parity-{ranks}x{accumulate}"
     run = RunDir(folder / name)
-    if not run.summary_file.is_file():
-        spec = paceline.load(RECIPE, {"name": name, "parallel.ranks": ranks})
+    if not (run.summary_file.is_file() and read_json(run.summary_file)["status"] == "finished"):
+        spec = paceline.load(RECIPE, {"name": name, "parallel.ranks": ranks, "parallel.threads": 1})
         micro = -(-spec.train.global_batch // (ranks * accumulate))
-        paceline.train(spec.replace({"parallel.micro_batch": micro}), folder)
+        begun = run.path if run.spec_file.is_file() else None
+        paceline.train(spec.replace({"parallel.micro_batch": micro}), folder, resume=begun)
     return read_steps(run.events_file(0))
 
 

@@ -25,7 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": Train,
     "parallel": Parallel,
 }
-HEAD = "| key | default | unit | allowed | meaning |\n|---|---|---|---|---|\n"
+HEAD = "\n| key | default | unit | allowed | meaning |\n|---|---|---|---|---|\n"
 SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
 
 
@@ -43,7 +43,7 @@ def page(text: str) -> str:
     """The page with its tables written anew."""
 
     def table(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{HEAD}" + "\n".join(rows(found[2])) + "\n<!-- end -->"
+        return f"{found[1]}\n{HEAD}" + "\n".join(rows(found[2])) + "\n\n<!-- end -->"
 
     return re.sub(r"(<!-- fields (\w+) -->).*?<!-- end -->", table, text, flags=re.DOTALL)
 

@@ -137,6 +137,7 @@ class Log:
             self.event("step", **event)
             self._watch(event)
         self.waiting.clear()
+        self.job.events.flush()
         return stopping
 
     def _watch(self, event: dict[str, Any]) -> None:

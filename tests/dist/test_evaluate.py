@@ -1,0 +1,18 @@
+"""Evaluation is exact: every sample once, and the same bits on any number of ranks."""
+
+from evaluating import evaluate_again
+
+from paceline import train
+from paceline.launch.local import run_ranks
+
+
+def test_the_same_weights_score_the_same_on_any_number_of_ranks(small, tmp_path):
+    trained = train(small, tmp_path / "runs", show=False)
+    found = {1: [evaluate_again(trained.path, small, tmp_path)]}
+    for ranks in (2, 3):
+        spec = small.replace({"parallel.ranks": ranks})
+        found[ranks] = run_ranks(evaluate_again, (str(trained.path), spec, str(tmp_path)), ranks)
+    reference = {"n": trained.summary["evaluated"], **trained.metrics}
+    assert reference["n"] > 256, "more than one chunk"
+    for ranks, answers in found.items():
+        assert answers == [reference] * ranks, "not within a tolerance: equal"
