@@ -129,11 +129,13 @@ def do_explain(arguments: argparse.Namespace) -> int:
     spec = _load(arguments.words, "explain")
     samples = None
     if arguments.data:
+        from paceline.training.rank import foreseen
         from paceline.workload import samples_of, workload_of
 
-        workload = workload_of(spec)
-        workload.prepare(lambda text: print(text, file=sys.stderr))
-        samples = len(samples_of(workload))
+        with foreseen(spec):
+            workload = workload_of(spec)
+            workload.prepare(lambda text: print(text, file=sys.stderr))
+            samples = len(samples_of(workload))
     derived = equations(spec, samples)
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
     console.print(explain(spec))

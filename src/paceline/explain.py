@@ -15,22 +15,24 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
     lines = [layout.equation(), scaled_lr(train)[1]]
     if samples is None:
         return lines
-    per_epoch = -(-samples // train.global_batch)
-    tail = samples - (per_epoch - 1) * train.global_batch
+    from paceline.training.data import Order, total_steps
+
+    order = Order(samples, train.global_batch, train.seed)
+    steps = total_steps(train, order)
+    total = order.seen(steps)
+    tail = samples - order.seen(order.steps_per_epoch - 1)
     last = "" if tail == train.global_batch else f", the last of {tail}"
-    lines.append(f"{per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
+    lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
     if train.steps:
-        lines.append(f"{train.steps} steps = {train.steps / per_epoch:.3g} epochs")
-        total = train.steps
+        lines.append(f"{total / samples:.3g} epochs = {total} samples in {steps} steps")
     else:
-        total = per_epoch * (train.epochs or 1)
-        lines.append(f"{total} steps = {train.epochs or 1} epochs × {per_epoch} steps")
+        lines.append(f"{steps} steps = {train.epochs or 1} epochs × {order.steps_per_epoch} steps")
     if train.warmup:
-        lines.append(f"{total * train.warmup:.0f} steps warm-up = {train.warmup:g} × {total} steps")
+        lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
 
 
-def explain(spec: RunSpec, samples: int | None = None) -> Any:
+def explain(spec: RunSpec) -> Any:
     """A table of all values for rich to print."""
     from rich.table import Table
 

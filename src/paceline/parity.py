@@ -34,12 +34,13 @@ class Row:
     loss: float
     grad_norm: float
     weights: float
+    evaluation: float
     metrics: dict[str, float]
     worst: str
     """Where the difference is largest."""
 
     def agrees(self, tolerance: float) -> bool:
-        return all(d <= tolerance for d in (self.loss, self.grad_norm, self.weights))
+        return all(d <= tolerance for d in (self.loss, self.grad_norm, self.weights, self.evaluation))
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def check(
         results = []
         for (r, a), variant in zip(layouts, variants, strict=True):
             say(f"training {steps} steps on {r} rank{'s' * (r > 1)}, accumulating {a}")
-            results.append(train(variant, out or scratch, show=False))
+            result = train(variant, out or scratch, show=False)
+            if result.status != "finished":
+                raise RunFailed(f"the run on {r} rank{'s' * (r > 1)} was {result.status}: nothing is proved")
+            results.append(result)
         reference = results[0]
         rows = [_compare(reference, r, layout_of(v)) for v, r in zip(variants, results, strict=True)]
     return Parity(rows, TOLERANCE[spec.train.precision], steps)
@@ -105,20 +109,24 @@ def _compare(reference: RunResult, other: RunResult, layout: Layout) -> Row:
     loss, at = _furthest(ours, theirs, "loss")
     norm, norm_at = _furthest(ours, theirs, "grad_norm")
     weights, tensor = _weights_apart(reference.weights(), other.weights())
-    worst = max((loss, f"loss at step {at}"), (norm, f"gradient norm at step {norm_at}"), (weights, f"{tensor}"))
+    metrics = [(apart(reference.metrics.get(k), v), f"{k} of the evaluation") for k, v in other.metrics.items()]
+    metric, name = max(metrics, default=(0.0, ""))
+    at_loss, at_norm = f"loss at step {at}", f"gradient norm at step {norm_at}"
+    worst = max((loss, at_loss), (norm, at_norm), (weights, tensor), (metric, name))
     passes = layout.passes(layout.global_batch)
-    return Row(layout.ranks, passes, loss, norm, weights, other.metrics, worst[1])
+    return Row(layout.ranks, passes, loss, norm, weights, metric, other.metrics, worst[1])
 
 
 def _furthest(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) -> tuple[float, int]:
     pairs = [(apart(a[key], b[key]), a["step"]) for a, b in zip(ours, theirs, strict=True)]
-    return max(pairs)
+    both_skipped = {a["step"] for a, b in zip(ours, theirs, strict=True) if a["skipped"] and b["skipped"]}
+    return max(pair for pair in [*pairs, (0.0, 0)] if key == "loss" or pair[1] not in both_skipped)
 
 
 def apart(a: float | None, b: float | None) -> float:
-    """The relative difference of two numbers; what is not finite agrees only with its like."""
-    if a is None or b is None:
-        return 0.0 if a is b else math.inf
+    """The relative difference of two numbers; what is not finite agrees with nothing."""
+    if a is None or b is None or not math.isfinite(a - b):
+        return math.inf
     return abs(a - b) / max(abs(a), abs(b), 1e-30)
 
 

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, ValidationError, model_validator
@@ -25,7 +25,7 @@ ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks
 
 
 def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
-    """A field of the run file: its default, its unit and what it means, which `explain` prints."""
+    """A field of the run file: its default, its unit, which `explain` prints, and what it means."""
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
 
 
@@ -420,8 +420,3 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
         file = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
         if file.is_file():
             values["workload"] = f"{file.resolve()}:{name}"
-
-
-def choices(section: type[BaseModel], name: str) -> tuple[str, ...]:
-    """The allowed words of a field, for messages and tests."""
-    return tuple(get_args(section.model_fields[name].annotation))

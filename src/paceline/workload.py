@@ -55,6 +55,8 @@ class Workload:
     Data: ClassVar[type[Section]] = Section
     score: ClassVar[str] = "-loss"
     """The metric that ranks checkpoints; a leading minus says that lower is better."""
+    unit: ClassVar[str] = ""
+    """What `Samples.cost` counts, if a rate of it is worth showing: "tokens"."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec

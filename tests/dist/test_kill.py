@@ -40,8 +40,10 @@ def start(run, ranks):
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
 
-def ranks_of(run):
-    return [list(read_events(file, "start"))[-1]["pid"] for file in run.events.iterdir()]
+def ranks_of(process, run):
+    """Only those of this attempt: an earlier one's number may belong to somebody else by now."""
+    pids = [list(read_events(file, "start"))[-1]["pid"] for file in run.events.iterdir()]
+    return [pid for pid in pids if _group(pid) == process.pid]
 
 
 def kill(process, run, target):
@@ -51,7 +53,7 @@ def kill(process, run, target):
     elif target == "launcher":
         os.kill(process.pid, signal.SIGKILL)
     else:
-        os.kill(random.choice(ranks_of(run)), signal.SIGKILL)
+        os.kill(random.choice(ranks_of(process, run)), signal.SIGKILL)
 
 
 def wait_until(condition, process, seconds=60):

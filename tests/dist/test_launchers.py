@@ -34,6 +34,6 @@ def test_ranks_of_another_launcher_train_the_same(small, ours, tmp_path, launche
     (folder,) = (tmp_path / "runs").iterdir()
     theirs = RunResult(folder, {}).weights()
     assert len(list((folder / "events").iterdir())) == 2
-    assert "2 ranks" in done.stderr
+    assert "2 ranks" in done.stdout
     for name, tensor in ours.weights().items():
         assert torch.equal(tensor, theirs[name]), name

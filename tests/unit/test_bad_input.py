@@ -594,7 +594,7 @@ def test_a_finished_run_is_not_trained_again(folder, finished, ask):
     before = {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()}
     answer = ask("train --resume done")
     assert answer.code == 0
-    assert "done is finished: all of its 4 steps are done" in answer.err
+    assert "done is finished: all of its 4 steps are done" in answer.out
     assert {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()} == before
 
 
@@ -611,7 +611,7 @@ def test_a_finished_run_that_was_killed_before_its_summary_gets_one(folder, fini
 def test_an_unfinished_run_goes_on(folder, ask):
     answer = ask("train --resume was train.keep=1 train.checkpoint_every=2")
     assert answer.code == 0
-    assert "going on from step 2 of 4" in answer.err
+    assert "going on from step 2 of 4" in answer.out
     assert read_json(folder / "was" / "summary.json")["status"] == "finished"
 
 
@@ -626,8 +626,8 @@ def test_a_run_without_a_whole_checkpoint_begins_again_and_says_so(folder, ask, 
             file.write_bytes(bytes(file.stat().st_size))
     answer = ask("train --resume was")
     assert answer.code == 0
-    assert "there is no whole checkpoint to go on from: starting from the beginning" in answer.err
-    assert answer.err.count("is skipped: its file") == (2 if damage == "damaged" else 0)
+    assert "there is no whole checkpoint to go on from: starting from the beginning" in answer.out
+    assert answer.out.count("is skipped: its file") == (2 if damage == "damaged" else 0)
     assert [event["step"] for event in read_events(run.events_file(0), "resume")] == [0]
     assert read_json(run.summary_file)["steps"] == 4
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UserError
-from paceline.spec import COMMAND_LINE, DEFAULT, Train, build, choices, load
+from paceline.spec import COMMAND_LINE, DEFAULT, Train, build, load
 
 TEXT = """\
 # a comment
@@ -142,7 +142,7 @@ def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
             "lr": st.floats(1e-9, 1e3),
             "global_batch": st.integers(1, 1 << 20),
             "seed": st.integers(0, (1 << 31) - 1),
-            "optimizer": st.sampled_from(choices(Train, "optimizer")),
+            "optimizer": st.sampled_from(["adamw", "sgd", "lars", "lamb"]),
             "steps": st.none() | st.integers(1, 1 << 40),
         }
     ),

@@ -36,7 +36,6 @@ T = TypeVar("T")
 POLL_S = 0.05
 GRACE_S = 3.0  # for the peers of a failed rank: enough to notice and to say so
 FAREWELL_S = 60.0  # for ranks that have all handed in their results and only have to leave
-AGAIN_S = 1.0  # two Ctrl-C closer than this are one, seen twice (a wrapper passed it on)
 PRELOAD = ("paceline.launch.group",)  # torch, in other words
 
 
@@ -55,7 +54,7 @@ def run_ranks(
         failures = job.failures()
         if not failures:
             return [rank.result[0] for rank in job.ranks]
-        if _interrupted_again(stop):
+        if stop.insisted:
             raise RunFailed("killed by the second Ctrl-C")
         first = blame.cause(failures)
         if stop.requested and first.signal in STOP_SIGNALS:
@@ -161,12 +160,8 @@ def _attend(job: _Job, stop: StopRequest) -> None:
                 deadline_s = time.monotonic() + GRACE_S
             elif all(rank.result for rank in job.ranks):
                 deadline_s = time.monotonic() + FAREWELL_S
-        if _interrupted_again(stop) or (deadline_s is not None and time.monotonic() > deadline_s):
+        if stop.insisted or (deadline_s is not None and time.monotonic() > deadline_s):
             job.signal(signal.SIGKILL)
-
-
-def _interrupted_again(stop: StopRequest) -> bool:
-    return bool(stop.interrupted_at) and stop.interrupted_at[-1] - stop.interrupted_at[0] > AGAIN_S
 
 
 class _Packer(pickle.Pickler):

@@ -7,6 +7,7 @@ one request.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+AGAIN_S = 1.0
 LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)  # `nohup` and `command &` ask for this; an ignored SIGUSR1 is an accident
 
 
@@ -22,7 +24,9 @@ class StopRequest:
     before or after ends the process as usual. Outside the main thread Python allows no handlers: the flag stays False.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, impatient: bool = False) -> None:
+        """`impatient`: nobody else looks after this process, so a second Ctrl-C ends it at once."""
+        self.impatient = impatient
         self.signal_name: str | None = None
         self.interrupted_at: list[float] = []  # of each Ctrl-C
         self._previous: dict[signal.Signals, Any] = {}
@@ -48,5 +52,15 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = self.signal_name or signal.Signals(number).name
-        if number == signal.SIGINT:
-            self.interrupted_at.append(time.monotonic())
+        if number != signal.SIGINT:
+            return
+        self.interrupted_at.append(time.monotonic())
+        if self.impatient and self.insisted:
+            raise KeyboardInterrupt
+        if self.impatient and len(self.interrupted_at) == 1:
+            os.write(2, b"SIGINT: the run stops when it has saved (Ctrl-C again ends it at once)\n")
+
+    @property
+    def insisted(self) -> bool:
+        """Ctrl-C came again, and not as an echo of the first: a wrapper may pass one on twice."""
+        return bool(self.interrupted_at) and self.interrupted_at[-1] - self.interrupted_at[0] > AGAIN_S

@@ -37,3 +37,10 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float, flights: Flig
 def quiet(model: nn.Module, last: bool) -> AbstractContextManager[None]:
     """No communication before the last pass of a step."""
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Running statistics and other buffers are each rank's own; the main rank's are the ones that count."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)

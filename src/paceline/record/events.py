@@ -134,3 +134,14 @@ def metrics_of(event: Mapping[str, Any]) -> dict[str, float]:
         and (value is None or isinstance(value, (int, float)))
         and not isinstance(value, bool)
     }
+
+
+def seconds_of(path: Path) -> float:
+    """Wall time of all attempts of a run: each from its "start" to the last event before the next."""
+    total = began = last = 0.0
+    for event in read_events(path):
+        if event["kind"] == "start":
+            total += last - began
+            began = event["t"]
+        last = event["t"]
+    return total + last - began

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import math
 import os
 import shlex
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,6 +27,7 @@ from paceline.spec import DEFAULT, RunSpec, build
 
 COMMENT_COLUMN = 44
 LISTED = 10
+PATIENCE_S = 40
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,24 @@ class RunDir:
         else:
             missing = "is not a run folder: it has no spec.yaml"
         raise UserError(f"{path} {missing}{_say_runs(path)}")
+
+    @contextlib.contextmanager
+    def held(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
+        with open(self.path / ".lock", "a+") as file:
+            for waited_s in count():
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if waited_s >= PATIENCE_S:
+                        raise UserError(f"{self.path} is being trained by another process; stop that first") from None
+                except OSError:  # a file system without locks
+                    break
+                if not waited_s:
+                    say(f"{self.path} is still being trained by another process; waiting for it to end")
+                time.sleep(1)
+            yield
 
     def spec(self) -> RunSpec:
         """The spec as it was when the run began, each value with the origin it had then."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from paceline.layout import Layout
+from paceline.spec import Train
 from paceline.workload import Samples
 
 ROUNDS = 6
@@ -33,7 +34,7 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _stream(*words: int) -> np.uint64:
+def stream(*words: int) -> np.uint64:
     """One 64-bit key from several numbers."""
     key = np.zeros(1, np.uint64)
     for word in words:
@@ -49,7 +50,7 @@ def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
-    keys = mix(_stream(seed, epoch) + np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN)
+    keys = mix(stream(seed, epoch) + np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN)
     x = np.asarray(positions, dtype=np.uint64).copy()
     outside = np.ones(len(x), bool)
     while outside.any():
@@ -63,7 +64,7 @@ def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 def sample_keys(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """One 31-bit random number per sample and epoch, for dropout that does not depend on the layout."""
-    return (mix(ids.astype(np.uint64) + _stream(seed, epoch, 1)) >> np.uint64(33)).astype(np.int64)
+    return (mix(ids.astype(np.uint64) + stream(seed, epoch, 1)) >> np.uint64(33)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class Turn:
     keys: np.ndarray
     seen: int
     """Samples before this step, over the whole run."""
+
+    @property
+    def middle(self) -> float:
+        """Samples seen half-way through this step: where its learning rate is read, so that none is wasted at 0."""
+        return self.seen + len(self.ids) / 2
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,10 @@ class Order:
 
     def turn(self, step: int) -> Turn:
         return next(self.turns(step, step + 1))
+
+
+def total_steps(train: Train, order: Order) -> int:
+    return train.steps or (train.epochs or 1) * order.steps_per_epoch
 
 
 def deal(cost: np.ndarray, hands: int) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from paceline.errors import RunFailed
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
 from paceline.measure.timers import Flights, Reading
+from paceline.parallel.ddp import share_buffers
 from paceline.record.events import EventWriter
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints
@@ -23,6 +24,9 @@ from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
 from paceline.training.state import State
 from paceline.workload import Samples, Workload
+
+AT_MOST = 50
+"""Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
 
 
 @dataclass
@@ -50,6 +54,8 @@ class Job:
     make: Make
     at_once: int
     evaluation: dict[str, Any] = field(default_factory=dict)
+    best: float | None = None
+    """The highest score so far."""
 
 
 def train_loop(job: Job) -> str:
@@ -59,23 +65,29 @@ def train_loop(job: Job) -> str:
     job.net.train()
 
     for serving in serve(job.samples, job.order, job.layout, job.rank, state.step, job.steps, job.make, job.at_once):
-        set_lr(state.optimizer, job.schedule(serving.turn.seen))
+        set_lr(state.optimizer, job.schedule(serving.turn.middle))
         stats = job.step(serving, job.workload, job.net, state, train, job.flights, job.stop.requested)
         state.step += 1
-        last = state.step == job.steps
-        stopping = log.add(serving, stats, flush=last)
+        log.add(serving, stats)
 
-        epoch_end = state.step % job.order.steps_per_epoch == 0
+        last, epoch_end = state.step == job.steps, state.step % job.order.steps_per_epoch == 0
+        evaluating = last or due(state.step, train.evaluate_every, epoch_end)
+        saving = last or due(state.step, train.checkpoint_every, epoch_end)
+        stopping = log.flush(now=evaluating or saving)
+
         score = None
-        if held_out is not None and (last or due(state.step, train.evaluate_every, epoch_end)):
-            log.flush()
+        if held_out and evaluating and (last or not stopping):
+            share_buffers(state.model)
             job.evaluation = evaluate(job.workload, state.model, held_out, job.device, train.precision)
             score = job.workload.goodness(job.evaluation)
             log.event("evaluate", step=state.step, **job.evaluation)
+            saving |= job.best is None or score > job.best
+            job.best = max(score, job.best if job.best is not None else score)
             log.resume()
-        if last or stopping or due(state.step, train.checkpoint_every, epoch_end):
-            log.flush()
-            job.checkpoints.save(state.tensors(), {"step": state.step, **job.evaluation}, score=score)
+        if saving or stopping:
+            share_buffers(state.model)
+            meta = {"step": state.step, "evaluation": job.evaluation, "best": job.best}
+            job.checkpoints.save(state.tensors(), meta, score=score)
             log.event("checkpoint", step=state.step)
             log.resume()
         if stopping and not last:
@@ -92,7 +104,7 @@ class Log:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.every = 1 if job.device.type == "cpu" else job.spec.train.log_every
+        self.every = 1 if job.device.type == "cpu" else min(job.spec.train.log_every, AT_MOST)
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
         self.began = perf_counter()
 
@@ -100,28 +112,24 @@ class Log:
         """The next step begins now: what was done since the last one was not training."""
         self.began = perf_counter()
 
-    def add(self, serving: Serving, stats: Tensor, flush: bool) -> bool:
-        """Note a step; True when the ranks agreed to stop after it."""
+    def add(self, serving: Serving, stats: Tensor) -> None:
+        """Note a step that was handed to the device."""
         turn = serving.turn
-        self.waiting.append(
-            (
-                {
-                    "step": self.job.state.step,
-                    "epoch": turn.epoch,
-                    "samples": turn.seen + len(turn.ids),
-                    "batch": len(turn.ids),
-                    "tokens": serving.cost,
-                    "lr": self.job.schedule(turn.seen),
-                    "data_s": serving.data_s,
-                },
-                stats,
-                self.job.flights.take(),
-            )
-        )
-        return self.flush() if flush or len(self.waiting) >= self.every else False
+        event = {
+            "step": self.job.state.step,
+            "epoch": turn.epoch,
+            "samples": turn.seen + len(turn.ids),
+            "batch": len(turn.ids),
+            "lr": self.job.schedule(turn.middle),
+            "data_s": serving.data_s,
+        }
+        if self.job.workload.unit:
+            event[self.job.workload.unit] = serving.cost
+        self.waiting.append((event, stats, self.job.flights.take()))
 
-    def flush(self) -> bool:
-        if not self.waiting:
+    def flush(self, now: bool) -> bool:
+        """Write what is known, at the same steps on every rank; True when a rank was asked to stop."""
+        if not self.waiting or not (now or len(self.waiting) >= self.every):
             return False
         numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
         step_s = (perf_counter() - self.began) / len(numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ def optimizer_of(train: Train, model: nn.Module) -> torch.optim.Optimizer:
     named = [p for p in model.parameters() if p.requires_grad]
     device = named[0].device
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in named if p.ndim >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in named if p.ndim >= 2], "weight_decay": train.weight_decay, "adapt": True},
+        {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
     groups = [g for g in groups if g["params"]]
     lr = torch.tensor(0.0, dtype=torch.float32, device=device)
@@ -39,7 +39,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 class _LayerWise(torch.optim.Optimizer):
-    """Scales each tensor's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
+    """Scales each matrix's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -49,7 +49,8 @@ class _LayerWise(torch.optim.Optimizer):
             for p in params:
                 if not self.state[p]:
                     self._begin(p)
-            self._update(group, params)
+            if params:
+                self._update(group, params)
 
     def _begin(self, p: Tensor) -> None:
         raise NotImplementedError
@@ -58,11 +59,9 @@ class _LayerWise(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def _trust(params: Iterable[Tensor], updates: Iterable[Tensor], decay: float) -> list[Tensor]:
-    """|w| / |u| per tensor, or 1 where either is 0 and for tensors that do not decay."""
-    if not decay:
-        return [torch.ones((), device=p.device) for p in params]
-    weights, steps = torch._foreach_norm(list(params)), torch._foreach_norm(list(updates))
+def _trust(params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+    """|w| / |u| per tensor, or 1 where either is 0."""
+    weights, steps = torch._foreach_norm(params), torch._foreach_norm(updates)
     return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
 
 
@@ -70,19 +69,17 @@ class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
 
     def __init__(self, params: Any, lr: Tensor, momentum: float, eta: float = 0.001) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0, "adapt": True})
 
     def _begin(self, p: Tensor) -> None:
         self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        decay = group["weight_decay"]
-        updates = torch._foreach_add([p.grad for p in params], params, alpha=decay)
-        ratios = _trust(params, updates, decay)
-        if decay:
-            ratios = [r * group["eta"] for r in ratios]
+        updates = torch._foreach_add([p.grad for p in params], params, alpha=group["weight_decay"])
         buffers = [self.state[p]["momentum_buffer"] for p in params]
-        torch._foreach_mul_(updates, [r * group["lr"] for r in ratios])
+        if group["adapt"]:
+            torch._foreach_mul_(updates, [r * group["eta"] for r in _trust(params, updates)])
+        torch._foreach_mul_(updates, group["lr"])
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, updates)
         torch._foreach_sub_(params, buffers)
@@ -92,7 +89,7 @@ class LAMB(_LayerWise):
     """Layer-wise adaptive moments for large batches (You et al., 2020)."""
 
     def __init__(self, params: Any, lr: Tensor, betas: tuple[float, float], eps: float = 1e-6) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True})
 
     def _begin(self, p: Tensor) -> None:
         self.state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
@@ -112,6 +109,7 @@ class LAMB(_LayerWise):
         torch._foreach_add_(roots, group["eps"])
         updates = torch._foreach_div(torch._foreach_div(first, 1 - beta1**step), roots)
         torch._foreach_add_(updates, params, alpha=group["weight_decay"])
-        ratios = _trust(params, updates, group["weight_decay"])
-        torch._foreach_mul_(updates, [r * group["lr"] for r in ratios])
+        if group["adapt"]:
+            torch._foreach_mul_(updates, _trust(params, updates))
+        torch._foreach_mul_(updates, group["lr"])
         torch._foreach_sub_(params, updates)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from math import isfinite
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.explain import equations
 from paceline.launch.blame import is_echo
-from paceline.launch.environment import Place, detect
+from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
-from paceline.record.events import EventWriter, metrics_of, read_events, read_steps
+from paceline.record.events import EventWriter, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
@@ -31,11 +31,22 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 Claim = Callable[[RunSpec, Say], RunDir]
-ALONE = Place(0, 1, 0, 1, "alone", "localhost", 0)
+
+
+TORCH_SAYS = {
+    "'DistributedDataParallel' object has no attribute": (
+        "workload: on several ranks the model that loss() gets can only be called; use nothing else of it there"
+    ),
+    "Expected to have finished reduction in the prior iteration": (
+        "workload: on several ranks every parameter must take part in the loss, and some had no gradient"
+    ),
+}
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """The story of a run goes to standard output; standard error is for what went wrong."""
+    with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
+        print(text, flush=True)
 
 
 def silent(text: str) -> None:
@@ -57,7 +68,7 @@ def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, dict[
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     speak = say if show and place.rank == 0 else silent
     together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
-    with foreseen(spec), StopRequest() as stop, together as device:
+    with foreseen(spec), StopRequest(impatient=place is ALONE) as stop, together as device:
         run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(spec, speak))
         summary = _train(run, spec, place, device, stop, speak, show)
         return run.path, _from_main(place, lambda: summary)
@@ -82,6 +93,9 @@ def foreseen(spec: RunSpec) -> Iterator[None]:
             raise RunFailed(
                 f"there is no memory{for_what}; use a smaller parallel.micro_batch, more ranks or a smaller model"
             ) from error
+        for told, meant in TORCH_SAYS.items():
+            if told in str(error):
+                raise RunFailed(f"{meant} ({one_line(error)})") from error
         if trace := own_trace(error, spec.workload):
             raise RunFailed(f"the workload failed: {one_line(error)}\n\n{trace}") from error
         raise
@@ -112,8 +126,8 @@ def _train(
     from paceline.training.loop import train_loop
     from paceline.training.setup import build_job, go_back
 
-    began = perf_counter()
     with (
+        run.held(say) if place.rank == 0 else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
         closing(Checkpoints(run.checkpoints, spec.train.keep)) as checkpoints,
     ):
@@ -136,17 +150,17 @@ def _train(
                 checkpoints.wait()
                 job.shown({"kind": "end", "status": status})
             events.write("end", status=status)
-            summary = _sum_up(run, job, status, perf_counter() - began, _peaks(device, place.world))
+            summary = _sum_up(run, job, status, _peaks(device, place.world))
         except Exception as error:
             if place.rank == 0:
-                _note_failure(run, events, job, perf_counter() - began, error)
+                _note_failure(run, events, job, error)
             raise
     if show:
         _show(summary, run, stop, say)
     return summary
 
 
-def _note_failure(run: RunDir, events: EventWriter, job: Job | None, seconds: float, error: Exception) -> None:
+def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
     """How a run failed, in its folder. If that cannot be written (a full disk), what failed first stays the error."""
     import torch.distributed as dist
 
@@ -155,7 +169,7 @@ def _note_failure(run: RunDir, events: EventWriter, job: Job | None, seconds: fl
     with suppress(PacelineError):
         events.write("end", status="failed", why=why)
         if job is not None:
-            _sum_up(run, job, "failed", seconds, [], why=why)
+            _sum_up(run, job, "failed", [], why=why)
 
 
 def _done_already(run: RunDir, job: Job, say: Say) -> dict[str, Any]:
@@ -168,7 +182,7 @@ def _done_already(run: RunDir, job: Job, say: Say) -> dict[str, Any]:
     if summary.get("status") == "finished":
         return summary
     job.events.write("end", status="finished")
-    return _sum_up(run, job, "finished", None, [])
+    return _sum_up(run, job, "finished", [])
 
 
 def _note_start(job: Job, place: Place, first: int, again: bool) -> None:
@@ -202,9 +216,7 @@ def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
         say("  there is no whole checkpoint to go on from: starting from the beginning")
 
 
-def _sum_up(
-    run: RunDir, job: Job, status: str, seconds: float | None, peaks: list[int], why: str = ""
-) -> dict[str, Any]:
+def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "") -> dict[str, Any]:
     from paceline.record.summary import summarise
 
     job.events.flush()
@@ -219,7 +231,7 @@ def _sum_up(
         read_steps(run.events_file(0)),
         job.evaluation,
         status,
-        seconds=seconds,
+        seconds=seconds_of(run.events_file(0)),
         epoch_samples=job.order.samples,
         parameters=sum(p.numel() for p in job.state.model.parameters()),
         peak_bytes_per_rank=peaks,
@@ -238,7 +250,8 @@ def _show(summary: dict[str, Any], run: RunDir, stop: StopRequest, say: Say) -> 
     show(summary, Console())
     say(f"run folder {run.path}")
     if summary["status"] == "stopped":
-        say(f"stopped by {stop.signal_name or 'another rank'}; go on with  paceline train --resume {run.path}")
+        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
+        say(f"stopped by {stop.signal_name or 'another rank'}; go on with  {resume}")
 
 
 def _peaks(device: torch.device, world: int) -> list[int]:

@@ -65,6 +65,8 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
     """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
     place = detect(os.environ)
     if place is not None:
+        with foreseen(spec):  # before the ranks join: a large corpus may take longer than they wait for each other
+            workload_of(spec).prepare(say if show and place.rank == 0 else silent)
         answer = live(_as_placed(spec, place), show, lambda spec, say: open_run(spec, Path(out), resume, say))
         return RunResult(*answer)
     run = open_run(spec, Path(out), resume, say if show else silent)

@@ -18,9 +18,9 @@ from paceline.measure.timers import DeviceFlights, Flights
 from paceline.parallel.ddp import wrap
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec, Train
+from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
-from paceline.training.data import Make, Order, one_by_one, pinned
+from paceline.training.data import Make, Order, one_by_one, pinned, total_steps
 from paceline.training.loop import Job
 from paceline.training.optim import optimizer_of
 from paceline.training.precision import HALF, Scaler
@@ -45,6 +45,7 @@ def build_job(
     torch.manual_seed(train.seed)
     model = _model(workload).to(device, torch.float64 if train.precision == "fp64" else None)
     state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
+    state.allocate()
     flights = DeviceFlights() if device.type == "cuda" else Flights()
     step, make, at_once = way_of(spec, model, place.world, device, samples, layout.micro_batch)
     return Job(
@@ -77,10 +78,6 @@ def _model(workload: Workload) -> nn.Module:
     if not any(p.requires_grad for p in found.parameters()):
         raise UserError(f"workload: the model ({type(found).__name__}) has no parameters to train")
     return found
-
-
-def total_steps(train: Train, order: Order) -> int:
-    return train.steps or (train.epochs or 1) * order.steps_per_epoch
 
 
 def parallelize(model: nn.Module, world: int, device: torch.device, spec: RunSpec, flights: Flights) -> nn.Module:
@@ -117,8 +114,7 @@ def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> in
     if box[0] is None:
         return 0
     checkpoint = Checkpoint(**box[0])
-    job.state.allocate()
     restore(checkpoint, job.state.tensors())
     job.state.step = checkpoint.step
-    job.evaluation = {k: v for k, v in checkpoint.meta.items() if k != "step"}
+    job.evaluation, job.best = checkpoint.meta["evaluation"], checkpoint.meta["best"]
     return checkpoint.step

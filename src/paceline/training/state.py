@@ -35,10 +35,17 @@ class State:
         return {"model": dict(self.model.state_dict()), "optim": optim, "scaler": self.scaler.state()}
 
     def allocate(self) -> None:
-        """Give the optimiser its state before there was a gradient, so that a checkpoint can be read into it."""
+        """Give the optimiser all of its state, at zero, before there was a gradient.
+
+        A checkpoint then holds the same tensors at any step, and a step that is passed over leaves nothing undefined.
+        """
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 p.grad = torch.zeros_like(p)
         set_lr(self.optimizer, 0.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        for values in self.optimizer.state.values():
+            for value in values.values():
+                if isinstance(value, Tensor):
+                    value.zero_()

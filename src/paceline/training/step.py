@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from paceline.measure.timers import Flights
 from paceline.parallel.ddp import quiet
 from paceline.spec import Train
-from paceline.training.data import Pass, Serving, move
+from paceline.training.data import Pass, Serving, move, stream
 from paceline.training.precision import autocast
 from paceline.training.state import State
 from paceline.workload import Workload
-
-STATS = ("loss_sum", "count", "grad_norm", "stops")
 
 
 def run_pass(workload: Workload, net: Any, part: Pass, samples: int | Tensor, scale: Tensor, precision: str) -> Tensor:
@@ -65,12 +63,17 @@ def update(
 def train_step(
     serving: Serving, workload: Workload, net: nn.Module, state: State, train: Train, flights: Flights, stop: bool
 ) -> Tensor:
-    """A whole step; returns the numbers named in STATS, summed over ranks, on the device."""
+    """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
+
+    A model that draws from torch's own generator finds it seeded by (seed, step, rank, pass): after a resume on the
+    same ranks it draws the same.
+    """
     samples, scale = len(serving.turn.ids), state.scaler.scale
+    rank = dist.get_rank() if dist.is_initialized() else 0
     totals = torch.zeros(3, dtype=torch.float64, device=scale.device)
     totals[2] = float(stop)
     for index, part in enumerate(serving.passes):
-        torch.manual_seed(stream(train.seed, serving.turn.step, index))
+        torch.manual_seed(int(stream(train.seed, serving.turn.step, rank, index)) >> 1)
         with quiet(net, last=index == len(serving.passes) - 1):
             totals[:2] += run_pass(workload, net, _moved(part, scale.device), samples, scale, train.precision)
     if dist.is_initialized():
@@ -80,12 +83,6 @@ def train_step(
     loss_sum, count, stops = totals
     norm = update(state, train, samples, loss_sum, count)
     return torch.stack([loss_sum, count, norm.double(), stops])
-
-
-def stream(seed: int, step: int, index: int) -> int:
-    """The random stream of a pass, for models that draw from torch's own generator."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return ((seed * 1_000_003 + step) * 65_537 + rank) * 4_099 + index
 
 
 def _moved(part: Pass, device: torch.device) -> Pass:

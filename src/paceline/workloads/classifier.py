@@ -109,6 +109,7 @@ class Classifier(Workload):
     Model = ClassifierModel
     Data = TextData
     score = "accuracy"
+    unit = "tokens"
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
