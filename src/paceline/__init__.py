@@ -1,15 +1,18 @@
-"""Paceline: plan, train, measure and report distributed training from one run file."""
+"""Paceline: distributed training from one run file, with the same answer on any number of ranks."""
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.errors import RunFailed as RunFailed
+    from paceline.errors import UserError as UserError
     from paceline.parity import check as check
     from paceline.spec import RunSpec as RunSpec
     from paceline.spec import load as load
     from paceline.training.export import export as export
     from paceline.training.run import RunResult as RunResult
+    from paceline.training.run import resume as resume
     from paceline.training.run import train as train
     from paceline.workload import Workload as Workload
 

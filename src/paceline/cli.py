@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline import __version__
 from paceline.errors import PacelineError, RunFailed, UserError
@@ -121,9 +122,14 @@ def _load(words: Sequence[str], verb: str):  # type: ignore[no-untyped-def]
     return load(*_split(words, verb))
 
 
-def do_explain(arguments: argparse.Namespace) -> int:
+def _console() -> Any:
+    """As wide as the terminal; in a pipe, as wide as our tables may be."""
     from rich.console import Console
 
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
+
+
+def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.explain import equations, explain
 
     spec = _load(arguments.words, "explain")
@@ -137,15 +143,13 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload.prepare(lambda text: print(text, file=sys.stderr))
             samples = len(samples_of(workload))
     derived = equations(spec, samples)
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
+    console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")
     return 0
 
 
 def do_check(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from paceline.parity import check, numbers, table
 
     spec = _load(arguments.words, "check")
@@ -155,7 +159,7 @@ def do_check(arguments: argparse.Namespace) -> int:
     parity = check(
         spec, ranks, accumulate, arguments.steps, out=arguments.out, say=lambda text: print(text, file=sys.stderr)
     )
-    Console(highlight=False).print(table(parity))
+    _console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         print(

@@ -88,11 +88,14 @@ def write_own(folder, loss="", width=1):
 
 @pytest.fixture
 def ask(capfd):
+    """(exit code, what was said); `--quiet` leaves nothing but errors."""
+
     def ask(words):
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
             main(shlex.split(words))
-        return left.value.code, capfd.readouterr().err
+        said = capfd.readouterr()
+        return left.value.code, said.out + said.err
 
     return ask
 

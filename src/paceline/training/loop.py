@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -81,8 +82,8 @@ def train_loop(job: Job) -> str:
             job.evaluation = evaluate(job.workload, state.model, held_out, job.device, train.precision)
             score = job.workload.goodness(job.evaluation)
             log.event("evaluate", step=state.step, **job.evaluation)
-            saving |= job.best is None or score > job.best
-            job.best = max(score, job.best if job.best is not None else score)
+            if score > (-inf if job.best is None else job.best):
+                job.best, saving = score, True
             log.resume()
         if saving or stopping:
             share_buffers(state.model)

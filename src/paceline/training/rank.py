@@ -156,7 +156,7 @@ def _train(
                 _note_failure(run, events, job, error)
             raise
     if show:
-        _show(summary, run, stop, say)
+        _show(summary, run, say)
     return summary
 
 
@@ -242,7 +242,7 @@ def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "")
     return summary
 
 
-def _show(summary: dict[str, Any], run: RunDir, stop: StopRequest, say: Say) -> None:
+def _show(summary: dict[str, Any], run: RunDir, say: Say) -> None:
     from rich.console import Console
 
     from paceline.record.summary import show
@@ -251,7 +251,7 @@ def _show(summary: dict[str, Any], run: RunDir, stop: StopRequest, say: Say) -> 
     say(f"run folder {run.path}")
     if summary["status"] == "stopped":
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-        say(f"stopped by {stop.signal_name or 'another rank'}; go on with  {resume}")
+        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
 
 
 def _peaks(device: torch.device, world: int) -> list[int]:
