@@ -78,11 +78,6 @@ class Turn:
     seen: int
     """Samples before this step, over the whole run."""
 
-    @property
-    def middle(self) -> float:
-        """Samples seen half-way through this step: where its learning rate is read, so that none is wasted at 0."""
-        return self.seen + len(self.ids) / 2
-
 
 @dataclass(frozen=True)
 class Order:

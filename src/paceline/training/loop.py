@@ -66,7 +66,7 @@ def train_loop(job: Job) -> str:
     job.net.train()
 
     for serving in serve(job.samples, job.order, job.layout, job.rank, state.step, job.steps, job.make, job.at_once):
-        set_lr(state.optimizer, job.schedule(serving.turn.middle))
+        set_lr(state.optimizer, job.schedule(serving.turn.seen))
         stats = job.step(serving, job.workload, job.net, state, train, job.flights, job.stop.requested)
         state.step += 1
         log.add(serving, stats)
@@ -121,7 +121,7 @@ class Log:
             "epoch": turn.epoch,
             "samples": turn.seen + len(turn.ids),
             "batch": len(turn.ids),
-            "lr": self.job.schedule(turn.middle),
+            "lr": self.job.schedule(turn.seen),
             "data_s": serving.data_s,
         }
         if self.job.workload.unit:

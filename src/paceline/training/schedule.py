@@ -18,7 +18,7 @@ class Schedule:
     final: float
     total: int
 
-    def __call__(self, seen: float) -> float:
+    def __call__(self, seen: int) -> float:
         warm = self.warmup * self.total
         if seen < warm:
             return self.peak * seen / warm
