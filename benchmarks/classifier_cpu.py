@@ -4,7 +4,8 @@
 
     usual       Paceline on 1 rank against nn.TransformerEncoder with padding, DataLoader, fp32: samples per second
     overhead    a step of Paceline's loop against a hand-written DistributedDataParallel loop, same model and batches
-    joint       2 ranks of one thread against two independent one-thread runs started together: the machine's own limit
+    joint       2 ranks of one thread against two independent one-thread runs started together, 128 samples per rank
+                and step in both: the machine's own limit
 
 DATA_FOLDER holds AG News as train.csv and test.csv; without it the docstrings of the installed packages are used.
 """
@@ -86,9 +87,9 @@ def overhead(data: Path | None, out: Path) -> None:
 
 
 def joint(data: Path | None, out: Path) -> None:
-    steps = 40
-    together = spec_of(data, steps=steps).replace({"parallel.ranks": 2, "parallel.threads": 1})
-    alone = spec_of(data, steps=steps, global_batch=64).replace({"parallel.threads": 1})
+    steps = 30
+    together = spec_of(data, steps=steps, global_batch=256).replace({"parallel.ranks": 2, "parallel.threads": 1})
+    alone = spec_of(data, steps=steps).replace({"parallel.threads": 1})
     two, apart = [], []
     for _ in range(ROUNDS):
         apart.append(train_apart(alone, out, together=2))
