@@ -72,9 +72,10 @@ def fail_while_a_peer_is_stuck():
         raise ValueError("with a collective in flight")
 
 
-def speak():
-    print(f"rank {os.environ['RANK']} on stdout")
-    print(f"rank {os.environ['RANK']} on stderr", file=sys.stderr)
+def speak(lines):
+    for line in range(lines):
+        print(f"rank {os.environ['RANK']} line {line} on stdout")
+        print(f"rank {os.environ['RANK']} line {line} on stderr", file=sys.stderr)
 
 
 def work_until_stopped(folder, saving_s):

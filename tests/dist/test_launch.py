@@ -33,11 +33,13 @@ def test_results_come_in_the_order_of_the_ranks_and_quietly(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_a_rank_says_is_heard(capfd):
-    run_ranks(speak, (), 2, preload=())
-    out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["rank 0 on stdout", "rank 1 on stdout"]
-    assert sorted(err.splitlines()) == ["rank 0 on stderr", "rank 1 on stderr"]
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_ranks_say_is_heard_in_whole_lines(unbuffered, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    run_ranks(speak, (2000,), 2, preload=())
+    for name, text in zip(("stdout", "stderr"), capfd.readouterr(), strict=True):
+        said = sorted(f"rank {rank} line {line} on {name}" for rank in range(2) for line in range(2000))
+        assert sorted(text.splitlines()) == said
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -80,6 +81,7 @@ def _report(launcher: Connection, pids: dict[int, int]) -> int:
 def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
     """The life of one rank."""
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    _write_whole_lines()
     threading.Thread(target=_end_with_launcher, args=(pipe,), daemon=True).start()
     code = 0
     try:
@@ -98,6 +100,14 @@ def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoRe
                 thread.join()
         atexit._run_exitfuncs()
     _leave_at_once(code)
+
+
+def _write_whole_lines() -> None:
+    """The ranks share one terminal. Under PYTHONUNBUFFERED `print` writes a line and its end in two calls, and another
+    rank's line may come between them; one write per line keeps lines whole."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _ignore_stop_signals() -> None:
