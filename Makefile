@@ -3,15 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test lint bench bench-gpu clean
+.PHONY: demo test lint bench bench-gpu bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
 	$(BIN)/paceline explain $(RUN)
+	@echo "── before anything is trained: does a second rank pay on this machine?"
+	$(BIN)/paceline plan $(RUN) --devices 1,2
 	@echo "── train on 2 local ranks"
 	$(BIN)/paceline train $(RUN) parallel.ranks=2
 	@echo "── prove that 1 rank and 2 ranks give the same answer"
 	$(BIN)/paceline check $(RUN) --ranks 1,2
+	@echo "── did it pay? 1 and 2 ranks in turns, and where the time goes"
+	$(BIN)/paceline measure $(RUN) --ranks 1,2 --steps 16 --repeats 2
+	@echo "── the page for the people who pay for it"
+	$(BIN)/paceline report runs/docstrings-measure --out report
 
 test: lint
 	$(BIN)/python -m pytest
@@ -27,6 +33,14 @@ bench: .venv/ready-dev
 
 bench-gpu: .venv/ready-dev
 	$(BIN)/python benchmarks/classifier_gpu.py $(or $(DATA),data/ag_news)
+
+# The planner against published measurements (a table with a row per result), each group left out of the fit that
+# prices it; BY=source leaves out single tables. And against this machine, which should be idle meanwhile.
+bench-plan: .venv/ready-dev
+	$(BIN)/python benchmarks/plan_published.py $(or $(MEASUREMENTS),measurements.csv) --by $(or $(BY),family)
+
+bench-plan-local: .venv/ready-dev
+	$(BIN)/python benchmarks/plan_local.py $(if $(SHAPED),--shaped)
 
 # torch first, at the pinned version: what depends on it then finds it there.
 .venv/ready: pyproject.toml constraints.txt

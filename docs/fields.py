@@ -15,13 +15,15 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline.spec import ClassifierModel, Parallel, RunSpec, Section, TextData, Train
+from paceline.spec import ClassifierModel, LMData, LMModel, Parallel, RunSpec, Section, TextData, Train
 
 PAGE = Path(__file__).with_name("train.md")
 SECTIONS: dict[str, type[BaseModel]] = {
     "run": RunSpec,
     "model": ClassifierModel,
     "data": TextData,
+    "lm_model": LMModel,
+    "lm_data": LMData,
     "train": Train,
     "parallel": Parallel,
 }
@@ -31,7 +33,7 @@ SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
 
 def rows(section: str) -> list[str]:
     """One line of Markdown for every field of a section, in the order of the run file."""
-    prefix = "" if section == "run" else f"{section}."
+    prefix = "" if section == "run" else f"{section.removeprefix('lm_')}."
     return [
         f"| `{prefix}{name}` | {_default(info)} | {_unit(info)} | {_allowed(info)} | {info.description} |"
         for name, info in SECTIONS[section].model_fields.items()
@@ -76,7 +78,7 @@ def _allowed(info: FieldInfo) -> str:
     ]
     if limits:
         return " and ".join(limits)
-    return "`true`, `false`" if info.annotation is bool else ""
+    return "`true`, `false`" if info.annotation in (bool, bool | None) else ""
 
 
 def _words(annotation: Any) -> tuple[str, ...]:

@@ -7,7 +7,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from paceline.errors import RunFailed as RunFailed
     from paceline.errors import UserError as UserError
+    from paceline.measuring.result import Measurement as Measurement
+    from paceline.measuring.sweep import measure as measure
     from paceline.parity import check as check
+    from paceline.planning.plan import Plan as Plan
+    from paceline.planning.plan import plan as plan
+    from paceline.reporting.report import report as report
     from paceline.spec import RunSpec as RunSpec
     from paceline.spec import load as load
     from paceline.training.export import export as export
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.training.run import resume as resume
     from paceline.training.run import train as train
     from paceline.workload import Workload as Workload
+    from paceline.workloads.sample import sample as sample
 
 _HOME = {
     "load": "paceline.spec",
@@ -23,7 +29,13 @@ _HOME = {
     "RunResult": "paceline.training.run",
     "resume": "paceline.training.run",
     "check": "paceline.parity",
+    "plan": "paceline.planning.plan",
+    "Plan": "paceline.planning.plan",
+    "measure": "paceline.measuring.sweep",
+    "Measurement": "paceline.measuring.result",
+    "report": "paceline.reporting.report",
     "export": "paceline.training.export",
+    "sample": "paceline.workloads.sample",
     "Workload": "paceline.workload",
     "UserError": "paceline.errors",
     "RunFailed": "paceline.errors",

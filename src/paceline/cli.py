@@ -18,8 +18,12 @@ EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
   paceline check recipes/classifier_docstrings.yaml --ranks 1,2,4
+  paceline plan recipes/classifier_agnews.yaml --cluster 4xV100@pcie
+  paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
+  paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline export runs/docstrings --out model.safetensors
+  paceline sample runs/lm_tiny "Returns the"
 """
 
 
@@ -48,16 +52,73 @@ def parser() -> argparse.ArgumentParser:
     check = verbs.add_parser("check", help="prove that the answer does not depend on the layout")
     check.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
     check.add_argument("--ranks", default="1,2", metavar="1,2,4", help="numbers of ranks; the first is the reference")
+    check.add_argument("--layouts", default="", metavar="single,fsdp:2,tensor:2", help="layouts, instead of --ranks")
     check.add_argument("--accumulate", default="1", metavar="1,4", help="passes per step")
     check.add_argument("--steps", type=int, default=20, metavar="N", help="steps to train (20)")
     check.add_argument("--out", type=Path, metavar="FOLDER", help="keep the runs there")
     check.set_defaults(do=do_check)
+
+    plan = verbs.add_parser("plan", help="say before a device is taken what fits, what pays and what it costs")
+    plan.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    plan.add_argument("--cluster", metavar="2x8xH100|FILE.yaml", help="devices and links; without it the run file's")
+    plan.add_argument("--devices", default="", metavar="1,2,4", help="numbers of devices to try")
+    plan.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
+    plan.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
+    plan.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
+    plan.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
+    plan.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
+    plan.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
+    plan.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
+    plan.set_defaults(do=do_plan)
+
+    calibrate = verbs.add_parser("calibrate", help="measure this machine; plans for it then use what was measured")
+    calibrate.add_argument("--ranks", default="1,2,4", metavar="1,2,4", help="numbers of ranks to measure with")
+    calibrate.add_argument("--threads", type=int, default=0, metavar="N", help="per rank; 0 shares the cores (0)")
+    calibrate.add_argument(
+        "--out", type=Path, metavar="FILE.json", help="where to (~/.cache/paceline/calibration.json)"
+    )
+    calibrate.set_defaults(do=do_calibrate)
+
+    measure = verbs.add_parser("measure", help="train under several layouts and say where the time goes")
+    measure.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    measure.add_argument("--ranks", default="", metavar="1,2,4", help="numbers of ranks (1,2)")
+    measure.add_argument("--layouts", default="", metavar="ddp:2,fsdp:2", help="layouts, beside or instead of --ranks")
+    measure.add_argument("--weak", action="store_true", help="let the batch grow with the ranks")
+    measure.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each row, in turns (3)")
+    measure.add_argument("--steps", type=int, default=30, metavar="N", help="steps of each run (30)")
+    measure.add_argument("--price", type=float, metavar="USD", help="per device and hour")
+    measure.add_argument("--retry", action="store_true", help="try rows again that failed before")
+    measure.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
+    measure.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
+    measure.set_defaults(do=do_measure)
+
+    report = verbs.add_parser("report", help="a page, figures and tables of runs, measurements or a table of times")
+    report.add_argument("inputs", nargs="+", type=Path, metavar="RUN_FOLDER|MEASURE_FOLDER|TIMES.csv")
+    report.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to (report)")
+    report.add_argument("--title", default="", metavar="TEXT", help="of the page")
+    report.add_argument("--price", type=float, metavar="USD", help="per device and hour")
+    report.set_defaults(do=do_report)
+
+    watch = verbs.add_parser("watch", help="a live view of a run in the terminal")
+    watch.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    watch.add_argument("--once", action="store_true", help="show the present state and leave")
+    watch.set_defaults(do=do_watch)
 
     export = verbs.add_parser("export", help="write the weights of a run as safetensors")
     export.add_argument("run", type=Path, metavar="RUN_FOLDER")
     export.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors")
     export.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     export.set_defaults(do=do_export)
+
+    sample = verbs.add_parser("sample", help="let a trained language model go on with a text")
+    sample.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    sample.add_argument("prompt", metavar="PROMPT", help='the beginning of a text, such as "Returns the"')
+    sample.add_argument("--tokens", type=int, default=100, metavar="N", help="most tokens to add (100)")
+    sample.add_argument("--temperature", type=float, default=0.8, metavar="T", help="lower is more cautious (0.8)")
+    sample.add_argument("--top-k", type=int, default=40, metavar="K", help="draw from the K likeliest; 0 is all (40)")
+    sample.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another text (0)")
+    sample.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    sample.set_defaults(do=do_sample)
     return top
 
 
@@ -157,14 +218,20 @@ def do_check(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
     parity = check(
-        spec, ranks, accumulate, arguments.steps, out=arguments.out, say=lambda text: print(text, file=sys.stderr)
+        spec,
+        ranks,
+        accumulate,
+        arguments.steps,
+        layouts=[word for word in arguments.layouts.split(",") if word],
+        out=arguments.out,
+        say=lambda text: print(text, file=sys.stderr),
     )
     _console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         print(
-            f"paceline: the answer depends on the layout: {worst.ranks} ranks with {worst.accumulate} accumulated "
-            f"differ from the reference by more than {parity.tolerance:g}, most in {worst.worst}",
+            f"paceline: the answer depends on the layout: {worst.layout} differs from the reference by more than "
+            f"{parity.tolerance:g}, most in {worst.worst}",
             file=sys.stderr,
         )
         return 1
@@ -172,8 +239,48 @@ def do_check(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def do_plan(arguments: argparse.Namespace) -> int:
+    from paceline.planning.verb import run
+
+    return run(_load(arguments.words, "plan"), Path(arguments.words[0]), arguments, _console())
+
+
+def do_calibrate(arguments: argparse.Namespace) -> int:
+    from paceline.planning.verb import calibrate
+
+    return calibrate(arguments, _console())
+
+
+def do_measure(arguments: argparse.Namespace) -> int:
+    from paceline.measuring.verb import run, run_links
+
+    if arguments.links:
+        return run_links(arguments, _console())
+    return run(_load(arguments.words, "measure"), arguments, _console())
+
+
+def do_report(arguments: argparse.Namespace) -> int:
+    from paceline.reporting.verb import run
+
+    return run(arguments, _console())
+
+
+def do_watch(arguments: argparse.Namespace) -> int:
+    from paceline.reporting.watch import watch
+
+    return watch(arguments.run, once=arguments.once)
+
+
 def do_export(arguments: argparse.Namespace) -> int:
     from paceline.training.export import export
 
     print(export(arguments.run, arguments.out, "best" if arguments.best else "newest"))
+    return 0
+
+
+def do_sample(arguments: argparse.Namespace) -> int:
+    from paceline.workloads.sample import sample
+
+    given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
+    print(sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest"))
     return 0

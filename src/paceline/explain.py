@@ -12,7 +12,8 @@ from paceline.training.schedule import scaled_lr
 def equations(spec: RunSpec, samples: int | None) -> list[str]:
     """The derived numbers, each as the equation that gives it."""
     train, layout = spec.train, layout_of(spec)
-    lines = [layout.equation(), scaled_lr(train)[1]]
+    lines = [] if layout.plain else [layout.grid()]
+    lines += [layout.equation(), scaled_lr(train)[1]]
     if samples is None:
         return lines
     from paceline.training.data import Order, total_steps

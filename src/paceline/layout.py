@@ -1,53 +1,254 @@
-"""How one global batch is spread over ranks and passes: the value that the planner prices and the runtime applies."""
+"""How the work is spread over ranks and passes: the value that the planner prices and the runtime applies.
+
+Ranks form a grid. The fastest-changing axis is `tensor`, whose ranks talk most and should share a node; then come
+`shard` and `replicate`, the data-parallel axes; the slowest is `pipeline`, whose ranks only pass activations on.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import UserError
-from paceline.spec import RunSpec
+from paceline.spec import Parallel, RunSpec
+
+SHARDING = {"zero1", "zero2", "zero3", "fsdp", "hsdp"}
+"""Strategies under which a data-parallel rank keeps a part of the state."""
+LOOPED = {"interleaved", "zero_bubble"}
+"""Schedules under which a pipeline rank holds two stages."""
+
+
+SPREADING = (
+    *("strategy", "ranks", "replicate", "tensor", "sequence", "pipeline", "schedule"),
+    *("offload", "engine", "engine_config"),
+)
+"""Fields of the section `parallel` that make a layout, beside the size of a pass."""
 
 
 @dataclass(frozen=True)
 class Layout:
     strategy: str
     replicate: int
+    """Groups of ranks that hold everything once."""
     global_batch: int
     micro_batch: int
+    shard: int = 1
+    """Ranks of such a group that share its state and get samples of their own."""
+    tensor: int = 1
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    sequence: bool = False
+    checkpointing: str = "none"
+    offload: bool = False
 
     @property
     def ranks(self) -> int:
-        return self.replicate
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Ranks with samples of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def stages(self) -> int:
+        """Parts into which a pipeline cuts the model."""
+        return self.pipeline * (2 if self.schedule in LOOPED and self.pipeline > 1 else 1)
+
+    def data_rank(self, rank: int) -> int:
+        """Its place among those with samples of their own; tensor and pipeline ranks get the same samples."""
+        return rank // self.tensor % self.data
 
     def passes(self, samples: int) -> int:
         """Forward and backward passes each rank makes over a global batch of that many samples; the same on all."""
-        return max(1, math.ceil(math.ceil(samples / self.ranks) / self.micro_batch))
+        if self.pipeline > 1:  # it always runs full: rounds of as many passes as it has ranks
+            return self.pipeline * math.ceil(self.global_batch / (self.data * self.micro_batch * self.pipeline))
+        return max(1, math.ceil(math.ceil(samples / self.data) / self.micro_batch))
 
     def equation(self) -> str:
         """The global batch as a product of what each rank does, or as a sum where it does not divide."""
         passes = self.passes(self.global_batch)
-        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        each, left = divmod(self.global_batch, self.ranks * passes)
+        ranks = f"{self.data} rank{'s' if self.data > 1 else ''}"
+        each, left = divmod(self.global_batch, self.data * passes)
         per_pass = f"{each} per pass" if not left else f"{each} to {each + 1} per pass"
         sign = "=" if not left else "≈"
         return f"{self.global_batch} global {sign} {per_pass} × {ranks} × {passes} accumulated"
+
+    def grid(self) -> str:
+        """The ranks as the product of the axes."""
+        axes = {name: getattr(self, name) for name in ("replicate", "shard", "tensor", "pipeline")}
+        return (
+            f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(f'{name} {size}' for name, size in axes.items())}"
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether every rank holds the whole model and nothing but gradients travels."""
+        return self.strategy in ("single", "ddp") and self.tensor * self.pipeline == 1
+
+
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
+EXAMPLES = "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, pipeline:2:gpipe, fsdp:2+tensor:2+pipeline:2"
+
+
+def from_words(text: str) -> dict[str, Any]:
+    """A short form such as `fsdp:2+tensor:2` as values of the section `parallel`."""
+    found: dict[str, Any] = {"strategy": "auto", "ranks": 1}
+    words = text.split("+")
+    kinds = ["strategy" if word.split(":")[0] in STRATEGIES else word.split(":")[0] for word in words]
+    for word, kind in zip(words, kinds, strict=True):
+        name, *rest = word.split(":")
+        if kinds.count(kind) > 1:
+            raise UserError(f"{text!r} is not a layout: it names {kind} twice; write it as one of  {EXAMPLES}")
+        sized = bool(rest) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", rest[0]) is not None
+        sizes = [int(size) for size in rest[0].split("x")] if sized else []
+        match name, sizes, rest[1:]:
+            case ("single", [], []) if not rest:
+                found["strategy"] = name
+            case ("sequence", [], []) if not rest:
+                found["sequence"] = True
+            case (("deepspeed" | "accelerate"), [], []) if not rest:
+                found["engine"] = name
+            case (("ddp" | "zero1" | "zero2" | "zero3" | "fsdp"), [ranks], []):
+                found |= {"strategy": name, "ranks": found["ranks"] * ranks}
+            case ("hsdp", [replicate, shard], []):
+                found |= {"strategy": name, "replicate": replicate, "ranks": found["ranks"] * replicate * shard}
+            case ("pipeline", [ranks], [] | [_]):
+                found |= {"pipeline": ranks, "ranks": found["ranks"] * ranks}
+                found |= {"schedule": rest[1]} if rest[1:] else {}
+            case ("tensor", [ranks], []):
+                found |= {"tensor": ranks, "ranks": found["ranks"] * ranks}
+            case _:
+                raise UserError(f"{text!r} is not a layout: {word!r} is not known; write it as one of  {EXAMPLES}")
+    return found
 
 
 def layout_of(spec: RunSpec) -> Layout:
     """The layout a run file asks for; whatever cannot work is said here, before a process starts."""
     parallel, batch = spec.parallel, spec.train.global_batch
+    data = _data_ranks(parallel)
     strategy = parallel.strategy
     if strategy == "auto":
-        strategy = "ddp" if parallel.ranks > 1 else "single"
-    if strategy == "single" and parallel.ranks > 1:
+        strategy = "ddp" if data > 1 else "single"
+    strategy = "fsdp" if strategy == "zero3" else strategy
+    if strategy == "single" and data > 1:
         raise UserError(
             f"parallel.strategy=single runs on 1 rank, but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
         )
-    if batch < parallel.ranks:
+    replicate, shard = _divided(parallel, strategy, data)
+    _check_options(parallel, strategy)
+    if parallel.reduce == "powersgd" and spec.train.precision == "fp16":
+        raise UserError(
+            "parallel.reduce=powersgd keeps a part of each gradient for the next step, and train.precision=fp16 "
+            "changes the scale of gradients between steps; use train.precision=bf16"
+        )
+    if batch < data:
         raise UserError(
             f"train.global_batch={batch} is smaller than parallel.ranks={parallel.ranks}: "
-            f"each rank needs a sample; use train.global_batch={parallel.ranks} or more, or parallel.ranks={batch}"
+            f"each rank needs a sample; use train.global_batch={data} or more, or parallel.ranks={batch}"
+            if data == parallel.ranks
+            else f"train.global_batch={batch} is smaller than the {data} data-parallel ranks, and each needs a sample; "
+            f"use train.global_batch={data} or more"
         )
-    per_rank = math.ceil(batch / parallel.ranks)
-    return Layout(strategy, parallel.ranks, batch, min(parallel.micro_batch or per_rank, per_rank))
+    return Layout(
+        strategy=strategy,
+        replicate=replicate,
+        global_batch=batch,
+        micro_batch=_micro_batch(parallel, math.ceil(batch / data)),
+        shard=shard,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        schedule=parallel.schedule,
+        sequence=parallel.sequence,
+        checkpointing=parallel.checkpointing,
+        offload=parallel.offload,
+    )
+
+
+def _data_ranks(parallel: Parallel) -> int:
+    each = parallel.tensor * parallel.pipeline
+    data, left = divmod(parallel.ranks, each)
+    if left or not data:
+        product = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline}"
+        below, above = parallel.ranks // each * each, (parallel.ranks // each + 1) * each
+        use = f"{below} or {above}" if below else str(above)
+        raise UserError(
+            f"parallel.ranks={parallel.ranks} is not a multiple of {product} = {each}; use parallel.ranks={use}"
+        )
+    return data
+
+
+def _divided(parallel: Parallel, strategy: str, data: int) -> tuple[int, int]:
+    """(replicate, shard) of the data-parallel ranks."""
+    if parallel.replicate is not None and strategy != "hsdp":
+        raise UserError(
+            f"parallel.replicate={parallel.replicate} is for parallel.strategy=hsdp, not {strategy}; "
+            "leave it out, or use parallel.strategy=hsdp"
+        )
+    if strategy == "hsdp":
+        copies = parallel.replicate
+        fits = [n for n in range(2, data) if data % n == 0]
+        if not fits:
+            raise UserError(
+                f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}; "
+                "use 4 or more, or parallel.strategy=fsdp"
+            )
+        if copies is None:
+            return fits[0], data // fits[0]
+        if copies not in fits:
+            near = min(fits, key=lambda n: abs(n - copies))
+            raise UserError(
+                f"parallel.replicate={copies} does not divide {data} data-parallel ranks into groups of at least 2; "
+                f"use parallel.replicate={near}"
+            )
+        return copies, data // copies
+    return (1, data) if strategy in SHARDING else (data, 1)
+
+
+def _check_options(parallel: Parallel, strategy: str) -> None:
+    beside = parallel.tensor * parallel.pipeline > 1
+    if strategy == "zero1" and beside:
+        raise UserError("parallel.strategy=zero1 does not go with tensor or pipeline; use zero2, fsdp or ddp")
+    if parallel.sequence and parallel.tensor == 1:
+        raise UserError(
+            "parallel.sequence=true divides what tensor parallelism leaves whole; use it with parallel.tensor=2"
+        )
+    if parallel.offload and strategy not in ("zero2", "fsdp", "hsdp") and parallel.engine == "torch":
+        raise UserError(f"parallel.offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp")
+    saving = parallel.reduce != "exact"
+    if saving and (strategy not in ("ddp", "single") or beside):
+        raise UserError(
+            f"parallel.reduce={parallel.reduce} is for plain data parallelism; use it with parallel.strategy=ddp alone"
+        )
+    if parallel.engine == "torch" and parallel.engine_config is not None:
+        raise UserError(
+            f"parallel.engine_config={parallel.engine_config} is for parallel.engine=deepspeed or accelerate, not torch"
+        )
+    if parallel.engine != "torch" and (beside or saving):
+        raise UserError(
+            f"parallel.engine={parallel.engine} spreads data and optimiser state alone; "
+            "use parallel.engine=torch for tensor, pipeline and reduce"
+        )
+
+
+def _micro_batch(parallel: Parallel, per_rank: int) -> int:
+    """Samples in one pass. A pipeline is filled by as many passes as it has ranks; twice that halves its bubble."""
+    stages = parallel.pipeline
+    if stages == 1:
+        return min(parallel.micro_batch or per_rank, per_rank)
+    if per_rank < stages:
+        enough = stages * (parallel.ranks // (parallel.tensor * stages))
+        raise UserError(
+            f"a pipeline of {stages} ranks needs {stages} passes of at least one sample, but a data-parallel rank has "
+            f"{per_rank} per step; use train.global_batch={enough} or more, or parallel.pipeline={per_rank}"
+        )
+    wanted = parallel.micro_batch or max(1, per_rank // (2 * stages))
+    passes = math.ceil(per_rank / wanted)
+    if passes < stages:
+        raise UserError(
+            f"parallel.micro_batch={wanted} makes {passes} pass{'es' * (passes > 1)} of {per_rank} samples per rank, "
+            f"fewer than the {stages} ranks of the pipeline; use parallel.micro_batch={per_rank // stages} or less"
+        )
+    return wanted

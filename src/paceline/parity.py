@@ -15,20 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
-from paceline.layout import Layout, layout_of
+from paceline.layout import SPREADING, Layout, from_words, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec
+from paceline.spec import Parallel, RunSpec
 from paceline.training.run import RunResult, train
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
 """Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
+PLAIN = Parallel()
 
 
 @dataclass(frozen=True)
 class Row:
     """One layout against the first: the largest relative difference of each quantity."""
 
+    layout: str
+    """As it was asked for."""
     ranks: int
     accumulate: int
     loss: float
@@ -60,61 +63,84 @@ def check(
     accumulate: Sequence[int] = (1,),
     steps: int = 20,
     *,
+    layouts: Sequence[str] = (),
     out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Parity:
-    """Train `steps` steps on each layout and compare; the first layout is the reference."""
-    layouts = [(r, a) for r in ranks for a in accumulate]
-    if len(layouts) < 2:
-        raise UserError("check compares layouts and was given one; use  --ranks 1,2  or  --accumulate 1,4")
-    variants = [_variant(spec, r, a, steps) for r, a in layouts]
-    for (r, a), variant in zip(layouts, variants, strict=True):
-        batch = layout_of(variant).global_batch
-        if batch < r * a:
+    """Train `steps` steps on each layout and compare; the first layout is the reference.
+
+    `layouts` are short forms such as "fsdp:2+tensor:2", in place of numbers of ranks.
+    """
+    wanted = [(word, from_words(word)) for word in layouts] or [
+        (f"{n} rank{'s' * (n > 1)}", {"ranks": n}) for n in ranks
+    ]
+    variants = [
+        (
+            f"{name}, accumulating {passes}" if len(accumulate) > 1 else name,
+            passes,
+            _variant(spec, values, passes, steps),
+        )
+        for name, values in wanted
+        for passes in accumulate
+    ]
+    if len(variants) < 2:
+        raise UserError(
+            "check compares layouts and was given one; "
+            "use  --ranks 1,2  or  --accumulate 1,4  or  --layouts single,fsdp:2"
+        )
+    for _, passes, variant in variants:
+        layout = layout_of(variant)
+        if layout.global_batch < layout.data * passes:
+            n = layout.data
             raise UserError(
-                f"--accumulate {a}: train.global_batch={batch} on {r} rank{'s' * (r > 1)} cannot be divided into {a} "
-                f"passes; use {batch // r} or less"
+                f"--accumulate {passes}: train.global_batch={layout.global_batch} on {n} rank{'s' * (n > 1)} cannot be "
+                f"divided into {passes} passes; use {layout.global_batch // n} or less"
             )
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
         results = []
-        for (r, a), variant in zip(layouts, variants, strict=True):
-            say(f"training {steps} steps on {r} rank{'s' * (r > 1)}, accumulating {a}")
+        for name, _, variant in variants:
+            say(f"training {steps} steps on {name}")
             result = train(variant, out or scratch, show=False)
             if result.status != "finished":
-                raise RunFailed(f"the run on {r} rank{'s' * (r > 1)} was {result.status}: nothing is proved")
+                raise RunFailed(f"the run on {name} was {result.status}: nothing is proved")
             results.append(result)
-        reference = results[0]
-        rows = [_compare(reference, r, layout_of(v)) for v, r in zip(variants, results, strict=True)]
+        rows = [
+            _compare(results[0], result, name, layout_of(variant))
+            for (name, _, variant), result in zip(variants, results, strict=True)
+        ]
     return Parity(rows, TOLERANCE[spec.train.precision], steps)
 
 
-def _variant(spec: RunSpec, ranks: int, accumulate: int, steps: int) -> RunSpec:
-    per_rank = math.ceil(spec.train.global_batch / ranks)
-    return spec.replace(
+def _variant(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
+    """The run file with another layout, and all that belongs to no layout as it is."""
+    spec = spec.replace(
         {
             "train.epochs": None,
             "train.steps": steps,
             "train.loggers": [],
-            "parallel.ranks": ranks,
-            "parallel.strategy": "auto",
-            "parallel.micro_batch": math.ceil(per_rank / accumulate),
+            **{f"parallel.{name}": getattr(PLAIN, name) for name in (*SPREADING, "micro_batch", "reduce")},
+            **{f"parallel.{name}": value for name, value in parallel.items()},
         }
     )
+    per_rank = math.ceil(spec.train.global_batch / layout_of(spec).data)
+    if spec.parallel.pipeline > 1 and accumulate == 1:  # it is filled as it is by default
+        return spec
+    return spec.replace({"parallel.micro_batch": math.ceil(per_rank / accumulate)})
 
 
-def _compare(reference: RunResult, other: RunResult, layout: Layout) -> Row:
+def _compare(reference: RunResult, other: RunResult, name: str, layout: Layout) -> Row:
     ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
     if len(ours) != len(theirs):
-        raise RunFailed(f"{len(theirs)} steps on {layout.ranks} ranks against {len(ours)}")
+        raise RunFailed(f"{len(theirs)} steps on {name} against {len(ours)}")
     loss, at = _furthest(ours, theirs, "loss")
     norm, norm_at = _furthest(ours, theirs, "grad_norm")
     weights, tensor = _weights_apart(reference.weights(), other.weights())
     metrics = [(apart(reference.metrics.get(k), v), f"{k} of the evaluation") for k, v in other.metrics.items()]
-    metric, name = max(metrics, default=(0.0, ""))
+    metric, at_metric = max(metrics, default=(0.0, ""))
     at_loss, at_norm = f"loss at step {at}", f"gradient norm at step {norm_at}"
-    worst = max((loss, at_loss), (norm, at_norm), (weights, tensor), (metric, name))
+    worst = max((loss, at_loss), (norm, at_norm), (weights, tensor), (metric, at_metric))
     passes = layout.passes(layout.global_batch)
-    return Row(layout.ranks, passes, loss, norm, weights, metric, other.metrics, worst[1])
+    return Row(name, layout.ranks, passes, loss, norm, weights, metric, other.metrics, worst[1])
 
 
 def _furthest(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) -> tuple[float, int]:
@@ -132,11 +158,14 @@ def apart(a: float | None, b: float | None) -> float:
 
 def _weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, str]:
     """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights."""
+    if strangers := ours.keys() ^ theirs.keys():
+        return math.inf, f"{min(strangers)}, which only one of them has"
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():
         floor = size * math.sqrt(a.numel()) * 0.1
-        found.append((float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor), name))
+        apart = float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor)
+        found.append((apart if math.isfinite(apart) else math.inf, name))
     return max(found)
 
 
@@ -145,13 +174,13 @@ def table(parity: Parity) -> Any:
     from rich.table import Table
 
     out = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("ranks", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
-        out.add_column(name, justify="left" if name in ("evaluation", "") else "right")
+    for name in ("layout", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
+        out.add_column(name, justify="left" if name in ("layout", "evaluation", "") else "right")
     for row, before in zip(parity.rows, [None, *parity.rows], strict=False):
         cells = ["reference"] * 3 if before is None else [f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
         metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
         verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
-        out.add_row(str(row.ranks), str(row.accumulate), *cells, metrics, verdict)
+        out.add_row(row.layout.partition(",")[0], str(row.accumulate), *cells, metrics, verdict)
     return out
 
 

@@ -13,15 +13,29 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from paceline.errors import UserError
+from paceline.workloads.shapes import DecoderShape
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
 """Names that other tools have for ours, for the hint that follows an unknown key."""
+
+
+PATHS = {"data": ("path", "test_path", "cache"), "parallel": ("engine_config",)}
+"""What is a path, relative to the run file."""
 
 
 def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
@@ -85,6 +99,51 @@ class TextData(Section):
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")
 
 
+class LMModel(Section):
+    """A decoder. Fields that are not given come from the preset."""
+
+    preset: Literal["custom", "tiny", "small", "gpt2", "1b", "1.3b", "3b", "7b"] = field(
+        "tiny", "", "sizes that fields below override; custom needs width, heads and layers"
+    )
+    width: int | None = field(None, "features", "size of the residual stream", gt=0)
+    heads: int | None = field(None, "heads", "attention heads; must divide width", gt=0)
+    kv_heads: int | None = field(None, "heads", "heads of keys and values; must divide heads", gt=0)
+    layers: int | None = field(None, "layers", "decoder layers", gt=0)
+    ffn: int | None = field(None, "features", "hidden size of the feed-forward part", gt=0)
+    ffn_kind: Literal["swiglu", "gelu"] | None = field(None, "", "gated or plain feed-forward part")
+    positions: Literal["rotary", "learned"] | None = field(None, "", "how a token knows its place")
+    context: int | None = field(None, "tokens", "learned positions; without it data.sequence", gt=0)
+    tied: bool | None = field(None, "", "the head shares the weights of the embedding")
+    vocab: int | None = field(None, "tokens", "rows of the embedding; without it those of the data", gt=0)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> LMModel:
+        try:
+            self.shape(vocab=1, sequence=1)
+        except UserError as error:
+            raise PydanticCustomError("heads", "{m}", {"m": str(error)}) from None
+        return self
+
+    def shape(self, vocab: int, sequence: int) -> DecoderShape:
+        """The whole shape, where data have `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
+        given = self.model_dump(exclude={"preset"}, exclude_none=True)
+        return DecoderShape.of(self.preset, given, vocab, sequence)
+
+
+class LMData(Section):
+    """Texts end to end, tokenised once into a memory-mapped array and cut into samples of equal length."""
+
+    source: Literal["docstrings", "text"] = field(
+        "docstrings", "", "where the texts come from; docstrings are on every machine"
+    )
+    path: Path | None = field(None, "path", "text: a file, a folder, or a pattern such as books/*.txt")
+    sequence: int = field(256, "tokens", "length of a sample", gt=0)
+    vocab: int = field(4096, "tokens", "size of the byte-level BPE vocabulary", ge=257, le=1 << 20)
+    test_fraction: float = field(0.1, "fraction", "documents held out", gt=0, lt=1)
+    limit: int = field(0, "documents", "read at most this many; 0 reads all", ge=0)
+    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")
+
+
 class Train(Section):
     epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
     steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
@@ -108,7 +167,9 @@ class Train(Section):
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
-    compile: Literal["auto", "off"] = field("auto", "", "compile and record the step where a CUDA device allows it")
+    compile: Literal["auto", "off", "on"] = field(
+        "auto", "", "auto compiles and records the step where a CUDA device allows it; on compiles each layer anywhere"
+    )
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
 
     @model_validator(mode="after")
@@ -123,17 +184,38 @@ class Train(Section):
 
 
 class Parallel(Section):
-    strategy: Literal["auto", "single", "ddp"] = field("auto", "", "how the work is spread; auto is ddp above 1 rank")
-    ranks: int = field(1, "processes", "data-parallel processes, one device each", gt=0, le=65536)
+    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = field(
+        "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
+    )
+    ranks: int = field(
+        1, "processes", "one device each; what tensor and pipeline leave is data parallel", gt=0, le=65536
+    )
+    replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
+    tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
+    sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
+    pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
+        "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"
+    )
     micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
+    checkpointing: Literal["none", "selective", "full"] = field(
+        "none", "", "activations computed again in the backward pass: none, all but matrix products, whole layers"
+    )
+    offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
+    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
+        "exact", "", "ddp: how ranks are kept together; all but exact send less and change the answer"
+    )
+    local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
+    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "who wraps the model and updates it")
+    engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
     bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)
 
 
-MODEL_SECTIONS: dict[str, type[Section]] = {"classifier": ClassifierModel}
-DATA_SECTIONS: dict[str, type[Section]] = {"classifier": TextData}
+MODEL_SECTIONS: dict[str, type[Section]] = {"classifier": ClassifierModel, "lm": LMModel}
+DATA_SECTIONS: dict[str, type[Section]] = {"classifier": TextData, "lm": LMData}
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
@@ -143,12 +225,21 @@ class RunSpec(BaseModel):
     model_config = STRICT
 
     name: Name = field("run", "", "name of the run folder")
-    workload: str = field("classifier", "", "classifier, or your own as file.py:Class")
+    workload: str = field("classifier", "", "classifier, lm, or your own as file.py:Class")
     model: SerializeAsAny[Section] = Field(default_factory=Section)
     data: SerializeAsAny[Section] = Field(default_factory=Section)
     train: Train = Field(default_factory=Train)
     parallel: Parallel = Field(default_factory=Parallel)
-    cluster: Literal["local"] = field("local", "", "machines the run may use")
+    cluster: str = field("local", "", "machines the run may use: local, a short form as 2x8xH100, or a cluster file")
+
+    @field_validator("cluster")
+    @classmethod
+    def _known_cluster(cls, text: str) -> str:
+        if text != "local":
+            from paceline.planning.hardware import cluster
+
+            cluster(text)
+        return text
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -194,7 +285,7 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     file = Path(path)
     values, origins = _read_yaml(file)
     _anchor_paths(values, file.resolve().parent)
-    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(_split_override, overrides))
+    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         _put(over, key, value)
@@ -324,7 +415,7 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     return f", did you mean {names[close[0]]!r}?" if close else f"; known here: {', '.join(here) or 'nothing'}"
 
 
-def _split_override(text: str) -> tuple[str, Any]:
+def split_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise UserError(f"{text!r} is not an override; write it as  section.key=value,  for example train.lr=3e-4")
@@ -406,14 +497,17 @@ def _note_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> N
 
 def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
     """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
-    data = values.get("data")
-    if isinstance(data, dict):
-        for key in ("path", "test_path", "cache"):
-            if isinstance(data.get(key), str):
+    for section, keys in PATHS.items():
+        inside = values.get(section)
+        for key in keys:
+            if isinstance(inside, dict) and isinstance(inside.get(key), str):
                 try:
-                    data[key] = str((folder / Path(data[key]).expanduser()).resolve())
+                    inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
                 except (RuntimeError, ValueError, OSError) as error:
-                    raise UserError(f"data.{key}: {data[key]!r} is not a path: {error}") from None
+                    raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+    cluster = values.get("cluster")
+    if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
+        values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
     workload = values.get("workload")
     if isinstance(workload, str) and ":" in workload:
         module, _, name = workload.rpartition(":")

@@ -22,15 +22,21 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-BUILT_IN = {"classifier": "paceline.workloads.classifier:Classifier"}
+    from paceline.layout import Layout
+
+BUILT_IN = {
+    "classifier": "paceline.workloads.classifier:Classifier",
+    "lm": "paceline.workloads.lm:LanguageModel",
+}
 
 
 class Samples(Protocol):
     """One split of the data, addressed by sample number.
 
-    Optional: `steady(cuts, most)` makes the batches of several (ids, keys) at once, each of up to `most` samples and
-    filled with stand-ins that count nothing, so that only a few shapes occur. A step can then be recorded as a CUDA
-    graph.
+    Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
+    passes of a pipeline all have the same shape. `steady(cuts, most)` makes the batches of several (ids, keys) at once,
+    each of up to `most` samples and filled with stand-ins that count nothing, so that only a few shapes occur: a step
+    can then be recorded as a CUDA graph.
     """
 
     def __len__(self) -> int: ...
@@ -57,6 +63,13 @@ class Workload:
     """The metric that ranks checkpoints; a leading minus says that lower is better."""
     unit: ClassVar[str] = ""
     """What `Samples.cost` counts, if a rate of it is worth showing: "tokens"."""
+    draws_by_name: ClassVar[bool] = False
+    """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
+    which depends on nothing but the seed and its name: a rank then needs no more memory than for its part."""
+    evaluation_chunk: int = 256
+    """Samples that are evaluated in one pass."""
+    shard_rules: ClassVar[Mapping[str, str]] = {}
+    """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -89,6 +102,47 @@ class Workload:
         if not sums.get("count"):
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
         return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
+        class, the one with the most weights."""
+        from torch.nn import ModuleDict, ModuleList
+
+        lists = [list(m.children()) for m in model.modules() if isinstance(m, ModuleList | ModuleDict)]
+        alike = [members for members in lists if len({type(member) for member in members}) == 1]
+        return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
+
+    def suits(self, layout: Layout) -> None:
+        """Refuse a layout that the model cannot take, before a process starts."""
+        kind = type(self)
+        if layout.tensor > 1 and not self.shard_rules:
+            raise UserError(
+                f"parallel.tensor={layout.tensor}: {self.spec.workload} has no table of shard rules; "
+                "give its Workload class  shard_rules = {'layers.*.up': 'column', 'layers.*.down': 'row'}  "
+                "or use parallel.strategy=fsdp"
+            )
+        if layout.pipeline > 1 and any(
+            getattr(kind, name) is getattr(Workload, name) for name in ("inputs", "costs", "stage")
+        ):
+            raise UserError(
+                f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
+                "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp"
+            )
+
+    def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """For pipelines: (what the first stage is called with, what every stage gets by name)."""
+        raise NotImplementedError
+
+    def costs(self, model: nn.Module) -> tuple[float, list[float], float]:
+        """For pipelines: what is computed (before the layers, in each layer, after them), in any unit."""
+        raise NotImplementedError
+
+    def stage(self, model: nn.Module, layers: range) -> nn.Module:
+        """For pipelines: the part of the model with these layers, and what comes before the first and after the last.
+
+        Parameters keep their names. Called with the output of the stage before.
+        """
+        raise NotImplementedError
 
     def goodness(self, metrics: Mapping[str, float]) -> float:
         """The score as a number of which more is better."""

@@ -26,4 +26,5 @@ def evaluate_again(folder, spec, scratch):
     ):
         job = build_job(spec, place, device, events, checkpoints, StopRequest())
         assert go_back(job, RunDir(Path(folder)), place.world, print) > 0
-        return evaluate(job.workload, job.state.model, job.workload.data("test"), device, spec.train.precision)
+        held_out, precision = job.workload.data("test"), spec.train.precision
+        return evaluate(job.workload, job.state.spread.whole, held_out, device, precision, job.layout)

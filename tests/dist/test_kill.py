@@ -68,8 +68,14 @@ def wait_until(condition, process, seconds=60):
 
 def gone(process):
     """All processes of a killed run have ended: nobody writes into its folder any more."""
-    members = [p for p in psutil.process_iter() if _group(p.pid) == process.pid and p.status() != psutil.STATUS_ZOMBIE]
-    return not members
+    return not any(_group(p.pid) == process.pid and _lives(p) for p in psutil.process_iter())
+
+
+def _lives(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended while it was looked at
+        return False
 
 
 def _group(pid):

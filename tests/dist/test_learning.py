@@ -1,8 +1,8 @@
 """Training on real text learns something: far above the share of the largest class."""
 
 import pytest
-from conftest import SHARED
 
+from conftest import SHARED
 from paceline import train
 from paceline.spec import build
 

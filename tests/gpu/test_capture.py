@@ -42,7 +42,7 @@ def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
     """One rank joined to itself over NCCL: buckets are in flight while the backward pass goes on."""
     import torch.distributed as dist
 
-    from paceline.measure.timers import DeviceFlights
+    from paceline.measuring.timers import DeviceFlights
     from paceline.parallel.ddp import wrap
 
     device = torch.device("cuda", 0)

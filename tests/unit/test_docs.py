@@ -115,15 +115,16 @@ def test_the_tree_in_architecture_names_every_module():
 def test_the_field_tables_are_those_of_the_spec():
     fields = _module(DOCS / "fields.py")
     text = fields.PAGE.read_text(encoding="utf-8")
-    for key, *_ in RunSpec(**_sections()).fields():
+    for key in (key for sections in _sections() for key, *_ in RunSpec(**sections).fields()):
         assert f"| `{key}` |" in text, f"docs/train.md does not name {key}; run  python docs/fields.py"
     assert fields.page(text) == text, "the tables of docs/train.md are old; run  python docs/fields.py"
 
 
 def _sections():
-    from paceline.spec import ClassifierModel, TextData
+    """The sections of each workload that comes with the package."""
+    from paceline.spec import DATA_SECTIONS, MODEL_SECTIONS
 
-    return {"model": ClassifierModel(), "data": TextData()}
+    return [{"model": MODEL_SECTIONS[name](), "data": DATA_SECTIONS[name]()} for name in MODEL_SECTIONS]
 
 
 def _module(file: Path):
@@ -157,7 +158,7 @@ def test_the_own_model_page_shows_the_example_as_it_is():
 
 @pytest.mark.parametrize("page", PAGES, **ID)
 def test_keys_of_the_run_file_on_pages_are_known(page):
-    known = {key for key, *_ in RunSpec(**_sections()).fields()}
+    known = {key for sections in _sections() for key, *_ in RunSpec(**sections).fields()}
     spans = re.findall(r"`((?:model|data|train|parallel)\.\w+)(?:=[^`]*)?`", page.read_text(encoding="utf-8"))
     unknown = [key for key in spans if key not in known and not key.endswith((".csv", ".md", ".py", ".yaml"))]
     assert not unknown, f"{page.name} names {unknown}"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from paceline.measure.timers import Flights, comm_and_exposed, union
+from paceline.measuring.timers import Flights, comm_and_exposed, union
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,11 @@ class Encoded:
     empty_texts: int
 
 
-def learn(texts: Iterable[str], vocab: int, max_length: int, lowercase: bool) -> Tokenizer:
-    """A tokenizer with at most `vocab` tokens. The bytes are all in it, so no text is out of its reach."""
+def learn(texts: Iterable[str], vocab: int, max_length: int | None, lowercase: bool, special: str = MASK) -> Tokenizer:
+    """A tokenizer with at most `vocab` tokens. The bytes are all in it, so no text is out of its reach.
+
+    `special` is token 0, which no text contains. Without `max_length` texts are not cut.
+    """
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
@@ -40,13 +43,14 @@ def learn(texts: Iterable[str], vocab: int, max_length: int, lowercase: bool) ->
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         min_frequency=2,
-        special_tokens=[MASK],
+        special_tokens=[special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_first(texts), trainer)
-    tokenizer.enable_truncation(max_length)
-    assert tokenizer.token_to_id(MASK) == MASK_ID
+    if max_length is not None:
+        tokenizer.enable_truncation(max_length)
+    assert tokenizer.token_to_id(special) == 0
     return load(tokenizer.to_str())
 
 

@@ -13,7 +13,7 @@ import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from importlib import metadata
@@ -39,6 +39,7 @@ NAMES = re.compile(r"numpy|scipy|(?:py)?torch|c?python|stdlib|\b(?:np|sp|aten)\b
 ADDS_A_DOCSTRING = {"add_newdoc", "add_docstr"}  # how numpy and torch document what is written in C
 
 Sample = tuple[str, int]
+Clean = Callable[[str], str]
 
 
 def versions() -> dict[str, str]:
@@ -47,11 +48,14 @@ def versions() -> dict[str, str]:
     return {**found, "python": platform.python_version(), "extraction": str(EXTRACTION)}
 
 
-def extract(test_fraction: float) -> tuple[list[Sample], list[Sample]]:
-    """(training, test) samples: as many of each class, and all docstrings of a module on the same side."""
+def extract(test_fraction: float, clean: Clean | None = None) -> tuple[list[Sample], list[Sample]]:
+    """(training, test) samples: as many of each class, and all docstrings of a module on the same side.
+
+    Each docstring goes through `clean`, which is `mask` unless told otherwise.
+    """
     seen: set[str] = set()
     with _no_garbage_collection():
-        splits = [_split(_modules(_root(name), name, seen), test_fraction) for name in CLASSES]
+        splits = [_split(_modules(_root(name), name, seen, clean or mask), test_fraction) for name in CLASSES]
     train_per_class = min(MAX_TRAIN_PER_CLASS, min(len(train) for train, _ in splits))
     test_per_class = min(
         round(train_per_class * test_fraction / (1 - test_fraction)), min(len(test) for _, test in splits)
@@ -127,8 +131,8 @@ def _version(name: str) -> str:
         ) from None
 
 
-def _modules(root: Path, name: str, seen: set[str]) -> list[list[str]]:
-    """New masked docstrings, module by module, from as many files as it takes."""
+def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[str]]:
+    """New cleaned docstrings, module by module, from as many files as it takes."""
     modules: list[list[str]] = []
     count = 0
     files = sorted(_python_files(root), key=lambda file: _order(f"{name}/{file.relative_to(root).as_posix()}"))
@@ -137,7 +141,7 @@ def _modules(root: Path, name: str, seen: set[str]) -> list[list[str]]:
             break
         texts: list[str] = []
         for docstring in docstrings(_source(file)):
-            text = mask(docstring)
+            text = clean(docstring)
             if text.count(" ") >= MIN_WORDS - 1 and text not in seen:
                 seen.add(text)
                 texts.append(text)

@@ -86,6 +86,12 @@ class Corpus:
         return open_corpus, (self.folder,)  # another process maps the same files instead of copying them
 
 
+def find(data: TextData) -> Corpus | None:
+    """The tokenised corpus that `data` describes, if it is in the cache; nothing is built."""
+    folder = data.cache.expanduser().absolute() / f"{data.source}-{_key(data, open_source(data).fingerprint())}"
+    return _cached(folder, lambda line: None)
+
+
 def prepare(data: TextData, say: Say | None = None) -> Corpus:
     """The tokenised corpus that `data` describes: from the cache, or built now."""
     say = say or (lambda line: None)

@@ -1,6 +1,6 @@
 """One rank among its peers: its device, its threads, and the process group that joins them.
 
-A world of one has no process group at all; the loop must work without.
+A world of one has no process group at all; the loop must work without. Where a library cannot, it gets a group of one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s
     own = _take_device(place, device)
     if place.world == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        before = dist.is_initialized()
         yield own
+        if dist.is_initialized() and not before:
+            gc.collect()
+            dist.destroy_process_group()
         return
     _join(place, own, timeout_s)
     try:
@@ -53,6 +57,13 @@ def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s
     # threads would ask for a lock that is gone by then, and the process would abort after all its work is done.
     gc.collect()
     dist.destroy_process_group()
+
+
+def group_of_one(device: torch.device) -> None:
+    """A group for a rank that is alone, until it leaves."""
+    if not dist.is_initialized():
+        kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:

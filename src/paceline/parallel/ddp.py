@@ -1,5 +1,6 @@
 """Data parallelism: every rank holds the model, gradients are summed in buckets while the backward pass goes on."""
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,17 +9,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.measure.timers import Flights
+from paceline.layout import Layout
+from paceline.measuring.timers import Flights
 
 
-def wrap(model: nn.Module, device: torch.device, bucket_mb: float, flights: Flights) -> DistributedDataParallel:
-    """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts."""
+def wrap(
+    model: nn.Module,
+    device: torch.device,
+    bucket_mb: float,
+    flights: Flights,
+    hook: Callable[..., torch.futures.Future[Tensor]] | None = None,
+) -> DistributedDataParallel:
+    """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts.
+
+    `hook` takes the place of the exact sum.
+    """
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=True,
     )
+    if hook is None:
+        sum_gradients(wrapped, flights)
+    else:
+        wrapped.register_comm_hook(None, hook)
+    return wrapped
+
+
+def sum_gradients(wrapped: DistributedDataParallel, flights: Flights) -> None:
+    """Let gradients be summed where DistributedDataParallel would take their mean, and note when."""
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         started = flights.now()
@@ -31,7 +51,6 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float, flights: Flig
         return future.then(result)
 
     wrapped.register_comm_hook(None, sum_bucket)
-    return wrapped
 
 
 def quiet(model: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -39,8 +58,11 @@ def quiet(model: nn.Module, last: bool) -> AbstractContextManager[None]:
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 
-def share_buffers(model: nn.Module) -> None:
-    """Running statistics and other buffers are each rank's own; the main rank's are the ones that count."""
-    if dist.is_initialized():
-        for buffer in model.buffers():
+def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
+    """Running statistics and other buffers are each rank's own; the main rank's are the ones that count.
+
+    The stages of a pipeline have different ones, and keep them.
+    """
+    if dist.is_initialized() and layout.pipeline == 1:
+        for buffer in buffers:
             dist.broadcast(buffer, src=0)

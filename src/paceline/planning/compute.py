@@ -100,8 +100,9 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
     passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[spread.kernels]
     moved = passes * block.moved_elements * rows_share * numbers.element_bytes / cut
     elementwise = moved / bandwidth
+    unfused = 0.0 if spread.kernels == "compiled" else block.eager_elements * rows_share * numbers.element_bytes
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
-    forward = products + attention[0] + elementwise + casts
+    forward = products + attention[0] + elementwise + casts + unfused / bandwidth
     backward = 2 * products + attention[1] + 2 * elementwise
     recompute = 0.0
     if spread.recompute == "full" and block.edge_elements:
@@ -113,6 +114,8 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
         return Pass(forward, backward, recompute)
     host = block.kernels * physics.launch_s
     again = host * (recompute / forward if forward else 0.0)
+    if device.synchronous:
+        return Pass(forward + host, backward + 2 * host, recompute + again)
     return Pass(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
 
 
@@ -124,4 +127,4 @@ def _slower(device_s: float, host_s: float) -> float:
 def optimizer_s(params: float, device: Device, numbers: Numbers, physics: Physics) -> float:
     """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
     touched = params * (2 * (numbers.weight_bytes + numbers.state_bytes) + 3 * numbers.gradient_bytes)
-    return touched / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+    return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency)

@@ -22,6 +22,10 @@ TERA = 1e12
 FORM = "[NODESx]DEVICESxNAME[@LINK][+NETWORK],  for example 4xA100, 2x8xH100 or 4xA100-40GB@pcie+25Gb"
 FALLBACK = {"fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
 """Where a device has no rate of its own for a type, its products run at the rate of the next one."""
+LOCAL = "local"
+"""The name of the machine at hand, which must be calibrated."""
+FP64_SHARE = 0.5
+"""Of the fp32 rate, where a data sheet says nothing of fp64."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,15 @@ class Device:
     usd_per_hour: float | None
     source: str
     date: str
+    synchronous: bool = False
+    """Kernels run on the host itself (a CPU), so that the time to start them adds to theirs."""
+    update_bytes_s: float | None = None
+    """Bandwidth that an optimiser's update was measured to reach."""
 
     def peak_flops_s(self, dtype: str) -> float:
         """Peak dense rate for a type; types that the device lacks run as the next wider one."""
+        if dtype == "fp64" and dtype not in self.flops_s:
+            return FP64_SHARE * self.flops_s["fp32"]
         while dtype not in self.flops_s:
             if dtype not in FALLBACK:
                 raise UserError(f"{self.name} has no rate for {dtype!r}; known: {', '.join(self.flops_s)}")
@@ -87,10 +97,24 @@ class Cluster:
 
 
 @functools.cache
-def catalogue() -> dict[str, Device]:
-    """Every device of the data file by name, in the order of the file."""
-    with (Path(__file__).parent / "hardware.csv").open(newline="", encoding="utf-8") as file:
-        return {row["name"]: _device(row) for row in csv.DictReader(file)}
+def catalogue(own: Path | None = None) -> dict[str, Device]:
+    """Every device by name: of the data file and, before them, of a user's own file with the same columns."""
+    found: dict[str, Device] = {}
+    for path in filter(None, (own, Path(__file__).parent / "hardware.csv")):
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                found = {
+                    **found,
+                    **{row["name"]: _device(row) for row in csv.DictReader(file) if row["name"] not in found},
+                }
+        except OSError as error:
+            raise UserError(f"catalogue {str(path)!r} cannot be read: {error.strerror}") from None
+        except (KeyError, ValueError, TypeError) as error:
+            raise UserError(
+                f"catalogue {str(path)!r} is not a table of devices ({type(error).__name__}: {error}); "
+                f"its columns are those of {Path(__file__).parent / 'hardware.csv'}"
+            ) from None
+    return found
 
 
 def _device(row: Mapping[str, str]) -> Device:
@@ -110,15 +134,20 @@ def _device(row: Mapping[str, str]) -> Device:
         usd_per_hour=float(row["usd_per_hour"]) if row["usd_per_hour"] else None,
         source=row["source"],
         date=row["date"],
+        synchronous=row["name"].upper().startswith("CPU"),
     )
 
 
-def device(name: str) -> Device:
+def device(name: str, own: Path | None = None) -> Device:
     """A device by its name or an unambiguous part of it: `A100` is the largest A100 with a fast link.
 
-    A size alone (`24GB`) is the first device of the catalogue with that much memory.
+    A size alone (`24GB`) is the first device of the catalogue with that much memory; `local` is the calibrated machine.
     """
-    known = catalogue()
+    known = catalogue(own)
+    if name.strip().lower() == LOCAL:
+        return replace(known["CPU"], name=LOCAL)
+    if name.strip() in known:
+        return known[name.strip()]
     wanted = _words(name)
     if not wanted:
         raise UserError(f"{name!r} names no device; known: {', '.join(known)}")
@@ -192,7 +221,9 @@ def _network(text: str) -> float:
     return int(speed[1] or 1) * float(speed[2]) * (GB if speed[3] == "g" else 1e6)
 
 
-CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", "memory_gb", "bandwidth_gbs", "tflops")
+FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
+"""Facts of a device that a cluster file may replace, in GB."""
+CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", "catalogue", "tflops", "watts", *FACTS)
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -212,7 +243,8 @@ def read_cluster(path: Path) -> Cluster:
             close = difflib.get_close_matches(str(key), CLUSTER_KEYS, n=1)
             hint = f", did you mean {close[0]!r}?" if close else f"; known: {', '.join(CLUSTER_KEYS)}"
             raise UserError(f"{path.name}: there is no key {key!r}{hint}")
-    kind = _edited(device(str(values["device"])), values, path.name)
+    own = path.parent / str(values["catalogue"]) if "catalogue" in values else None
+    kind = _edited(device(str(values["device"]), own), values, path.name)
     nodes, count = (_positive(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
     price = values.get("price", kind.usd_per_hour)
     if price is not None and (not isinstance(price, int | float) or price < 0):
@@ -229,9 +261,11 @@ def read_cluster(path: Path) -> Cluster:
 
 def _edited(kind: Device, values: Mapping[str, Any], file: str) -> Device:
     changes: dict[str, Any] = {}
-    for key, name in (("memory_gb", "memory_bytes"), ("bandwidth_gbs", "bandwidth_bytes_s")):
+    for key, name in FACTS.items():
         if key in values:
             changes[name] = _amount(values[key], key, file) * GB
+    if "watts" in values:
+        changes["watts"] = _amount(values["watts"], "watts", file)
     if "tflops" in values:
         rates = values["tflops"]
         if not isinstance(rates, dict):

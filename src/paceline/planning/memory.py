@@ -54,11 +54,15 @@ def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics:
     host = 0.0
     if spread.offload:
         host, states, gradients = states + gradients, 0.0, 0.0  # gradients leave as they are made
+    if spread.offload_weights:
+        host, weights = host + weights, 0.0
 
     samples = spread.micro_batch / spread.context
     in_flight = 1.0
     if pp > 1:
         in_flight = min(pp * (1 + (pp - 1) / (pp * spread.chunks) if spread.chunks > 1 else 1), spread.accumulate)
+        if spread.schedule == "gpipe":  # all passes forward, then all backward
+            in_flight = spread.accumulate
     e = numbers.element_bytes
     whole_cut = t if spread.sequence_parallel else 1
     edge = layer.edge_elements / (t if spread.sequence_parallel else 1)
@@ -74,11 +78,12 @@ def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics:
     kept += full if spread.recompute == "full" else 0.0
     activations = samples * e * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
     # logits in the type of the products, and in fp32 with their gradient while the loss is computed
-    logits = samples * head.saved_split_elements / t * (e + 8.0)
+    logits = min(samples * head.saved_split_elements / t, head.most_logits) * (e + 8.0)
     gathered = 0.0
     if spread.zero == 3:
         largest = max(layer.params, embedding.params) / t
         gathered = 2 * layer.params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
+        gathered += params * e if spread.keeps_casts and numbers.cast else 0.0
     elif numbers.cast:
         gathered = params * e
     buffers = physics.bucket_bytes if spread.zero in (1, 2) else 0.0

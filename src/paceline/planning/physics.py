@@ -33,6 +33,9 @@ class Physics:
     call_s: float = _number(27e-6, "s", "start of one collective", 5e-6, 2e-4)
     overlap: float = _number(0.59, "fraction", "of communication hidden where compute runs beside it", 0, 1)
     jitter: float = _number(0.0045, "fraction", "lost to the slowest rank, per doubling of the ranks", 0, 0.03)
+    input_bytes_s: float = _number(
+        2.5e9, "bytes/s", "of samples that one process reads, collates and copies", 5e8, 1e10
+    )
     # memory
     context_bytes: float = _number(1.0e9, "bytes", "of the driver and the libraries on a device", 5e8, 2e9)
     communicator_bytes: float = _number(1.9e9, "bytes", "of buffers for each axis that communicates", 2e8, 4e9)

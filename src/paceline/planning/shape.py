@@ -16,6 +16,10 @@ from paceline.errors import UserError
 Split = Literal["outer", "inner", "none"]
 
 
+LAUNCHES_PER_OPERATION = 3.6
+"""Host time of one operation of a framework, in launches: a layer of 11 operations is counted as 40."""
+
+
 @dataclass(frozen=True)
 class Matmul:
     """rows × inner by inner × outer, for one sample; `split` is the side that tensor parallelism cuts."""
@@ -72,8 +76,12 @@ class Block:
     """Kept for the backward pass of one sample, and cut by sequence parallelism only."""
     edge_elements: float
     """What enters the block: all that full recomputation keeps."""
-    kernels: int
+    kernels: float
     """Kernels launched in a forward pass."""
+    most_logits: float = math.inf
+    """Logits alive at a time, where the loss is computed in chunks."""
+    eager_elements: float = 0.0
+    """Read and written in the forward pass besides, unless a compiler fuses it away."""
 
     @property
     def flops(self) -> float:

@@ -10,6 +10,8 @@ from paceline.errors import UserError
 
 Kernels = Literal["eager", "fused", "compiled"]
 Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Reduce = Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Numbers:
 NUMBERS = {
     n.name: n
     for n in (
+        Numbers("fp64", "fp64", 8, 8, 8, 8, 8, 16),
         Numbers("fp32", "fp32", 4, 4, 4, 4, 4, 8),
         Numbers("tf32", "tf32", 4, 4, 4, 4, 4, 8),
         Numbers("amp_fp16", "fp16", 2, 4, 4, 4, 2, 8, cast=True),
@@ -87,6 +90,18 @@ class Spread:
     """The framework's own; with hand-fused norms, activations and casts; or compiled, and launched without the host."""
     offload: bool = False
     """Optimiser states, gradients and the update live in host memory."""
+    offload_weights: bool = False
+    """Shards of the weights too: they come over the bus before every gather."""
+    schedule: Schedule = "1f1b"
+    """Order of the passes in a pipeline."""
+    reduce: Reduce = "exact"
+    """How plain data-parallel ranks are kept together."""
+    keeps_casts: bool = False
+    """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
+    fused_update: bool = False
+    """One kernel updates many tensors, instead of several kernels for each."""
+    local_steps: int = 1
+    """Steps that a rank makes alone before models are joined."""
 
     def __post_init__(self) -> None:
         for name in ("replicate", "shard", "tensor", "pipeline", "context", "accumulate", "chunks"):
@@ -94,7 +109,7 @@ class Spread:
                 raise UserError(f"parallel.{name}={getattr(self, name)} is not possible; give 1 or more")
         if self.micro_batch <= 0:
             raise UserError(f"parallel.micro_batch={self.micro_batch} is not possible; give more than 0")
-        if self.zero and self.shard == 1:
+        if self.zero and self.shard == 1 and not self.offload_weights:
             object.__setattr__(self, "zero", 0)
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.planning.comm import all_gather_s, all_reduce_s, exposed_s, group, send_s
 from paceline.planning.compute import block_pass, optimizer_s
 from paceline.planning.hardware import Cluster
+from paceline.planning.offload import offload
 from paceline.planning.physics import Physics
 from paceline.planning.shape import Block
 from paceline.planning.spread import Numbers, Spread
@@ -18,10 +19,17 @@ BUCKET_BYTES = 25e6
 BACKWARD_SHARE = 2 / 3
 """Of the time of a pass, beside which gradients can travel."""
 
+ZERO_BUBBLE = 1 / 3
+"""Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
+FUSED_UPDATE_KERNELS = 60
+"""Launched to sum up, clip and update, where one kernel takes many tensors."""
+POWER_RANK = 4
+"""Columns of the two thin matrices that PowerSGD sends for each weight matrix."""
+
 
 @dataclass(frozen=True)
 class StepTime:
-    """The terms of one step; `compute_s + exposed_s + bubble_s + update_s + overhead_s + waiting_s = step_s`."""
+    """The terms of one step. All but `comm_s` add up to `step_s`."""
 
     compute_s: float
     """Forward, backward and recomputation of all micro-batches on the slowest stage."""
@@ -35,10 +43,15 @@ class StepTime:
     overhead_s: float
     waiting_s: float
     """For the slowest of the ranks."""
+    offload_s: float = 0.0
+    """Shards on their way between host and device that nothing hides, and the update by the host."""
+    data_s: float = 0.0
+    """Waiting for input."""
 
     @property
     def step_s(self) -> float:
-        return self.compute_s + self.exposed_s + self.bubble_s + self.update_s + self.overhead_s + self.waiting_s
+        work = self.compute_s + self.exposed_s + self.bubble_s + self.update_s + self.overhead_s + self.waiting_s
+        return work + self.offload_s + self.data_s
 
 
 def step_time(
@@ -49,20 +62,24 @@ def step_time(
     stage = _stage(blocks, spread, cluster, numbers, physics)
     local_params = sum(b.repeat * b.params for b in blocks) / (spread.tensor * stages)
     collectives = max(b.repeat for b in blocks) / stages + 2
-    each, once = _data_s(local_params, collectives, stage, spread, cluster, numbers, physics)
+    each, once = _data_s(blocks, local_params, collectives, stage, spread, cluster, numbers, physics)
 
     bubble_s = (stages - 1) * (stage.mean_compute_s + stage.exposed_s) / spread.chunks
+    bubble_s *= ZERO_BUBBLE if spread.schedule == "zero_bubble" else 1.0
     exposed = passes * (stage.exposed_s + each.exposed_s) + once.exposed_s
     busy_s = passes * stage.compute_s + exposed + bubble_s
     owned = local_params / (spread.shard if spread.zero else 1)
+    moved = offload(owned, spread, cluster, numbers, physics)
+    launched = FUSED_UPDATE_KERNELS if spread.fused_update else collectives * physics.update_launches
     return StepTime(
         compute_s=passes * stage.compute_s,
         comm_s=passes * (stage.flight_s + each.flight_s) + once.flight_s,
         exposed_s=exposed,
         bubble_s=bubble_s,
-        update_s=optimizer_s(owned, cluster.device, numbers, physics),
-        overhead_s=0.0 if spread.kernels == "compiled" else collectives * physics.update_launches * physics.launch_s,
+        update_s=0.0 if spread.offload else optimizer_s(owned, cluster.device, numbers, physics),
+        overhead_s=0.0 if spread.kernels == "compiled" else launched * physics.launch_s,
         waiting_s=physics.jitter * math.log2(spread.ranks) * busy_s,
+        offload_s=passes * exposed_s(moved.bus_s, stage.compute_s, physics, spread.overlap) + moved.update_s,
     )
 
 
@@ -117,6 +134,7 @@ def _stage(blocks: tuple[Block, ...], spread: Spread, cluster: Cluster, numbers:
 
 
 def _data_s(
+    blocks: tuple[Block, ...],
     local_params: float,
     collectives: float,
     stage: _Stage,
@@ -141,9 +159,30 @@ def _data_s(
     # sharded optimiser states scatter gradients and gather weights: together the bytes of an all-reduce
     everyone = group(spread.data * spread.context, spread.tensor, cluster, physics)
     sent = local_params * numbers.sent_bytes
+    if spread.reduce in ("local_sgd", "diloco"):  # weights are averaged after a step, now and then
+        flight = all_reduce_s(local_params * numbers.weight_bytes, everyone, physics) / spread.local_steps
+        return _Travel(), _Travel(flight, flight)
+    if spread.reduce in ("bf16", "fp16"):
+        sent = local_params * 2.0
+    elif spread.reduce == "powersgd":
+        sent = sum(b.repeat * _thin_elements(b) for b in blocks) * numbers.sent_bytes
     calls = max(1.0, sent / BUCKET_BYTES) if spread.overlap else 1.0
     flight = all_reduce_s(sent, everyone, physics, calls)
-    return _Travel(), _Travel(flight, exposed_s(flight, backward_s, physics, spread.overlap))
+    return _Travel(), _Travel(flight, _in_buckets_s(flight, sent, backward_s, physics, spread.overlap))
+
+
+def _in_buckets_s(comm_s: float, sent: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
+    """What remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
+    last = comm_s / max(1.0, sent / BUCKET_BYTES)
+    return last + exposed_s(comm_s - last, beside_s, physics, overlap)
+
+
+def _thin_elements(block: Block) -> float:
+    """What PowerSGD sends of a block: two thin matrices per product, and what is no matrix as it is."""
+    if not block.matmuls:
+        return block.params / max(1.0, math.sqrt(block.params) / (2 * POWER_RANK))
+    whole = sum(m.inner * m.outer for m in block.matmuls)
+    return POWER_RANK * sum(m.inner + m.outer for m in block.matmuls) + max(0.0, block.params - whole)
 
 
 def _tensor_s(
@@ -185,5 +224,5 @@ def data_parallel_step_s(
         return alone_s
     sent = params * numbers.sent_bytes
     comm_s = all_reduce_s(sent, group(ranks, 1, cluster, physics), physics, max(1.0, sent / BUCKET_BYTES))
-    visible_s = exposed_s(comm_s, BACKWARD_SHARE * alone_s / accumulate, physics)
+    visible_s = _in_buckets_s(comm_s, sent, BACKWARD_SHARE * alone_s / accumulate, physics)
     return (alone_s + visible_s) * (1 + physics.jitter * math.log2(ranks))

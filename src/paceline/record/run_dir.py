@@ -23,7 +23,7 @@ import yaml
 from paceline import __version__
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
-from paceline.spec import DEFAULT, RunSpec, build
+from paceline.spec import DEFAULT, PATHS, RunSpec, build
 
 COMMENT_COLUMN = 44
 LISTED = 10
@@ -199,11 +199,12 @@ def _one_document(value: Any, **style: Any) -> str:
 
 def _anchored(values: dict[str, Any]) -> dict[str, Any]:
     """Paths given relative to the current folder, made to mean the same from the run folder."""
-    data = values.get("data", {})
-    for key in ("path", "test_path", "cache"):
-        path = data.get(key)
-        if isinstance(path, str) and not path.startswith("~"):
-            data[key] = os.path.abspath(path)
+    for section, keys in PATHS.items():
+        inside = values.get(section, {})
+        for key in keys:
+            path = inside.get(key)
+            if isinstance(path, str) and not path.startswith("~"):
+                inside[key] = os.path.abspath(path)
     place, colon, cls = values["workload"].rpartition(":")
     if colon and os.path.isfile(place):
         values["workload"] = f"{os.path.abspath(place)}:{cls}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from paceline.measure.timers import Flights
+from paceline.measuring.timers import Flights
 from paceline.spec import Train
 from paceline.training.data import Cut, Make, Pass, Serving
 from paceline.training.state import State
@@ -135,11 +135,11 @@ class CapturedStep:
         kept = [t.clone() for t in state.scaler.state().values()]
 
         def step() -> None:
-            state.optimizer.zero_grad(set_to_none=True)
+            state.spread.pieces.clear()
             loss_sum, count = run_pass(
                 workload, self.compiled, Pass(batch, 1), samples, state.scaler.scale, train.precision
             )
-            norm = update(state, train, samples, loss_sum, count, effective)
+            norm = update(state, train, samples, loss_sum, count, state.spread.pieces.square(), effective)
             stats[:3].copy_(torch.stack([loss_sum, count, norm.double()]))
 
         self.side.wait_stream(torch.cuda.current_stream())

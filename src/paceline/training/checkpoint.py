@@ -145,16 +145,17 @@ def _sha256(file: Path) -> str:
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def restore(checkpoint: Checkpoint, state: dict[str, Any]) -> None:
+def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:
     """Load in place into the tensors of a state, on every rank and on any number of ranks.
 
     The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
+    `partly`: it may lack names, which other ranks have.
     """
     wrong: PacelineError | None = None
     try:
         flat = storage.flatten(state)
         metadata = storage.read_metadata(checkpoint.path)
-        _must_fit(checkpoint.path, metadata.state_dict_metadata, flat)
+        _must_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
         _read(checkpoint.path, metadata, flat)
     except PacelineError as error:
         wrong = error
@@ -191,8 +192,8 @@ def _read(path: Path, metadata: Any, into: dict[str, Tensor]) -> None:
         raise RunFailed(f"checkpoint {path} cannot be read: {_say_error(error)}") from error
 
 
-def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor]) -> None:
-    entries = {name.split(".")[0] for name in here}
+def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor], partly: bool) -> None:
+    entries = set() if partly else {name.split(".")[0] for name in here}
     for name in [*here, *(name for name in there if name not in here and name.split(".")[0] in entries)]:
         one = (list(there[name].size), there[name].properties.dtype) if name in there else None
         other = (list(here[name].shape), here[name].dtype) if name in here else None

@@ -149,6 +149,8 @@ class Serving:
     """Of the whole turn, over all ranks: its tokens, for texts."""
     data_s: float = 0.0
     """How long the loop waited for it."""
+    rank: int = 0
+    """Among the data-parallel ones."""
 
 
 Cut = tuple[np.ndarray, np.ndarray]
@@ -158,25 +160,30 @@ Make = Callable[[list[Cut]], list[Any]]
 
 
 def share(turns: Sequence[Turn], samples: Samples, layout: Layout, rank: int, make: Make) -> list[Serving]:
-    """What a rank does in each turn: as many passes as every other rank, of nearly the same cost."""
+    """What a data-parallel rank does in each turn: as many passes as every other, of nearly the same cost."""
     cuts: list[Cut] = []
     weights: list[list[int]] = []
     costs: list[int] = []
     for turn in turns:
         count, cost = layout.passes(len(turn.ids)), samples.cost(turn.ids)
-        hands = deal(cost, layout.ranks * count)[rank * count : (rank + 1) * count]
+        hands = deal(cost, layout.data * count)[rank * count : (rank + 1) * count]
         weights.append([1 if len(hand) else 0 for hand in hands])
         cuts += [(turn.ids[hand], turn.keys[hand]) if len(hand) else (turn.ids[:1], turn.keys[:1]) for hand in hands]
         costs.append(int(cost.sum()))
     batches = iter(make(cuts))
     return [
-        Serving(turn, [Pass(next(batches), weight) for weight in mine], cost)
+        Serving(turn, [Pass(next(batches), weight) for weight in mine], cost, rank=rank)
         for turn, mine, cost in zip(turns, weights, costs, strict=True)
     ]
 
 
 def one_by_one(samples: Samples, finish: Callable[[Any], Any] = lambda batch: batch) -> Make:
     return lambda cuts: [finish(samples.batch(*cut)) for cut in cuts]
+
+
+def all_alike(samples: Any, rows: int) -> Make:
+    """Batches of the same shape, as a pipeline needs them."""
+    return lambda cuts: [samples.padded(*cut, rows) for cut in cuts]
 
 
 def serve(

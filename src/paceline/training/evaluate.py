@@ -14,33 +14,42 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.layout import Layout
 from paceline.training.data import move
 from paceline.training.precision import autocast
 from paceline.workload import Samples, Workload
 
-CHUNK = 256
-
 
 @torch.no_grad()
 def evaluate(
-    workload: Workload, model: nn.Module, samples: Samples, device: torch.device, precision: str
+    workload: Workload, model: nn.Module, samples: Samples, device: torch.device, precision: str, layout: Layout
 ) -> dict[str, Any]:
-    """{"n": samples seen, metric: value …}"""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    chunks = math.ceil(len(samples) / CHUNK)
+    """{"n": samples seen, metric: value …}
+
+    All ranks make the same number of rounds, since under some layouts a forward pass is work for all of them; one that
+    has no chunk left repeats the first and does not count it.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    size = workload.evaluation_chunk
+    chunks = math.ceil(len(samples) / size)
     names: list[str] = []
     mine: dict[int, list[float]] = {}
     was_training = model.training
     model.eval()
-    for chunk in range(rank, chunks, world):
-        ids = np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, len(samples)))
+    for begin in range(0, chunks, layout.data):
+        chunk = begin + layout.data_rank(rank)
+        if chunk >= chunks and layout.plain:
+            break
+        number = chunk if chunk < chunks else 0
+        ids = np.arange(number * size, min((number + 1) * size, len(samples)))
         ids = ids[np.argsort(samples.cost(ids), kind="stable")]
         with autocast(precision, device):
             sums = workload.evaluate(model, move(samples.batch(ids, np.zeros_like(ids)), device))
         names = sorted(sums)
-        mine[chunk] = [float(sums[name]) for name in names] + [float(len(ids))]
+        if chunk < chunks:
+            mine[chunk] = [float(sums[name]) for name in names] + [float(len(ids))]
     model.train(was_training)
-    table = _gather(mine, names, chunks, world)
+    table = _gather(mine, names, chunks, layout.ranks)
     totals = [math.fsum(column) for column in zip(*table.values(), strict=True)]
     metrics = workload.metrics(dict(zip(names, totals, strict=False)))
     return {"n": int(totals[-1]), **metrics}
@@ -53,6 +62,6 @@ def _gather(mine: dict[int, list[float]], names: list[str], chunks: int, world: 
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, (names, mine))
     names[:] = next(n for n, _ in everyone if n)
-    table = {chunk: row for _, rows in everyone for chunk, row in rows.items()}
+    table = {chunk: row for _, rows in reversed(everyone) for chunk, row in rows.items()}
     assert len(table) == chunks, "a chunk was lost"
     return table

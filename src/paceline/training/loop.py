@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.errors import RunFailed
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
-from paceline.measure.timers import Flights, Reading
+from paceline.measuring.timers import Flights, Reading
 from paceline.parallel.ddp import share_buffers
 from paceline.record.events import EventWriter
 from paceline.spec import RunSpec
@@ -62,31 +62,34 @@ class Job:
 def train_loop(job: Job) -> str:
     """Train from the job's present step to its last; returns how it ended."""
     train, state, held_out = job.spec.train, job.state, job.workload.data("test")
-    log = Log(job)
+    log, mine = Log(job), job.layout.data_rank(job.rank)
     job.net.train()
 
-    for serving in serve(job.samples, job.order, job.layout, job.rank, state.step, job.steps, job.make, job.at_once):
+    for serving in serve(job.samples, job.order, job.layout, mine, state.step, job.steps, job.make, job.at_once):
         set_lr(state.optimizer, job.schedule(serving.turn.seen))
         stats = job.step(serving, job.workload, job.net, state, train, job.flights, job.stop.requested)
         state.step += 1
-        log.add(serving, stats)
-
         last, epoch_end = state.step == job.steps, state.step % job.order.steps_per_epoch == 0
         evaluating = last or due(state.step, train.evaluate_every, epoch_end)
         saving = last or due(state.step, train.checkpoint_every, epoch_end)
+        state.spread.saving.join(state.step, now=evaluating or saving)
+        log.add(serving, stats)
         stopping = log.flush(now=evaluating or saving)
 
         score = None
         if held_out and evaluating and (last or not stopping):
-            share_buffers(state.model)
-            job.evaluation = evaluate(job.workload, state.model, held_out, job.device, train.precision)
+            share_buffers(state.buffers(), job.layout)
+            job.evaluation = evaluate(
+                job.workload, state.spread.whole, held_out, job.device, train.precision, job.layout
+            )
             score = job.workload.goodness(job.evaluation)
             log.event("evaluate", step=state.step, **job.evaluation)
             if score > (-inf if job.best is None else job.best):
                 job.best, saving = score, True
             log.resume()
         if saving or stopping:
-            share_buffers(state.model)
+            state.settle()
+            share_buffers(state.buffers(), job.layout)
             meta = {"step": state.step, "evaluation": job.evaluation, "best": job.best}
             job.checkpoints.save(state.tensors(), meta, score=score)
             log.event("checkpoint", step=state.step)
@@ -107,10 +110,11 @@ class Log:
         self.job = job
         self.every = 1 if job.device.type == "cpu" else min(job.spec.train.log_every, AT_MOST)
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
-        self.began = perf_counter()
+        self.resume()
 
     def resume(self) -> None:
-        """The next step begins now: what was done since the last one was not training."""
+        """The next step begins now: what was done since the last one was not training, nor what was sent for it."""
+        self.job.flights.take()
         self.began = perf_counter()
 
     def add(self, serving: Serving, stats: Tensor) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from paceline.parallel.pieces import Pieces
 from paceline.spec import Train
 
+Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+"""The norms of whole tensors, given the parameters they belong to and this rank's parts of them."""
 
-def optimizer_of(train: Train, model: nn.Module) -> torch.optim.Optimizer:
+
+def optimizer_of(train: Train, pieces: Pieces) -> torch.optim.Optimizer:
     """Matrices decay; biases, norms and other vectors do not. The learning rate is a tensor, set before each step."""
-    named = [p for p in model.parameters() if p.requires_grad]
+    named = [piece.data for piece in pieces]
     device = named[0].device
     groups: list[dict[str, Any]] = [
         {"params": [p for p in named if p.ndim >= 2], "weight_decay": train.weight_decay, "adapt": True},
@@ -28,9 +32,9 @@ def optimizer_of(train: Train, model: nn.Module) -> torch.optim.Optimizer:
         case "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=train.momentum, fused=True)
         case "lars":
-            return LARS(groups, lr=lr, momentum=train.momentum)
+            return LARS(groups, lr=lr, momentum=train.momentum, norms=pieces.norms)
         case _:
-            return LAMB(groups, lr=lr, betas=betas)
+            return LAMB(groups, lr=lr, betas=betas, norms=pieces.norms)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -40,6 +44,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 class _LayerWise(torch.optim.Optimizer):
     """Scales each matrix's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], norms: Norms) -> None:
+        super().__init__(params, defaults)
+        self.norms = norms
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -52,6 +60,11 @@ class _LayerWise(torch.optim.Optimizer):
             if params:
                 self._update(group, params)
 
+    def _trust(self, params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+        """|w| / |u| per tensor, or 1 where either is 0."""
+        weights, steps = self.norms(params, params), self.norms(params, updates)
+        return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
+
     def _begin(self, p: Tensor) -> None:
         raise NotImplementedError
 
@@ -59,17 +72,17 @@ class _LayerWise(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def _trust(params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    """|w| / |u| per tensor, or 1 where either is 0."""
-    weights, steps = torch._foreach_norm(params), torch._foreach_norm(updates)
-    return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
+def own_norms(of: Sequence[Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
+    """Where every rank holds whole tensors."""
+    return list(torch._foreach_norm(list(parts)))
 
 
 class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
 
-    def __init__(self, params: Any, lr: Tensor, momentum: float, eta: float = 0.001) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0, "adapt": True})
+    def __init__(self, params: Any, lr: Tensor, momentum: float, eta: float = 0.001, norms: Norms = own_norms) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0, "adapt": True}
+        super().__init__(params, defaults, norms)
 
     def _begin(self, p: Tensor) -> None:
         self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -78,7 +91,7 @@ class LARS(_LayerWise):
         updates = torch._foreach_add([p.grad for p in params], params, alpha=group["weight_decay"])
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         if group["adapt"]:
-            torch._foreach_mul_(updates, [r * group["eta"] for r in _trust(params, updates)])
+            torch._foreach_mul_(updates, [r * group["eta"] for r in self._trust(params, updates)])
         torch._foreach_mul_(updates, group["lr"])
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, updates)
@@ -88,8 +101,11 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """Layer-wise adaptive moments for large batches (You et al., 2020)."""
 
-    def __init__(self, params: Any, lr: Tensor, betas: tuple[float, float], eps: float = 1e-6) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True})
+    def __init__(
+        self, params: Any, lr: Tensor, betas: tuple[float, float], eps: float = 1e-6, norms: Norms = own_norms
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True}
+        super().__init__(params, defaults, norms)
 
     def _begin(self, p: Tensor) -> None:
         self.state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
@@ -110,6 +126,6 @@ class LAMB(_LayerWise):
         updates = torch._foreach_div(torch._foreach_div(first, 1 - beta1**step), roots)
         torch._foreach_add_(updates, params, alpha=group["weight_decay"])
         if group["adapt"]:
-            torch._foreach_mul_(updates, _trust(params, updates))
+            torch._foreach_mul_(updates, self._trust(params, updates))
         torch._foreach_mul_(updates, group["lr"])
         torch._foreach_sub_(params, updates)

@@ -133,7 +133,7 @@ def _train(
     ):
         job: Job | None = None
         try:
-            job = build_job(spec, place, device, events, checkpoints, stop)
+            job = build_job(spec, place, device, events, checkpoints, stop, run.path)
             first = go_back(job, run, place.world, say)
             if first == job.steps:
                 return _done_already(run, job, say) if place.rank == 0 else {}
@@ -217,6 +217,7 @@ def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
 
 
 def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "") -> dict[str, Any]:
+    from paceline.parallel.compress import differs_from
     from paceline.record.summary import summarise
 
     job.events.flush()
@@ -227,15 +228,16 @@ def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "")
     }
     summary = summarise(
         job.spec,
-        job.layout.equation(),
+        job.layout.equation() if job.layout.plain else f"{job.layout.grid()}; {job.layout.equation()}",
         read_steps(run.events_file(0)),
         job.evaluation,
         status,
         seconds=seconds_of(run.events_file(0)),
         epoch_samples=job.order.samples,
-        parameters=sum(p.numel() for p in job.state.model.parameters()),
+        parameters=job.state.spread.parameters,
         peak_bytes_per_rank=peaks,
         best=evaluations[max(evaluations)] if evaluations else None,
+        differs_from=differs_from(job.spec.parallel),
         why=why,
     )
     write_json(run.summary_file, summary)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import engines
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
-from paceline.layout import layout_of
+from paceline.layout import SPREADING, layout_of
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from paceline.spec import COMMAND_LINE, DEFAULT, RunSpec, build, load
+from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
 from paceline.training.rank import foreseen, live, say, silent
 from paceline.workload import Workload, workload_of
 
@@ -32,6 +33,7 @@ MAY_CHANGE = (
     *(f"data.{word}" for word in ("path", "test_path", "cache")),
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
+MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 PRELOAD = ("paceline.launch.group", "paceline.training.loop", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
@@ -64,6 +66,10 @@ class RunResult:
 def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None = None, show: bool = True) -> RunResult:
     """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
     place = detect(os.environ)
+    if spec.cluster != "local" and spec.parallel.strategy == "auto":
+        from paceline.planning.auto import applied
+
+        spec = applied(spec, place.world if place is not None else None)
     if place is not None:
         with foreseen(spec):  # before the ranks join: a large corpus may take longer than they wait for each other
             workload_of(spec).prepare(say if show and place.rank == 0 else silent)
@@ -79,7 +85,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
 
 
 def _on_ranks(spec: RunSpec, show: bool, run: RunDir) -> tuple[Path, dict[str, Any]]:
-    if spec.parallel.ranks == 1:
+    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
         return live(spec, show, run)
     from paceline.launch.local import run_ranks
 
@@ -92,10 +98,17 @@ def resume(run: str | Path, overrides: Any = (), *, show: bool = True) -> RunRes
 
 
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
-    """The spec of a run with new values for what may change."""
+    """The spec of a run with new values for what may change.
+
+    A new strategy is a new layout: what the old one had beside it (tensor and pipeline axes, offload) does not stay.
+    """
     folder = RunDir.open(Path(run))
     old = folder.spec()
-    changed = load(folder.spec_file, overrides)
+    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    if "parallel.strategy" in given:
+        plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
+        given = {**plain, **given}
+    changed = load(folder.spec_file, given)
     for key in (k for k in _keys(changed) if changed.origin(k) != COMMAND_LINE):
         changed._origins[key] = old.origin(key)
     _same_answer(folder, changed)
@@ -106,18 +119,20 @@ def open_run(spec: RunSpec, out: Path, resume: str | Path | None, say: Callable[
     """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder."""
     from paceline.record.loggers import check_loggers
 
-    layout_of(spec)
+    layout = layout_of(spec)
     if spec.parallel.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise UserError("parallel.device=cuda, but there is no CUDA device; use parallel.device=cpu")
+    engines.check(spec, layout, os.environ)
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
     with foreseen(spec):
         workload = workload_of(spec)
+        workload.suits(layout)
         workload.prepare(say)
         if run is not None:
             _same_data(run, workload)
@@ -137,7 +152,7 @@ def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
     old = {key: value for key, value, _, _ in run.spec().fields()}
     for key, value, _, _ in spec.fields():
-        if old.get(key) != value and not key.startswith(MAY_CHANGE):
+        if old.get(key) != value and (key in MUST_STAY or not key.startswith(MAY_CHANGE)):
             raise UserError(
                 f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
                 "leave it as it was, or start a new run"

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline import engines
 from paceline.errors import UserError
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
-from paceline.layout import layout_of
-from paceline.measure.timers import DeviceFlights, Flights
-from paceline.parallel.ddp import wrap
+from paceline.layout import Layout, layout_of
+from paceline.measuring.timers import DeviceFlights, Flights
+from paceline.parallel.wrapping import parallelize
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
-from paceline.training.data import Make, Order, one_by_one, pinned, total_steps
+from paceline.training.data import Make, Order, all_alike, one_by_one, pinned, total_steps
 from paceline.training.loop import Job
 from paceline.training.optim import optimizer_of
 from paceline.training.precision import HALF, Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
-from paceline.training.step import train_step
-from paceline.workload import Samples, Workload, samples_of, workload_of
+from paceline.training.step import pipeline_step, train_step
+from paceline.workload import Samples, samples_of, workload_of
 
 
 def build_job(
@@ -37,17 +40,23 @@ def build_job(
     events: EventWriter,
     checkpoints: Checkpoints,
     stop: StopRequest,
+    folder: Path | None = None,
 ) -> Job:
+    """`folder` is the run's: an engine keeps its configuration there."""
     train, layout, workload = spec.train, layout_of(spec), workload_of(spec)
     samples = samples_of(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
-    torch.manual_seed(train.seed)
-    model = _model(workload).to(device, torch.float64 if train.precision == "fp64" else None)
-    state = State(model, optimizer_of(train, model), Scaler(train.precision, device))
-    state.allocate()
     flights = DeviceFlights() if device.type == "cuda" else Flights()
-    step, make, at_once = way_of(spec, model, place.world, device, samples, layout.micro_batch)
+    torch.manual_seed(train.seed)
+    if spec.parallel.engine == "torch":
+        spread = parallelize(workload, layout, device, spec, flights)
+        state = State(spread, optimizer_of(train, spread.pieces), Scaler(train.precision, device))
+        state.allocate()
+        step, make, at_once = way_of(spec, spread.whole, layout, device, samples)
+    else:
+        state, step = engines.start(spec, layout, place, workload, device, folder, flights)
+        make, at_once = one_by_one(samples, pinned) if device.type == "cuda" else one_by_one(samples), 1
     return Job(
         spec=spec,
         workload=workload,
@@ -56,7 +65,7 @@ def build_job(
         rank=place.rank,
         device=device,
         state=state,
-        net=parallelize(model, place.world, device, spec, flights),
+        net=state.spread.net,
         order=order,
         steps=steps,
         schedule=schedule_of(train, order.seen(steps)),
@@ -71,36 +80,37 @@ def build_job(
     )
 
 
-def _model(workload: Workload) -> nn.Module:
-    found: object = workload.model()
-    if not isinstance(found, nn.Module):
-        raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
-    if not any(p.requires_grad for p in found.parameters()):
-        raise UserError(f"workload: the model ({type(found).__name__}) has no parameters to train")
-    return found
-
-
-def parallelize(model: nn.Module, world: int, device: torch.device, spec: RunSpec, flights: Flights) -> nn.Module:
-    """The order of wrapping. Data parallelism comes last: it must see the parameters as the optimiser does."""
-    return model if world == 1 else wrap(model, device, spec.parallel.bucket_mb, flights)
-
-
 def way_of(
-    spec: RunSpec, model: nn.Module, world: int, device: torch.device, samples: Samples, most: int
+    spec: RunSpec, model: nn.Module, layout: Layout, device: torch.device, samples: Samples
 ) -> tuple[Callable[..., Tensor], Make, int]:
     """(how a step is done, how batches are made for it, how many of them at once).
 
     Compiled and recorded where that is possible: one CUDA device, half precision, and samples that come in few shapes.
     """
     train = spec.train
+    if layout.pipeline > 1:
+        rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
+        if not hasattr(samples, "padded"):
+            raise UserError(
+                f"parallel.pipeline={layout.pipeline}: {type(samples).__name__} has no method "
+                "padded(ids, keys, rows), and all passes of a pipeline have the same shape; "
+                "see paceline.workload.Samples"
+            )
+        return pipeline_step, all_alike(samples, rows), 1
     if device.type == "cpu":
         return train_step, one_by_one(samples), 1
-    able = world == 1 and train.precision in HALF and train.optimizer in ("adamw", "sgd") and hasattr(samples, "steady")
+    able = (
+        layout.ranks == 1
+        and layout.plain
+        and train.precision in HALF
+        and train.optimizer in ("adamw", "sgd")
+        and hasattr(samples, "steady")
+    )
     if train.compile == "off" or not able:
         return train_step, one_by_one(samples, pinned), 1
     from paceline.training.capture import AT_ONCE, CapturedStep, in_parcels
 
-    return CapturedStep(torch.compile(model, dynamic=True)), in_parcels(samples, most), AT_ONCE
+    return CapturedStep(torch.compile(model, dynamic=True)), in_parcels(samples, layout.micro_batch), AT_ONCE
 
 
 def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> int:
@@ -114,7 +124,7 @@ def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> in
     if box[0] is None:
         return 0
     checkpoint = Checkpoint(**box[0])
-    restore(checkpoint, job.state.tensors())
+    job.state.restore(lambda tensors: restore(checkpoint, tensors, partly=job.layout.pipeline > 1))
     job.state.step = checkpoint.step
     job.evaluation, job.best = checkpoint.meta["evaluation"], checkpoint.meta["best"]
     return checkpoint.step

@@ -1,0 +1,73 @@
+"""A config file of the user's own, under a run file: what the run file says too must agree, all else is taken over.
+
+Both describe the same run, and two descriptions can contradict each other. Whatever does is refused by its name in
+both files; nothing is overruled in silence. `auto` means: as the run file says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.errors import UserError
+
+AUTO = "auto"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON or YAML file that holds named values."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise UserError(f"parallel.engine_config: {path} cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        said = str(error).split("\n", 1)[0]
+        raise UserError(f"parallel.engine_config: {path} is not {kind}: {said}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"parallel.engine_config: {path} holds a {type(found).__name__}, not named values")
+    return found
+
+
+def agree(path: Path, theirs: Mapping[str, Any], said: Mapping[str, tuple[Any, str]]) -> None:
+    """`said`: for names in their file, the value that the run file has for it and the words it has for that."""
+    for name, (value, words) in said.items():
+        found = get(theirs, name)
+        if found not in (None, AUTO, value) or (isinstance(found, bool) and found is not value):
+            raise UserError(
+                f"{path}: {name} is {json.dumps(found)}, but the run file says {words}; "
+                f"take {name} out of that file, or write {json.dumps(value)}"
+            )
+
+
+def refuse(path: Path, theirs: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """`names`: what must not be in their file, and the reason."""
+    for name, why in names.items():
+        found = get(theirs, name)
+        if found not in (None, AUTO, False, {}):
+            raise UserError(f"{path}: {name} has no place here: {why}; take it out of that file")
+
+
+def laid_over(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Their values with ours on top, section by section; an `auto` that is left goes, and the library decides."""
+    joined: dict[str, Any] = {name: value for name, value in theirs.items() if value != AUTO}
+    for name, value in joined.items():
+        if isinstance(value, dict):
+            joined[name] = laid_over(value, {})
+    for name, value in ours.items():
+        inner = joined.get(name)
+        joined[name] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return joined
+
+
+def get(values: Mapping[str, Any], dotted: str) -> Any:
+    """`zero_optimization.stage` of nested values, or None."""
+    found: Any = values
+    for name in dotted.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found

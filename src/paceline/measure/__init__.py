@@ -1,1 +1,0 @@
-"""Measuring: where the time of a step went."""

@@ -1,0 +1,66 @@
+"""What a sweep trains: for each row, the run file under another layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.layout import from_words, layout_of
+from paceline.parity import PLAIN, SPREADING
+from paceline.spec import RunSpec
+
+NEVER = 1 << 30
+STEPS, REPEATS = 30, 3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row to be: its spec, or why it cannot be."""
+
+    label: str
+    ranks: int
+    spec: RunSpec | None
+    refused: str = ""
+
+    def run_name(self, repeat: int) -> str:
+        return f"{re.sub('[^A-Za-z0-9.]+', '-', self.label)}-{repeat + 1}"
+
+
+def cells(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[Cell]:
+    """One cell for each number of ranks and each short form of a layout, fewest ranks first."""
+    wanted: list[tuple[str, dict[str, Any]]] = [
+        (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else {"strategy": "auto", **_plain()}) for n in ranks
+    ]
+    wanted += [(word, {"strategy": "auto", **_plain(), **from_words(word)}) for word in layouts]
+    if min((values["ranks"] for _, values in wanted), default=0) != 1:
+        given = f"--ranks {','.join(map(str, ranks))}" if ranks else f"--layouts {','.join(layouts)}"
+        raise UserError(f"speed-up is counted from one rank, and {given} has none; write it as  --ranks 1,2,4")
+    return sorted((_cell(spec, label, values, steps, weak) for label, values in wanted), key=lambda cell: cell.ranks)
+
+
+def _plain() -> dict[str, Any]:
+    """The values of one rank alone; the size of a pass stays as the run file has it."""
+    return {name: getattr(PLAIN, name) for name in SPREADING if name != "micro_batch"}
+
+
+def _cell(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak: bool) -> Cell:
+    length: dict[str, Any] = {
+        "train.epochs": None,
+        "train.steps": steps,
+        "train.loggers": [],
+        "train.evaluate_every": NEVER,
+        "train.checkpoint_every": NEVER,
+        "train.keep": 1,
+    }
+    try:
+        found = spec.replace({**length, **{f"parallel.{name}": value for name, value in parallel.items()}})
+        if weak:
+            batch = spec.train.global_batch * found.parallel.ranks // (found.parallel.tensor * found.parallel.pipeline)
+            found = found.replace({"train.global_batch": batch})
+        layout_of(found)
+    except UserError as error:
+        return Cell(label, int(parallel["ranks"]), None, str(error))
+    return Cell(label, found.parallel.ranks, found)

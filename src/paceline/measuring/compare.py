@@ -1,0 +1,112 @@
+"""Plan and measurement side by side: the planner prices the very layout that was measured, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from paceline.errors import PacelineError
+from paceline.measuring.rows import Row
+from paceline.spec import RunSpec
+
+ASSUMPTIONS = {
+    "compute_s": "the arithmetic rate of a rank",
+    "exposed_s": "the rate of the link, or how much of it compute hides",
+    "data_s": "the rate of the input",
+}
+OFF = 0.1
+"""Of the measured step: a term that is off by less is not named."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A row as it was foreseen, in the terms that were measured."""
+
+    label: str
+    step_s: float
+    data_s: float
+    compute_s: float
+    """With the update and the launches around it: the loop does not tell them apart."""
+    comm_s: float
+    exposed_s: float
+    """With waiting for the slowest rank."""
+    memory_bytes: float
+    speedup: float | None
+    calibrated: bool
+    residual: float
+    """Measured step over planned, less 1."""
+    off: str
+    """The term that is most to blame, and the assumption behind it; empty where the plan was right."""
+
+
+def compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Planned], list[Row]]:
+    """Each measured row beside its plan, and the rows with their share of the peak. Nothing where there is no plan."""
+    try:
+        return _compare(rows, specs)
+    except PacelineError:
+        return [], list(rows)
+
+
+def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Planned], list[Row]]:
+    from paceline.planning.price import Ways, price
+    from paceline.planning.site import site_of
+    from paceline.planning.subject import subject_of
+
+    measured = [row for row in rows if row.label in specs and row.step_s]
+    if not measured:
+        return [], list(rows)
+    site = site_of(specs[measured[0].label].cluster)
+    planned: list[Planned] = []
+    alone: float | None = None
+    shares: dict[str, float] = {}
+    for row in measured:
+        spec = specs[row.label]
+        subject = subject_of(spec)
+        try:
+            where = site.at(row.ranks)
+        except PacelineError:
+            continue
+        ways = Ways(cast(Any, spec.parallel.reduce), spec.parallel.local_steps)
+        found = price(subject, _layout(spec), where, ways)
+        if alone is None and row.ranks == 1:
+            alone = found.samples_s
+        calibrated = bool(site.calibrated) or not site.shared
+        planned.append(_beside(row, found, found.samples_s / alone if alone else None, calibrated))
+        peak = where.cluster.device.flops_s.get(spec.train.precision)
+        if peak and row.samples_per_s and not site.shared:
+            shares[row.label] = subject.flops_per_sample * row.samples_per_s / row.ranks / peak
+    return planned, [replace(row, mfu=shares.get(row.label)) for row in rows]
+
+
+def _layout(spec: RunSpec) -> Any:
+    from paceline.layout import layout_of
+
+    return layout_of(spec)
+
+
+def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Planned:
+    time = found.time
+    terms = {
+        "data_s": time.data_s,
+        "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
+        "exposed_s": time.exposed_s + time.waiting_s,
+    }
+    assert row.step_s is not None
+    apart = {name: (getattr(row, name) or 0.0) - value for name, value in terms.items()}
+    worst = max(apart, key=lambda name: abs(apart[name]))
+    off = ""
+    if abs(apart[worst]) > OFF * row.step_s:
+        more = "more" if apart[worst] > 0 else "less"
+        off = f"{worst} is {abs(apart[worst]) * 1e3:.3g} ms {more} than planned: {ASSUMPTIONS[worst]}"
+    return Planned(
+        label=row.label,
+        step_s=found.step_s,
+        **terms,
+        comm_s=time.comm_s,
+        memory_bytes=found.memory.total_bytes,
+        speedup=speedup,
+        calibrated=calibrated,
+        residual=row.step_s / found.step_s - 1,
+        off=off,
+    )

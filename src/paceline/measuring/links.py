@@ -1,0 +1,162 @@
+"""`paceline measure --links`: how long collectives take by size, and the latency and bandwidth that follow.
+
+    all_reduce   2 (n - 1)/n · bytes cross each link    (a ring)
+    all_gather     (n - 1)/n · bytes                    (bytes of the gathered whole)
+    broadcast                  bytes
+
+Under torchrun, srun or mpirun the ranks are there already, and every pair of hosts is measured by itself as well.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+from paceline.launch.environment import detect
+
+SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000)
+COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
+TIMEOUT_S = 300.0
+ENOUGH_S = 0.4
+"""How long one size of one collective is repeated, at least three times."""
+MOST_TIMES = 50
+LONG_S = 4.0
+"""A size that would take longer than this is left out, with all larger ones."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One collective between some ranks."""
+
+    collective: str
+    between: str
+    """All ranks, or a pair of hosts."""
+    ranks: int
+    sizes_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """Median of each size."""
+    latency_s: float
+    """Of the smallest sizes."""
+    bandwidth_bits_s: float
+    """Through one link, from the largest sizes, latency taken off."""
+
+
+def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
+    """Measure between `ranks` new processes of this machine, or between those that a launcher started."""
+    if detect(os.environ) is not None:
+        return _rank(tuple(sizes_bytes), threads)
+    from paceline.launch.local import run_ranks
+
+    return run_ranks(_rank, (tuple(sizes_bytes), threads), ranks)[0]
+
+
+def factor(collective: str, ranks: int) -> float:
+    """Bytes through one link for each byte of the message."""
+    return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}[collective]
+
+
+def _rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.group import joined
+
+    place = detect(os.environ)
+    assert place is not None
+    kind: Any = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= place.world else "cpu"
+    with joined(place, kind, threads, TIMEOUT_S) as device:
+        found = [_measured(name, "all ranks", sizes_bytes, None, device) for name in COLLECTIVES]
+        for pair, members in _pairs(place.world):
+            group = dist.new_group(list(members))
+            if place.rank in members:
+                link = _measured("all_reduce", pair, sizes_bytes, group, device)
+                found += [link] if place.rank == 0 else []
+            dist.barrier()
+    return found
+
+
+def _pairs(world: int) -> list[tuple[str, tuple[int, int]]]:
+    """The first ranks of every two hosts, where there are more than two hosts."""
+    import socket
+
+    import torch.distributed as dist
+
+    hosts: list[Any] = [None] * world
+    dist.all_gather_object(hosts, socket.gethostname())
+    first = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
+    if len(first) < 3:
+        return []
+    return [(f"{a} and {b}", (first[a], first[b])) for a, b in combinations(first, 2)]
+
+
+def _measured(name: str, between: str, sizes_bytes: Sequence[int], group: Any, device: Any) -> Link:
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size(group)
+    sizes, seconds = [], []
+    for size in sizes_bytes:
+        took = _median_s(_work(name, size, group, device), group, device)
+        sizes.append(size)
+        seconds.append(took)
+        if took * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
+            break
+    return Link(
+        name, between, ranks, tuple(sizes), tuple(seconds), min(seconds[:2]), _bits_s(name, ranks, sizes, seconds)
+    )
+
+
+def _work(name: str, size: int, group: Any, device: Any) -> Callable[[], object]:
+    import torch
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size(group)
+    whole = torch.zeros(max(ranks, size // 4 // ranks * ranks), device=device)
+    match name:
+        case "all_reduce":
+            return lambda: dist.all_reduce(whole, group=group)
+        case "all_gather":
+            parts = list(whole.chunk(ranks))
+            own = parts[dist.get_rank(group)].clone()
+            return lambda: dist.all_gather(parts, own, group=group)
+        case _:
+            root = dist.get_global_rank(group, 0) if group is not None else 0
+            return lambda: dist.broadcast(whole, root, group=group)
+
+
+def _median_s(work: Callable[[], object], group: Any, device: Any) -> float:
+    """Of the slowest rank: a message has arrived when it has arrived everywhere."""
+    import torch
+    import torch.distributed as dist
+
+    def once() -> float:
+        dist.barrier(group=group)
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    first = torch.tensor([max(once(), once())], dtype=torch.float64, device=device)
+    dist.all_reduce(first, dist.ReduceOp.MAX, group=group)
+    times = min(MOST_TIMES, max(3, int(ENOUGH_S / max(first.item(), 1e-6))))
+    taken = torch.tensor([once() for _ in range(times)], dtype=torch.float64, device=device)
+    dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
+    return float(taken.median())
+
+
+def _bits_s(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The slope between the largest size and one of about a quarter of it: latency and bursts drop out."""
+    last = len(sizes) - 1
+    before = max((i for i in range(last) if sizes[i] <= sizes[last] / 4), default=0)
+    slope = (seconds[last] - seconds[before]) / (sizes[last] - sizes[before]) if last else 0.0
+    if slope <= 0:
+        slope = seconds[last] / sizes[last]
+    return 8 * factor(name, ranks) / slope
+
+
+def as_json(links: Sequence[Link]) -> dict[str, Any]:
+    return {"format": 1, "links": [asdict(link) for link in links]}

@@ -1,0 +1,106 @@
+"""One run in numbers: the four times of its steady steps, its rate, its memory, and how evenly its ranks worked."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.record.events import read_events, read_steps
+from paceline.record.files import read_json
+from paceline.record.run_dir import RunDir
+
+TERMS = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "waiting_s")
+"""`waiting_s` is the part of `exposed_s` in which a rank waits for a slower one, and nothing travels."""
+FEW_STEPS = 5
+MOST_STEPS = 2000
+"""Of a long run, the last so many count."""
+MOST_RANKS = 64
+"""Ranks whose events are read to judge how evenly the work is spread."""
+Step = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Medians over the steady steps of one run; times are means over its ranks."""
+
+    steps: int
+    step_s: float
+    data_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+    waiting_s: float
+    samples_per_s: float
+    tokens_per_s: float | None
+    busy_s_by_rank: tuple[float, ...]
+    """Work of each rank in a step: input and compute."""
+    peak_bytes_per_rank: tuple[int, ...]
+    loss_last: float | None
+    parameters: int | None
+    threads: int | None
+
+
+def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
+    """The times of a finished run; UserError where there are too few steps to say anything.
+
+    `of_main` are the steps of the main rank, where they have been read already.
+    """
+    summary = read_json(run.summary_file)
+    ranks = int(summary.get("ranks") or 1)
+    files = [run.events_file(rank) for rank in range(min(ranks, MOST_RANKS))]
+    by_rank = [steady(of_main if of_main is not None and rank == 0 else read_steps(f)) for rank, f in enumerate(files)]
+    by_rank = [steps for steps in by_rank if steps] or [[]]
+    first = by_rank[0]
+    if len(first) < 2:
+        raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
+    start = next(read_events(run.events_file(0), "start"), {})
+    common = _common(by_rank)
+    return RunTimes(
+        steps=len(first),
+        **_terms(common),
+        samples_per_s=_rate(first, "batch") or 0.0,
+        tokens_per_s=_rate(first, "tokens"),
+        busy_s_by_rank=tuple(statistics.median(_busy(step) for step in steps) for steps in zip(*common, strict=True)),
+        peak_bytes_per_rank=tuple(summary.get("peak_bytes_per_rank") or ()),
+        loss_last=summary.get("loss_last"),
+        parameters=summary.get("parameters"),
+        threads=start.get("threads"),
+    )
+
+
+def steady(steps: Sequence[Step]) -> list[Step]:
+    """The steps after the warm-up: the first 5 or the first tenth, whichever is more, are left out; so are old ones."""
+    later = steps[min(max(FEW_STEPS, len(steps) // 10), len(steps) // 2) :][-MOST_STEPS:]
+    return [s for s in later if all(isinstance(s.get(name), int | float) for name in TERMS[:-1])]
+
+
+def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
+    """For each step that all ranks have, its events by rank."""
+    numbered = [{step["step"]: step for step in steps} for steps in by_rank]
+    shared = sorted(set.intersection(*(set(steps) for steps in numbered)))
+    return [[steps[number] for steps in numbered] for number in shared] or [[step] for step in by_rank[0]]
+
+
+def _terms(common: Sequence[Sequence[Step]]) -> dict[str, float]:
+    """A rank that is done early waits for the others inside its collective: what all ranks see is communication."""
+    found = {
+        name: statistics.median(statistics.fmean(event[name] for event in step) for step in common)
+        for name in TERMS[:-1]
+    }
+    waits = [
+        statistics.fmean(event["exposed_s"] for event in step) - min(event["exposed_s"] for event in step)
+        for step in common
+    ]
+    return {**found, "waiting_s": statistics.median(waits)}
+
+
+def _busy(step: Step) -> float:
+    return float(step["compute_s"] + step["data_s"])
+
+
+def _rate(steps: Sequence[Step], what: str) -> float | None:
+    rates = [step[what] / step["step_s"] for step in steps if step.get(what) and step["step_s"] > 0]
+    return statistics.median(rates) if rates else None

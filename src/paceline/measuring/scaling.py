@@ -1,0 +1,148 @@
+"""How a rate grows with the number of ranks: the laws of Amdahl, Gustafson and universal scalability, and their bands.
+
+With S the speed-up on n ranks:
+
+    Amdahl      1/S = s + (1 - s)/n                   s: the share that does not divide (same batch on all ranks)
+    Gustafson     S = s + (1 - s) n                   the same where the batch grows with the ranks
+    universal   n/S = 1 + a (n - 1) + b n (n - 1)     a: what ranks queue for; b: what each pair of ranks costs
+
+Each is linear in its unknowns, so a fit is exact. The band comes from fits to redrawn repeats.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+DRAWS = 400
+LOW, HIGH = 0.1, 0.9
+REACH = 4
+"""A curve is drawn to so many times the most ranks that were measured."""
+LEAST_NOISE = 0.01
+Points = Mapping[int, float]
+"""Speed-up by number of ranks."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    law: str
+    """amdahl, gustafson or universal."""
+    parameters: dict[str, float]
+    error: float
+    """Largest relative difference between the law and what was measured."""
+    ceiling: float | None
+    """The speed-up that no number of ranks passes; None where there is none."""
+    peak_ranks: float | None
+    """The number of ranks beyond which the law gets slower; None where it does not."""
+    curve: tuple[tuple[int, float, float, float], ...]
+    """(ranks, speed-up, low, high) of the band that holds four in five redrawn fits."""
+
+    def at(self, ranks: int) -> float:
+        return LAWS[self.law].speedup(self.parameters, ranks)
+
+
+@dataclass(frozen=True)
+class Law:
+    needs: int
+    """Points beside one rank."""
+    solve: Callable[[Points], dict[str, float]]
+    speedup: Callable[[Mapping[str, float], float], float]
+
+
+def _share(pairs: Sequence[tuple[float, float]]) -> float:
+    """The share s in [0, 1] that solves a·s = b best, over all pairs (a, b)."""
+    square = sum(a * a for a, _ in pairs)
+    return min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0
+
+
+def _amdahl(points: Points) -> dict[str, float]:
+    return {"serial": _share([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1])}
+
+
+def _gustafson(points: Points) -> dict[str, float]:
+    return {"serial": _share([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1])}
+
+
+def _universal(points: Points) -> dict[str, float]:
+    """Least squares with both parameters at 0 or more; relative, so that no point outweighs another."""
+    rows = [(s * (n - 1) / n, s * (n - 1), 1 - s / n) for n, s in points.items() if n > 1]
+    aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
+    ab = sum(a * b for a, b, _ in rows)
+    ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
+    tried = [(max(0.0, ay / aa), 0.0), (0.0, max(0.0, by / bb))]
+    if (det := aa * bb - ab * ab) > 1e-12 * aa * bb:
+        both = ((ay * bb - by * ab) / det, (by * aa - ay * ab) / det)
+        tried += [both] if min(both) >= 0 else []
+    contention, crosstalk = min(tried, key=lambda p: sum((a * p[0] + b * p[1] - y) ** 2 for a, b, y in rows))
+    return {"contention": contention, "crosstalk": crosstalk}
+
+
+LAWS = {
+    "amdahl": Law(1, _amdahl, lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n)),
+    "gustafson": Law(1, _gustafson, lambda p, n: p["serial"] + (1 - p["serial"]) * n),
+    "universal": Law(2, _universal, lambda p, n: n / (1 + p["contention"] * (n - 1) + p["crosstalk"] * n * (n - 1))),
+}
+
+
+def fits(
+    repeats: Mapping[int, Sequence[float]], weak: bool = False, middles: Mapping[int, float] | None = None
+) -> list[Fit]:
+    """The laws that so many numbers of ranks can decide between; `repeats` are speed-ups by number of ranks.
+
+    A law goes through the `middles`, or without them through the medians; the repeats make the band.
+    """
+    given = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
+    given = {n: found for n, found in given.items() if found}
+    names = ["gustafson" if weak else "amdahl", "universal"]
+    points = {n: (middles or {}).get(n) or _median(found) for n, found in given.items()}
+    return [_fit(name, given, points) for name in names if len(given) >= LAWS[name].needs]
+
+
+def _fit(name: str, repeats: Mapping[int, Sequence[float]], points: Points) -> Fit:
+    law = LAWS[name]
+    parameters = law.solve(points)
+    dice = random.Random(0)
+    drawn = [law.solve({n: _redrawn(found, dice) for n, found in repeats.items()}) for _ in range(DRAWS)]
+    curve = []
+    for n in numbers_to(REACH * max(points)):
+        values = sorted(law.speedup(p, n) for p in drawn)
+        middle = law.speedup(parameters, n)
+        low, high = values[int(LOW * (DRAWS - 1))], values[int(HIGH * (DRAWS - 1))]
+        curve.append((n, middle, min(low, middle), max(high, middle)))
+    error = max(abs(law.speedup(parameters, n) / s - 1) for n, s in points.items())
+    ceiling, peak = _limits(name, parameters)
+    return Fit(name, parameters, error, ceiling, peak, tuple(curve))
+
+
+def _redrawn(found: Sequence[float], dice: random.Random) -> float:
+    """The median of as many repeats drawn again, with the noise that even equal repeats have."""
+    drawn = _median([dice.choice(found) for _ in found])
+    return drawn * math.exp(dice.gauss(0.0, LEAST_NOISE))
+
+
+def _limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
+    if name == "amdahl":
+        return (1 / p["serial"] if p["serial"] > 1e-6 else None), None
+    if name == "universal":
+        if p["crosstalk"] > 1e-9:
+            peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
+            return LAWS[name].speedup(p, peak), peak
+        return (1 / p["contention"] if p["contention"] > 1e-6 else None), None
+    return None, None
+
+
+def numbers_to(most: int) -> list[int]:
+    """1, 2, 3, … while few, then in steps that keep a curve smooth."""
+    found, n = [], 1
+    while n < most:
+        found.append(n)
+        n += max(1, n // 8)
+    return [*found, most]
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

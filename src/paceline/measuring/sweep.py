@@ -1,0 +1,197 @@
+"""The verb `measure`: one run file trained under several layouts, in turns, and what came of it in measure.json.
+
+Repeats are interleaved, so that whatever else runs on the machine hits all rows alike. What is done is kept after each
+run: a sweep that was stopped goes on where it was. A row that cannot be, or fails, becomes a cell with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.layout import layout_of
+from paceline.measuring.cells import REPEATS, STEPS, Cell, cells
+from paceline.measuring.reading import RunTimes, read_times
+from paceline.measuring.result import FORMAT, Measurement, concluded
+from paceline.measuring.rows import Row, as_tuples, combined
+from paceline.measuring.usage import Usage
+from paceline.record.environment import environment
+from paceline.record.files import read_json, write_json
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec
+from paceline.training.run import PRELOAD, train
+
+Say = Callable[[str], None]
+ALONE = ("no memory", "out of memory")
+
+
+def measure(
+    spec: RunSpec,
+    ranks: Sequence[int] = (1, 2),
+    *,
+    layouts: Sequence[str] = (),
+    weak: bool = False,
+    repeats: int = REPEATS,
+    steps: int = STEPS,
+    price: float | None = None,
+    out: str | Path | None = None,
+    retry: bool = False,
+    say: Say = lambda text: None,
+) -> Measurement:
+    """Train `steps` steps on each number of ranks and each layout, `repeats` times, and sum up.
+
+    `price` is in USD per device and hour. The folder `out` (runs/NAME-measure) holds measure.json and the runs.
+    """
+    wanted = cells(spec, ranks, layouts, steps, weak)
+    folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
+    begun = {"format": FORMAT, "name": spec.name, "kind": "weak" if weak else "strong", "steps": steps}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: {folder} cannot be a folder: {error.strerror}") from None
+    with RunDir(folder).held(say):
+        state = _state(folder, begun, spec)
+        for repeat in range(repeats):
+            for cell in wanted if repeat % 2 == 0 else wanted[::-1]:
+                _visit(cell, repeat, repeats, folder, state, retry and repeat == 0, say)
+        return _write(folder, wanted, state, price)
+
+
+def _state(folder: Path, begun: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
+    """What is done already; a folder that holds the measurement of something else is refused by name."""
+    file = folder / "measure.json"
+    values = {**begun, "spec": spec.dump(), "environment": environment(), "load": os.getloadavg()[0]}
+    values |= {"done": {}, "failed": {}}
+    if not file.is_file():
+        return values
+    old = read_json(file)
+    if old.get("format") != FORMAT:
+        raise UserError(f"{file} is of another version; measure into another folder with  --out FOLDER")
+    for key in ("name", "kind", "steps"):
+        _same(file, key, old.get(key), values[key])
+    before, now = (_flat(v.get("spec", {})) for v in (old, values))
+    for key in sorted({*before, *now}):
+        if not key.startswith(("parallel.ranks", "train.epochs", "train.steps")):
+            _same(file, key, before.get(key), now.get(key))
+    return {**values, "done": dict(old.get("done", {})), "failed": dict(old.get("failed", {}))}
+
+
+def _same(file: Path, key: str, old: Any, new: Any) -> None:
+    if old != new:
+        raise UserError(
+            f"{file} was begun with {key}={old}, and this is {key}={new}; measure into another folder "
+            "with  --out FOLDER"
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _visit(cell: Cell, repeat: int, repeats: int, folder: Path, state: dict[str, Any], retry: bool, say: Say) -> None:
+    """Train one repeat of one cell, unless it is done or has failed before."""
+    if retry:
+        state["failed"].pop(cell.label, None)
+    if cell.spec is None:
+        state["failed"][cell.label] = cell.refused
+        return
+    name = cell.run_name(repeat)
+    if name in state["done"] or cell.label in state["failed"]:
+        return
+    say(f"{cell.label}: repeat {repeat + 1} of {repeats}")
+    shutil.rmtree(folder / name, ignore_errors=True)  # of a sweep that was killed
+    try:
+        with Usage() as usage:
+            path, status = _trained(cell.spec.replace({"name": name}), folder)
+        if status == "stopped":
+            raise KeyboardInterrupt
+        times = read_times(RunDir(path))
+    except PacelineError as error:
+        state["failed"][cell.label] = str(error)
+        say(f"{cell.label}: {str(error).splitlines()[0]}")
+    else:
+        state["done"][name] = {"label": cell.label, "times": asdict(times), "usage": usage.means()}
+        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    write_json(folder / "measure.json", state)
+
+
+def _trained(spec: RunSpec, folder: Path) -> tuple[Path, str]:
+    """Always in new processes, so that the memory of a rank is that of its run alone."""
+    if spec.parallel.ranks > 1:
+        result = train(spec, folder, show=False)
+        return result.path, result.status
+    from paceline.launch.local import run_ranks
+
+    return run_ranks(_alone, (spec, folder), 1, PRELOAD)[0]
+
+
+def _alone(spec: RunSpec, folder: Path) -> tuple[Path, str]:
+    result = train(spec, folder, show=False)
+    return result.path, result.status
+
+
+def _write(folder: Path, wanted: Sequence[Cell], state: dict[str, Any], price: float | None) -> Measurement:
+    """All rows that were ever measured here, with what follows from them."""
+    known = {cell.label: cell for cell in wanted}
+    rates: dict[str, list[float]] = {}
+    rows = []
+    labels = list(dict.fromkeys([*known, *(done["label"] for done in state["done"].values())]))
+    for label in labels:
+        runs = {name: done for name, done in state["done"].items() if done["label"] == label}
+        times = [RunTimes(**as_tuples(done["times"])) for done in runs.values()]
+        rates[label] = [t.samples_per_s for t in times]
+        rows.append(_row(label, known.get(label), runs, times, state))
+    rows.sort(key=lambda row: row.ranks)
+    total = _total_samples(folder, state)
+    found = concluded(folder, state, rows, rates, total, price, {c.label: c.spec for c in wanted if c.spec})
+    write_json(folder / "measure.json", {**state, **found.as_json()})
+    if not any(row.samples_per_s for row in rows):
+        raise RunFailed(f"no row could be measured; the first failed so: {rows[0].why.splitlines()[0]}")
+    return found
+
+
+def _row(label: str, cell: Cell | None, runs: dict[str, Any], times: Sequence[RunTimes], state: dict[str, Any]) -> Row:
+    values: dict[str, Any] = {"ranks": len(times[0].busy_s_by_rank) if times else 0}
+    if cell is not None:
+        values["ranks"] = cell.ranks
+        if cell.spec is not None:
+            layout = layout_of(cell.spec)
+            values |= {
+                "layout": layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
+                "global_batch": layout.global_batch,
+                "passes": layout.passes(layout.global_batch),
+            }
+    why = "" if times else state["failed"].get(label, "")
+    usage = [run["usage"] for run in runs.values() if run["usage"]]
+    means = {name: math.fsum(u.get(name, 0.0) for u in usage) / len(usage) for name in (usage[0] if usage else {})}
+    return combined(Row(label, failed=in_short(why), why=why, runs=tuple(runs), usage=means, **values), times)
+
+
+def in_short(why: str) -> str:
+    """A reason in the few words that a cell has room for."""
+    if not why:
+        return ""
+    if any(word in why.lower() for word in ALONE):
+        return "out of memory"
+    return why.splitlines()[0].split(";")[0]
+
+
+def _total_samples(folder: Path, state: dict[str, Any]) -> int | None:
+    """Of the whole run that the run file asks for; the size of an epoch is known once something was trained."""
+    train_section = state["spec"]["train"]
+    if train_section.get("steps"):
+        return int(train_section["steps"]) * int(train_section["global_batch"])
+    for name in state["done"]:
+        summary = read_json(folder / name / "summary.json")
+        if summary.get("epochs"):
+            return int((train_section.get("epochs") or 1) * round(summary["samples"] / summary["epochs"]))
+    return None

@@ -1,0 +1,88 @@
+"""Sharded data parallelism: ranks keep parts of parameters, gradients and optimiser state, and gather layer by layer.
+
+| strategy | kept whole between forward and backward | torch |
+|---|---|---|
+| zero2 | all parameters | `fully_shard(reshard_after_forward=False)` |
+| fsdp, zero3 | the layer at work | `fully_shard` |
+| hsdp | the layer at work, in each of several copies | `fully_shard` on a mesh of two axes |
+| ddp beside tensor or pipeline | everything | `fully_shard` over one rank, summed over the copies |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.measuring.timers import Flights
+
+
+def shard(
+    model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, layout: Layout, flights: Flights
+) -> nn.Module:
+    """Each block is gathered by itself, and given back after its forward pass.
+
+    What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
+    its layers too, or it would gather them again for every pass.
+    """
+    _refuse(model, blocks, layout)
+    layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1
+    options: dict[str, Any] = {"mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]}
+    if layout.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    for module in (*blocks, model):
+        wrapped = fully_shard(module, **options, reshard_after_forward=layer_by_layer and module is not model)
+        wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
+        wrapped.set_force_sum_reduction_for_comms(True)
+        if mesh.device_type == "cpu":
+            wrapped.set_custom_all_gather(_TimedGather(flights))
+            wrapped.set_custom_reduce_scatter(_TimedScatter(flights))
+    return model
+
+
+def _refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
+    """What `fully_shard` cannot take, in words."""
+    owner: dict[int, int] = {}
+    for index, block in enumerate(blocks):
+        for name, p in block.named_parameters():
+            if owner.setdefault(id(p), index) != index:
+                raise UserError(
+                    f"parallel.strategy={layout.strategy}: layers {owner[id(p)]} and {index} share {name}, and are "
+                    "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
+                )
+    for name, p in model.named_parameters():
+        if not p.ndim:
+            raise UserError(
+                f"parallel.strategy={layout.strategy}: {name} is a single number and cannot be divided; "
+                "make it of shape [1]"
+            )
+
+
+class _TimedGather(DefaultAllGather):
+    """On a CPU nothing else is done while a layer is gathered."""
+
+    def __init__(self, flights: Flights) -> None:
+        self.flights = flights
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        started = self.flights.now()
+        work = super().__call__(*args, **options)
+        self.flights.waited(started)
+        return work
+
+
+class _TimedScatter(DefaultReduceScatter):
+    def __init__(self, flights: Flights) -> None:
+        self.flights = flights
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        started = self.flights.now()
+        work = super().__call__(*args, **options)
+        self.flights.waited(started)
+        return work

@@ -1,0 +1,114 @@
+"""Models that train alone and are joined now and then: local SGD and DiLoCo.
+
+Each rank updates its own model with its own share of the batch. Every `parallel.local_steps` steps, and before every
+evaluation and checkpoint, the models become one again:
+
+    local_sgd   the mean of all models
+    diloco      the last common model, moved towards that mean by an outer optimiser: SGD with Nesterov momentum
+                (Douillard et al., 2023)
+
+Between two joins nothing is sent but a few numbers for the log. The optimisers' moments stay each rank's own; before a
+checkpoint they are averaged, on all ranks, so that a resumed run finds what the run that goes on has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.measuring.timers import Flights
+
+OUTER_LR = 0.7
+OUTER_MOMENTUM = 0.9
+"""Both as the authors of DiLoCo chose them."""
+AT_ONCE_BYTES = 25_000_000
+
+
+class Local:
+    """The models of all ranks: apart between two joins, one after each."""
+
+    entry = "outer"
+    hook: Callable[..., torch.futures.Future[Tensor]] | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int,
+        flights: Flights,
+        outer: bool,
+        lr: float = OUTER_LR,
+        momentum: float = OUTER_MOMENTUM,
+    ) -> None:
+        """`outer`: DiLoCo. All ranks begin with the main rank's model."""
+        self.every, self.flights, self.lr, self.momentum = every, flights, lr, momentum
+        self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        self.alone = dist.is_initialized()
+        if self.alone:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+        self.anchor = {name: p.clone() for name, p in self.params.items()} if outer else {}
+        """The last common model."""
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.anchor.items()}
+        self._joined_at = -1
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"anchor": self.anchor, "velocity": self.velocity} if self.anchor else {}
+
+    def join(self, step: int, now: bool) -> None:
+        """Make the models one where that is due, and once after a step however often it is asked for."""
+        if step == self._joined_at or not (now or step % self.every == 0):
+            return
+        self._joined_at = step
+        started = self.flights.now()
+        average(self.params.values())
+        self.flights.waited(started)
+        if self.anchor:
+            self._outer_step()
+
+    @torch.no_grad()
+    def _outer_step(self) -> None:
+        """The way from the mean back to the last common model is the gradient of the outer optimiser."""
+        params, anchors, velocities = (list(d.values()) for d in (self.params, self.anchor, self.velocity))
+        gradients = torch._foreach_sub(anchors, params)
+        torch._foreach_mul_(velocities, self.momentum)
+        torch._foreach_add_(velocities, gradients)
+        torch._foreach_add_(gradients, velocities, alpha=self.momentum)
+        torch._foreach_add_(anchors, gradients, alpha=-self.lr)
+        torch._foreach_copy_(params, anchors)
+
+    def settle(self, moments: Iterable[Tensor]) -> None:
+        """The moments of the ranks' optimisers become their mean."""
+        average(moments)
+
+
+@torch.no_grad()
+def average(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks; the same bits on all of them."""
+    if not dist.is_initialized():
+        return
+    for chunk in _chunks(tensors):
+        flat = torch.cat([t.reshape(-1) for t in chunk])
+        dist.all_reduce(flat)
+        spread(flat.div_(dist.get_world_size()), chunk)
+
+
+def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the parts of a flat tensor to where they belong."""
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def _chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type, as many as are sent at once."""
+    chunk: list[Tensor] = []
+    for tensor in tensors:
+        alike = not chunk or (tensor.dtype, tensor.device) == (chunk[0].dtype, chunk[0].device)
+        if not alike or sum(t.nbytes for t in chunk) >= AT_ONCE_BYTES:
+            yield chunk
+            chunk = []
+        chunk.append(tensor)
+    if chunk:
+        yield chunk

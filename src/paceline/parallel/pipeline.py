@@ -1,0 +1,166 @@
+"""Pipeline parallelism: each rank holds some consecutive layers, and passes of a step follow each other through them.
+
+The order of passes is torch's (`torch.distributed.pipelining`). Here: where to cut, what a step is, and evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from paceline.errors import UserError
+from paceline.layout import LOOPED, Layout
+from paceline.workload import Workload
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MOST_AXES = 4
+
+
+def cut(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
+    """Divide layers into consecutive parts, none empty, so that the dearest part is as cheap as can be.
+
+    The first part also bears the cost `before`, the last the cost `after`.
+    """
+    assert len(costs) >= parts, "fewer layers than stages"
+
+    def greedy(limit: float) -> list[range] | None:
+        found, begin = [], 0
+        for part in range(parts):
+            spent, end = before if part == 0 else 0.0, begin
+            most = len(costs) - (parts - part - 1)
+            extra = after if part == parts - 1 else 0.0
+            while end < most and (end == begin or spent + costs[end] + extra <= limit):
+                spent += costs[end]
+                end += 1
+            if spent + extra > limit:
+                return None
+            found.append(range(begin, end))
+            begin = end
+        return found if begin == len(costs) else None
+
+    sums = {sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)}
+    limits = sorted({s + extra for s in sums for extra in (0.0, before, after, before + after)})
+    return next(found for limit in limits if (found := greedy(limit * (1 + 1e-9))) is not None)
+
+
+def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int) -> dict[int, nn.Module]:
+    """The stages that a rank holds, by their index; the stages are cut by what their layers cost."""
+    before, costs, after = workload.costs(model)
+    if len(costs) < layout.stages:
+        most = len(costs) * layout.pipeline // layout.stages
+        raise UserError(
+            f"parallel.pipeline={layout.pipeline} with parallel.schedule={layout.schedule} makes {layout.stages} "
+            f"stages, but the model has {len(costs)} layers; use parallel.pipeline={most} or fewer"
+        )
+    stages = [workload.stage(model, layers) for layers in cut(costs, before, after, layout.stages)]
+    held: dict[int, int] = {}
+    for index, stage in enumerate(stages):
+        for name, p in stage.named_parameters():
+            if held.setdefault(id(p), index) != index:
+                raise UserError(
+                    f"parallel.pipeline={layout.pipeline}: {name} is part of stage {held[id(p)]} and of stage {index}, "
+                    "which would each train a copy of it; untie it, or use parallel.pipeline=1"
+                )
+    return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
+
+
+class Pipeline(nn.Module):
+    """The stages of one rank, run with those of the others; called like the model to evaluate, by `step` to train."""
+
+    def __init__(
+        self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, passes: int
+    ) -> None:
+        super().__init__()
+        self.stages, self.count, self.device = stages, layout.stages, device
+        self.group = mesh["pipeline"].get_group()
+        self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline
+        self.first, self.last = 0 in stages, layout.stages - 1 in stages
+        self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output
+        built = [
+            PipelineStage(stage, index, layout.stages, device, group=self.group) for index, stage in stages.items()
+        ]
+        self.schedule = SCHEDULES[layout.schedule](
+            built if layout.schedule in LOOPED else built[0],
+            passes,
+            loss_fn=lambda output, index: self._loss(output, index),
+            scale_grads=False,
+        )
+
+    def train(self, mode: bool = True) -> Pipeline:
+        for stage in self.stages.values():
+            stage.train(mode)
+        return super().train(mode)
+
+    def step(self, first: Tensor, every: dict[str, Tensor], loss: Callable[[Tensor, int], Tensor], passes: int) -> None:
+        """Forward and backward of all passes. `first` goes to the first stage, `every` to all that this rank holds.
+
+        On the last stage, `loss` turns the output of pass i into what is to be made smaller.
+        """
+        self._loss = lambda output, index: loss(output, int(index[0]))
+        rows = len(first) // passes
+        inputs = (first,) if self.first else ()
+        indices = torch.arange(passes).repeat_interleave(rows)
+        options: dict[str, Any] = {"target": indices, "losses": []} if self.last else {}
+        self.schedule.step(*inputs, **options, **every, return_outputs=False)
+
+    def forward(self, first: Tensor, **every: Tensor) -> Tensor:
+        """The output of the last stage, on every rank. Ranks wait for each other: use it to evaluate."""
+        x = first
+        for index in range(self.count):
+            source, here = (index - 1) % self.ranks, index % self.ranks
+            if here != self.rank:
+                continue
+            if index and source != self.rank:
+                x = self._receive(source)
+            x = self.stages[index](x, **every)
+            if index + 1 < self.count and (index + 1) % self.ranks != self.rank:
+                self._send(x, (index + 1) % self.ranks)
+        return self._from_last(x)
+
+    def _send(self, x: Tensor, to: int) -> None:
+        dist.send(_described(x).to(self.device), group=self.group, group_dst=to)
+        dist.send(x.contiguous(), group=self.group, group_dst=to)
+
+    def _receive(self, source: int) -> Tensor:
+        head = torch.empty(MOST_AXES + 2, dtype=torch.int64, device=self.device)
+        dist.recv(head, group=self.group, group_src=source)
+        x = _empty(head, self.device)
+        dist.recv(x, group=self.group, group_src=source)
+        return x
+
+    def _from_last(self, x: Tensor) -> Tensor:
+        last = (self.count - 1) % self.ranks
+        head = _described(x).to(self.device)
+        dist.broadcast(head, group=self.group, group_src=last)
+        x = x.contiguous() if self.rank == last else _empty(head, self.device)
+        dist.broadcast(x, group=self.group, group_src=last)
+        return x
+
+
+def _described(x: Tensor) -> Tensor:
+    """Type and shape of a tensor, as a tensor of fixed size."""
+    shape = [*x.shape, *[0] * (MOST_AXES - x.ndim)]
+    return torch.tensor([TYPES.index(x.dtype) if x.dtype in TYPES else -1, x.ndim, *shape])
+
+
+def _empty(head: Tensor, device: torch.device) -> Tensor:
+    kind, axes, *shape = head.tolist()
+    return torch.empty(shape[:axes], dtype=TYPES[kind], device=device)

@@ -1,0 +1,98 @@
+"""Tensor parallelism: matrix products divided over ranks, by the workload's table of shard rules, over DTensor.
+
+| rule | what is divided | with `sequence` |
+|---|---|---|
+| column | rows of the weight, so columns of the output | |
+| row | columns of the weight; outputs are summed | summed into parts of the sequence |
+| gather | nothing: the input of a group of columns, so that its gradients are summed once | parts become whole |
+| sequence | nothing | works on a part of the sequence |
+| vocabulary | rows of an embedding or of a head that computes its own loss | as for row and gather |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from paceline.errors import UserError
+
+RULES = ("column", "row", "gather", "sequence", "vocabulary")
+ALONG = 1
+"""The axis of positions in (samples, positions, features)."""
+
+
+def divide(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequence: bool) -> nn.Module:
+    """Apply the table; patterns may hold `*`. Modules that no pattern names stay whole on every rank."""
+    plan = {}
+    for name, module in model.named_modules():
+        rule = next((rule for pattern, rule in rules.items() if fnmatchcase(name, pattern)), None)
+        if rule is None and sequence and next(module.parameters(recurse=False), None) is not None:
+            raise UserError(
+                f"parallel.sequence=true: no shard rule names {name!r}, whose weights would see a part of the sequence "
+                f"and not learn of the rest; add  {name!r}: 'sequence'  to shard_rules, or use parallel.sequence=false"
+            )
+        if rule is not None and (style := _style(rule, module, sequence)) is not None:
+            plan[name] = style
+    return parallelize_module(model, mesh, plan)
+
+
+def _style(rule: str, module: nn.Module, sequence: bool) -> ParallelStyle | None:
+    outside: Placement = Shard(ALONG) if sequence else Replicate()
+    match rule:
+        case "column":
+            return ColwiseParallel()
+        case "row":
+            return RowwiseParallel(output_layouts=outside)
+        case "gather":
+            return PrepareModuleInput(
+                input_layouts=(outside,), desired_input_layouts=(Replicate(),), use_local_output=False
+            )
+        case "sequence":
+            return SequenceParallel(sequence_dim=ALONG, use_local_output=True) if sequence else None
+        case "vocabulary" if isinstance(module, nn.Embedding):
+            return RowwiseParallel(input_layouts=Replicate(), output_layouts=outside)
+        case "vocabulary":
+            return _VocabularyHead(outside)
+    raise UserError(f"workload: the shard rule {rule!r} is not known; use one of {', '.join(RULES)}")
+
+
+class _VocabularyHead(ParallelStyle):
+    """A head of which each rank has some rows of the vocabulary; the loss is the same on all."""
+
+    def __init__(self, outside: Placement) -> None:
+        super().__init__()
+        self.outside = outside
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        from paceline.workloads.chunked_loss import chunked_losses, vocabulary_rows
+
+        group, ranks, rank = device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank()
+
+        def losses(x_BSD: Tensor, weight_VD: Any, targets_BS: Tensor) -> Tensor:
+            first, _ = vocabulary_rows(weight_VD.shape[0], ranks, rank)
+            return chunked_losses(x_BSD, weight_VD.to_local(), targets_BS, group=group, first=first)
+
+        def gathered(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            x = DTensor.from_local(inputs[0], device_mesh, [self.outside], run_check=False)
+            return x.redistribute(placements=[Replicate()]).to_local(), *inputs[1:]
+
+        if isinstance(weight := module.weight, nn.Parameter):
+            shared = distribute_tensor(weight.data, device_mesh, [Shard(0)], src_data_rank=None)
+            module.weight = nn.Parameter(shared)
+        module.losses = losses
+        if self.outside != Replicate():
+            module.register_forward_pre_hook(gathered)
+        return module

@@ -1,0 +1,226 @@
+"""The shape of a user's own model, measured on fake tensors: the real code runs, but nothing is stored or multiplied.
+
+One pass forward and backward over a small batch is watched: products with their sides, element-wise traffic, kernels,
+and what autograd keeps. A second, larger batch tells what grows with the samples from what does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from paceline.errors import UserError
+from paceline.planning.shape import LAUNCHES_PER_OPERATION, Block, Matmul
+from paceline.planning.subject import Subject, numbers_of, steps_of
+from paceline.spec import RunSpec
+from paceline.workload import one_line, samples_of, workload_of
+
+BATCHES = (4, 8)
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
+VIEWS = {"view", "t", "transpose", "expand", "permute", "reshape", "slice", "select", "detach", "unsqueeze", "squeeze"}
+VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_strided", "empty", "sym_size"}
+
+
+@dataclass
+class Seen:
+    """What one region of a model did in a forward pass."""
+
+    products: list[tuple[float, int, int]] = field(default_factory=list)
+    """(rows, inner, outer)."""
+    moved: float = 0.0
+    saved: float = 0.0
+    kernels: int = 0
+
+
+class _Watch(TorchDispatchMode):
+    """Counts what is dispatched, by the region at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"layer": Seen(), "rest": Seen()}
+        self.region = "rest"
+        self.counting = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.counting and func.namespace == "aten":
+            self._count(func.overloadpacket.__name__, args, out)
+        return out
+
+    def _count(self, name: str, args: Any, out: Any) -> None:
+        if name in VIEWS:
+            return
+        seen = self.seen[self.region]
+        tensors = [leaf for leaf in (*tree_leaves(args), *tree_leaves(out)) if isinstance(leaf, Tensor)]
+        seen.kernels += 1
+        if name in PRODUCTS:
+            seen.products += _sides(name, args, out)
+        elif "attention" in name:
+            seen.products += _attention(args)
+        elif name == "embedding":
+            seen.moved += 2 * out.numel()
+        else:
+            seen.moved += sum(t.numel() for t in tensors)
+
+
+def _sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
+    if name == "convolution":
+        weight = args[1]
+        inner = weight[0].numel()
+        return [(out.numel() / weight.shape[0], inner, weight.shape[0])]
+    left, right = (args[1], args[2]) if name in ("addmm", "baddbmm") else (args[0], args[1])
+    batch = left.shape[0] if left.ndim == 3 else 1
+    return [(float(batch * left.shape[-2]), left.shape[-1], right.shape[-1])]
+
+
+def _attention(args: Any) -> list[tuple[float, int, int]]:
+    q, k = args[0], args[1]
+    rows = float(q.numel() // q.shape[-1])
+    return [(rows, q.shape[-1], k.shape[-2]), (rows, k.shape[-2], q.shape[-1])]
+
+
+@dataclass(frozen=True)
+class Pass:
+    layer: Seen
+    rest: Seen
+
+
+def measured(spec: RunSpec, samples: int | None = None) -> Subject:
+    """The subject of a run file whose workload is the user's own."""
+    workload = workload_of(spec)
+    workload.prepare(lambda text: None)
+    data = samples_of(workload)
+    count = len(data)
+    sizes = [min(size, count) for size in BATCHES]
+    keys = np.zeros(max(sizes), np.int64)
+    costs = np.asarray(data.cost(np.arange(min(count, 1000))), dtype=float)
+    ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in sizes]  # of middling length
+    batches = [data.batch(np.sort(chosen), keys[: len(chosen)]) for chosen in ids]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with mode:
+            model = workload.model()
+        passes = [_watched(mode, model, workload, batch) for batch in batches]
+    except Exception as error:
+        raise UserError(
+            f"workload: {spec.workload} cannot be built on fake tensors, which is how a plan sees its shape without "
+            f"memory: {one_line(error)}"
+        ) from None
+    layers = workload.blocks(model)
+    repeat = max(1, len(layers))
+    inside = sum(p.numel() for layer in layers for p in layer.parameters())
+    total = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    blocks = _blocks(passes, sizes, repeat, inside, total)
+    sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
+    return Subject(
+        name=spec.name,
+        workload=type(workload).__name__,
+        blocks=blocks,
+        global_batch=spec.train.global_batch,
+        numbers=numbers_of(spec),
+        steps=steps_of(spec, samples or count),
+        samples=samples or count,
+        unit=workload.unit or "samples",
+        units_per_sample=float(costs.mean()) if workload.unit else 1.0,
+        sample_bytes=float(sample_bytes),
+        recomputes=bool(layers),
+        longest_ratio=float(costs.max() / costs.mean()) if costs.mean() else 1.0,
+        varies=float(costs.std() / costs.mean()) if costs.mean() else 0.0,
+        assumptions=(f"shape measured on fake tensors, {total:,} parameters",),
+    )
+
+
+def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) -> Pass:
+    """One forward pass, seen by region; what autograd keeps is counted once per storage, without the weights."""
+    watch = _Watch()
+    own = {id(p) for p in model.parameters()}
+    kept: set[int] = set()
+
+    def keep(tensor: Tensor) -> Tensor:
+        place = id(tensor.untyped_storage()) if isinstance(tensor, FakeTensor) else id(tensor)
+        if id(tensor) not in own and place not in kept:
+            kept.add(place)
+            watch.seen[watch.region].saved += tensor.numel()
+        return tensor
+
+    with mode:
+        fake = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with _regions(workload.blocks(model), watch), watch, hooks:
+            total, _ = workload.loss(model, fake)
+            watch.counting = False
+        total.backward()
+    return Pass(watch.seen["layer"], watch.seen["rest"])
+
+
+@contextmanager
+def _regions(layers: list[nn.Module], watch: _Watch) -> Iterator[None]:
+    """Says which region is at work: inside a repeated layer, or elsewhere."""
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        watch.region = "layer"
+
+    def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        watch.region = "rest"
+
+    handles = []
+    for layer in layers:
+        handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _blocks(passes: list[Pass], sizes: list[int], repeat: int, inside: int, total: int) -> tuple[Block, ...]:
+    layer = [one.layer for one in passes]
+    rest = [one.rest for one in passes]
+    middle = _block("layer", repeat, inside / repeat, layer, sizes)
+    ends = _block("rest", 1, float(total - inside), rest, sizes)
+    if not inside:  # nothing is repeated: the whole is one layer
+        middle = _block("layer", 1, float(total), rest, sizes)
+        ends = _block("rest", 1, 0.0, [Seen(), Seen()], sizes)
+    empty = Block("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0)
+    return (empty, middle, ends)
+
+
+def _block(name: str, repeat: int, params: float, seen: list[Seen], sizes: list[int]) -> Block:
+    """One of `repeat` equal blocks, per sample: the difference of the two batches over that of their sizes."""
+    small, large = seen[0], seen[-1]
+    more = sizes[-1] - sizes[0] or 1
+    first = 0 if more == 1 and sizes[-1] == sizes[0] else 1
+
+    def each(a: float, b: float) -> float:
+        grown = (b - a) / more if first else b / sizes[-1]
+        return max(0.0, grown) / repeat
+
+    if len(small.products) == len(large.products):
+        pairs = zip(small.products, large.products, strict=True)
+        sides = [(each(a[0], b[0]) * repeat, b[1], b[2]) for a, b in pairs]
+    else:
+        sides = [(m / sizes[-1], k, n) for m, k, n in large.products]
+    share = max(1, len(sides) // repeat)
+    saved = each(small.saved, large.saved)
+    products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
+    return Block(
+        name=name,
+        repeat=repeat,
+        params=params,
+        matmuls=products,
+        attention=None,
+        moved_elements=each(small.moved, large.moved),
+        saved_split_elements=0.0,
+        saved_whole_elements=saved,
+        edge_elements=products[0].rows * products[0].inner if products else saved,
+        kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
+    )

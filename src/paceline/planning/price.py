@@ -1,0 +1,159 @@
+"""The price of one layout: the object that the runtime applies, put on a cluster, with its time and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+from paceline.layout import LOOPED, Layout
+from paceline.planning.memory import Memory, memory
+from paceline.planning.site import Where
+from paceline.planning.spread import Kernels, Recompute, Reduce, Schedule, Spread
+from paceline.planning.steptime import StepTime, step_time
+from paceline.planning.subject import Subject
+
+ZERO = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
+MEMORY_BAND = 0.13
+"""Relative error within which four in five published figures lie, everything by the same people left out of the fit."""
+TERMS = {
+    "weights_bytes": "weights",
+    "gradients_bytes": "gradients",
+    "states_bytes": "optimiser states",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits",
+    "gathered_bytes": "gathered layers",
+    "buffers_bytes": "flat buffers",
+    "lost_bytes": "lost to fragments",
+    "context_bytes": "driver, libraries",
+}
+"""The terms of the memory of a device, for people."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How plain data-parallel ranks are kept together: part of the run file, but not of the layout."""
+
+    reduce: Reduce = "exact"
+    local_steps: int = 8
+
+
+EXACT = Ways()
+
+
+@dataclass(frozen=True)
+class Price:
+    """A layout on as many devices as it has ranks."""
+
+    layout: Layout
+    where: Where
+    time: StepTime
+    memory: Memory
+    passes: int
+    global_batch: int
+
+    @property
+    def step_s(self) -> float:
+        return self.time.step_s
+
+    @property
+    def samples_s(self) -> float:
+        return self.global_batch / self.step_s
+
+    @property
+    def capacity_bytes(self) -> float:
+        return self.where.cluster.device.memory_bytes
+
+    @property
+    def over_bytes(self) -> float:
+        """How much the memory is missed by; below 0 where there is room."""
+        return self.memory.total_bytes - self.capacity_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.over_bytes <= 0
+
+    @property
+    def tight(self) -> bool:
+        """Fits, but not with the error of the estimate added."""
+        return self.fits and self.memory.total_bytes * (1 + MEMORY_BAND) > self.capacity_bytes
+
+    @property
+    def compute_over_comm(self) -> float:
+        """R: time of the arithmetic over time that collectives are in flight."""
+        return self.time.compute_s / self.time.comm_s if self.time.comm_s else float("inf")
+
+    def largest_term(self) -> str:
+        name = max(TERMS, key=lambda term: float(getattr(self.memory, term)))
+        return TERMS[name]
+
+    def as_json(self) -> dict[str, Any]:
+        """Every term, by its name with its unit."""
+        layout = {f.name: getattr(self.layout, f.name) for f in fields(self.layout)}
+        time = {f.name: getattr(self.time, f.name) for f in fields(self.time)} | {"step_s": self.step_s}
+        terms = {f.name: getattr(self.memory, f.name) for f in fields(self.memory)}
+        return {
+            "layout": {**layout, "ranks": self.layout.ranks, "passes": self.passes},
+            "time": time,
+            "memory": {**terms, "total_bytes": self.memory.total_bytes, "capacity_bytes": self.capacity_bytes},
+            "samples_s": self.samples_s,
+            "compute_over_comm": self.compute_over_comm,
+            "fits": self.fits,
+            "tight": self.tight,
+        }
+
+
+def spread_of(layout: Layout, kernels: Kernels = "eager", ways: Ways = EXACT) -> Spread:
+    """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
+    passes = layout.passes(layout.global_batch)
+    zero = ZERO.get(layout.strategy, 0)
+    looped = layout.schedule in LOOPED and layout.pipeline > 1
+    joined = ways.reduce in ("local_sgd", "diloco")
+    return Spread(
+        replicate=layout.replicate,
+        shard=layout.shard,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        micro_batch=-(-layout.global_batch // layout.data) / passes,
+        accumulate=passes,
+        zero=zero,
+        recompute=cast(Recompute, layout.checkpointing),
+        sequence_parallel=layout.sequence,
+        chunks=2 if looped else 1,
+        kernels=kernels,
+        offload=layout.offload,
+        offload_weights=layout.offload and zero == 3,
+        schedule=cast(Schedule, layout.schedule),
+        keeps_casts=zero == 3,
+        fused_update=True,
+        reduce=ways.reduce,
+        local_steps=ways.local_steps if joined else 1,
+    )
+
+
+def memory_of(subject: Subject, layout: Layout, where: Where, spread: Spread | None = None) -> Memory:
+    """Of the fullest device, with the longest samples in one pass."""
+    spread = spread or spread_of(layout)
+    fullest = replace(spread, micro_batch=spread.micro_batch * subject.fullest(spread.micro_batch))
+    found = memory(subject.blocks, fullest, subject.numbers, where.physics)
+    if spread.zero == 2:  # weights stay gathered, beside the shard that the update works on
+        found = replace(found, gathered_bytes=found.gathered_bytes + found.weights_bytes / spread.shard)
+    return found
+
+
+def price(subject: Subject, layout: Layout, where: Where, ways: Ways = EXACT) -> Price:
+    device, numbers = where.cluster.device, subject.numbers
+    half_on_gpu = numbers.element_bytes == 2 and not device.synchronous
+    kernels: Kernels = "compiled" if subject.records and half_on_gpu and layout.ranks == 1 else "eager"
+    spread = spread_of(layout, kernels, ways)
+    blocks = subject.launched(spread.micro_batch, half_on_gpu)
+    time = step_time(blocks, spread, where.cluster, numbers, where.physics)
+    read_s = spread.micro_batch * spread.accumulate * subject.sample_bytes / where.physics.input_bytes_s
+    time = replace(time, data_s=max(0.0, read_s - time.step_s))  # batches are made ahead, beside the step
+    return Price(
+        layout=layout,
+        where=where,
+        time=time,
+        memory=memory_of(subject, layout, where, spread),
+        passes=spread.accumulate,
+        global_batch=layout.global_batch,
+    )

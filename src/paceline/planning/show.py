@@ -1,0 +1,279 @@
+"""A plan on a terminal: what fits in 100 columns and is read from top to bottom."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.planning.candidates import Refused, family_name
+from paceline.planning.money import Row
+from paceline.planning.plan import Plan
+from paceline.planning.price import MEMORY_BAND, TERMS, Price
+from paceline.planning.search import Found
+from paceline.record.units import number, percent, size
+
+MOST_CANDIDATES = 6
+MOST_REFUSED = 4
+TIMES = {
+    "data_s": "waiting for input",
+    "compute_s": "forward and backward",
+    "exposed_s": "communication not hidden",
+    "bubble_s": "idle pipeline stages",
+    "update_s": "the optimiser",
+    "overhead_s": "launches around it",
+    "offload_s": "to the host and back",
+    "waiting_s": "for the slowest rank",
+}
+TEXT_COLUMNS = 98
+ROOMY = 20
+"""Characters of a layout's name that leave two spaces between columns."""
+
+
+def show(plan: Plan) -> Iterator[Any]:
+    """What to print, part by part, for rich."""
+    yield from _head(plan)
+    yield ""
+    if plan.rows:
+        yield _devices(plan)
+    yield from _not_possible(plan)
+    if plan.rows:
+        yield from _below_devices(plan)
+    chosen = plan.chosen
+    for found in (chosen.found,) if chosen else plan.out[-1:]:
+        yield ""
+        if found.prices:
+            yield _layouts(found.devices, found.prices, chosen.price if chosen else None)
+        yield from _refused(found)
+    if chosen is not None:
+        yield from _wrapped(chosen.found.usual, "  ")
+        yield ""
+        yield _terms(chosen.price)
+    yield ""
+    for line in plan.advice:
+        yield from _wrapped(line, "→ ")
+    yield from _apply(plan)
+
+
+def _wrapped(text: str, mark: str) -> Iterator[str]:
+    """A sentence in lines of the table's width; a space before % and a unit is kept on its line."""
+    kept = re.sub(r"(?<=\d) (?=[%a-zA-Z]{1,3}\b|%)", "\u00a0", text)
+    for place, line in enumerate(textwrap.wrap(kept, TEXT_COLUMNS - len(mark), break_on_hyphens=False)):
+        yield (mark if place == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    subject, site = plan.subject, plan.site
+    where = site.whole
+    each = f" × {number(subject.units_per_sample, 3)} {subject.unit}" if subject.unit != "samples" else ""
+    yield (
+        f"{plan.spec.name}: {_count(subject.params)} parameters, batch {subject.global_batch:,}{each}, "
+        f"{plan.spec.train.precision}" + (f", {subject.steps:,} steps" if subject.steps else "")
+    )
+    links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
+    network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
+    price = f"{plan.usd_per_device_hour:g} USD per device and hour" if plan.usd_per_device_hour is not None else ""
+    shape = f"{where.nodes} × {where.per_node} × {where.device.name}" if where.nodes > 1 else ""
+    shape = shape or f"{where.per_node} × {where.device.name}"
+    if site.shared:
+        shape = f"this machine, {where.device.name} shared by up to {where.devices} ranks"
+    yield from _wrapped(", ".join(part for part in (f"{site.name} = {shape}", links, network, price) if part), "")
+    if site.calibrated:
+        calibration = site.calibration
+        assert calibration is not None
+        yield f"calibrated on {calibration.host}, {calibration.date}: {site.calibrated}"
+    elif site.shared:
+        yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
+    if words := plan.limits.words():
+        yield f"as the run file insists: {words}"
+    for text in subject.assumptions:
+        yield f"assumed: {text}"
+
+
+def _table(*columns: str, left: int = 1, longest: int = 0) -> Any:
+    """A table without lines; narrower between the columns where `longest`, the longest name in it, needs the room."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1 if longest > ROOMY else 2, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < left else "right", no_wrap=True)
+    return table
+
+
+def _devices(plan: Plan) -> Any:
+    columns = ["", "devices", "layout", "step", "speed-up", "eff.", "comp/comm", "hours", "device-h", "kWh"]
+    priced = plan.usd_per_device_hour is not None
+    longest = max(len(family_name(row.price.layout)) for row in plan.rows)
+    table = _table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
+    for row in plan.rows:
+        mark = "✓" if row is plan.chosen else " "
+        cells = [
+            mark,
+            f"{row.devices:,}",
+            family_name(row.price.layout) + (" *" if row.price.layout.offload else ""),
+            _short(row.price.step_s),
+            _times(row.speedup),
+            percent(row.efficiency),
+            _ratio(row.price.compute_over_comm),
+            _amount(row.hours),
+            _amount(row.device_hours),
+            _amount(row.energy_kwh),
+        ]
+        if priced:
+            cells.append(_amount(row.cost_usd))
+        table.add_row(*cells, style="bold" if row is plan.chosen else "")
+    return table
+
+
+def _not_possible(plan: Plan) -> Iterator[str]:
+    """Numbers of devices without a row, and why."""
+    for found in plan.out:
+        why = min(found.refused, key=lambda r: r.over_bytes or 1e30, default=None)
+        text = f"{why.family}: {why.reason}" if why else f"no layout has {plan.limits.words()}"
+        yield from _wrapped(f"{found.devices:,}: {text}", "✗  ")
+    for refused in plan.impossible:
+        yield from _wrapped(f"{refused.devices:,}: {refused.reason}", "✗  ")
+
+
+def _below_devices(plan: Plan) -> Iterator[str]:
+    if any(row.price.layout.offload for row in plan.rows):
+        yield "* states in host memory"
+    if len(plan.rows) < 2 or plan.cheapest is None or plan.fastest is None:
+        return
+    parts = [f"cheapest {_who(plan.cheapest)}", f"fastest {_who(plan.fastest)}"]
+    if plan.cheapest is plan.fastest:
+        parts = [f"cheapest and fastest {_who(plan.fastest)}"]
+    if plan.break_even:
+        parts.append(f"{plan.break_even} devices beat one")
+        if plan.pays_until and plan.pays_until < plan.rows[-1].devices:
+            parts.append(f"beyond {plan.pays_until:,} a doubling adds less than a fifth")
+    else:
+        parts.append("no number of devices beats one")
+    yield from _wrapped(", ".join(parts), "")
+    ceilings = plan.ceilings
+    serial = ceilings.serial_share
+    share = f"{percent(serial) if serial >= 0.1 else f'{100 * serial:.2g} %'} serial"
+    amdahl = f"{_times(ceilings.amdahl)} by Amdahl ({share})" if ceilings.amdahl else ""
+    comm = f"{_times(ceilings.communication)} by communication" if ceilings.communication else ""
+    if amdahl or comm:
+        yield "limits of the speed-up with this batch: " + ", ".join(part for part in (amdahl, comm) if part)
+    if not plan.alone_fits:
+        yield "speed-ups are over one device with enough memory"
+
+
+def _who(row: Row) -> str:
+    cost = f", {_amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
+    hours = f" ({_amount(row.hours)} h{cost})" if row.hours is not None else ""
+    return f"{row.devices:,}{hours}"
+
+
+def _layouts(devices: int, prices: tuple[Price, ...], chosen: Price | None) -> Any:
+    """Layouts that fit on the chosen number of devices, fastest first."""
+    title = f"layouts on {devices:,}"
+    shown = list(prices[:MOST_CANDIDATES])
+    if chosen is not None and chosen not in shown:
+        shown[-1] = chosen
+    longest = max(len(family_name(p.layout)) for p in shown)
+    columns = ("", title, "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of")
+    table = _table(*columns, left=2, longest=longest)
+    for p in shown:
+        offloaded = " *" if p.layout.offload else ""
+        table.add_row(
+            "✓" if p is chosen else " ",
+            family_name(p.layout) + offloaded,
+            f"{p.layout.micro_batch:,}",
+            f"{p.passes:,}",
+            p.layout.checkpointing,
+            _short(p.step_s),
+            _short(p.time.comm_s) if p.time.comm_s else "-",
+            _short(p.time.exposed_s) if p.time.exposed_s else "-",
+            size(p.memory.total_bytes) + (" !" if p.tight else ""),
+            size(p.capacity_bytes),
+            style="bold" if p is chosen else "",
+        )
+    return table
+
+
+def _refused(found: Found) -> Iterator[str]:
+    """Why others are not in the table."""
+    told = _telling(found.refused)
+    for r in told:
+        yield f"✗  {r.family}: {r.reason}"
+    slower, impossible = max(0, len(found.prices) - MOST_CANDIDATES), len(found.refused) - len(told)
+    more = [f"{slower} slower"] * (slower > 0) + [f"{impossible} impossible"] * (impossible > 0)
+    if more:
+        yield f"   … {' and '.join(more)} more, with every term, by  --json"
+
+
+def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
+    """A few reasons of different kinds: the plainest layouts first."""
+    kinds: dict[str, Refused] = {}
+    for r in sorted(refused, key=lambda r: (r.family.count("+"), "pipeline" in r.family, "tensor" in r.family)):
+        words = [w for w in r.reason.split() if not w[0].isdigit()]
+        kinds.setdefault(" ".join(words[:2]) + ("t" if "tensor" in r.family else ""), r)
+    plain = [r for r in refused if r.family in ("single", "ddp")]
+    rest = [r for r in kinds.values() if r not in plain]
+    return [*plain, *rest][:MOST_REFUSED]
+
+
+def _terms(p: Price) -> Any:
+    """Memory and time of the chosen layout, side by side."""
+    table = _table("memory per device", "", "  time per step", "", "", left=1)
+    table.columns[2].justify = "left"
+    table.columns[4].justify = "left"
+    memory = [(words, size(value)) for name, words in TERMS.items() if (value := getattr(p.memory, name)) > 0]
+    total = p.memory.total_bytes
+    memory.append((f"total, ± {percent(MEMORY_BAND)}", size(total)))
+    memory.append(("of", size(p.capacity_bytes)))
+    if p.memory.host_bytes:
+        memory.append(("host memory", size(p.memory.host_bytes)))
+    times = [
+        (name, _short(value), words)
+        for name, words in TIMES.items()
+        if (value := getattr(p.time, name)) > 5e-4 * p.step_s or name == "compute_s"
+    ]
+    times.append(("step_s", _short(p.step_s), "the sum"))
+    if p.time.comm_s:
+        times.append(("comm_s", _short(p.time.comm_s), "in flight, hidden or not"))
+    for k in range(max(len(memory), len(times))):
+        left = memory[k] if k < len(memory) else ("", "")
+        right = times[k] if k < len(times) else ("", "", "")
+        table.add_row(*left, f"  {right[0]}", *right[1:])
+    return table
+
+
+def _apply(plan: Plan) -> Iterator[str]:
+    if plan.chosen is None:
+        return
+    words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
+    yield from _wrapped(words, "  ")
+
+
+def _short(seconds: float) -> str:
+    """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
+    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= scale * (1 if unit == "s" else 1.5):
+            return f"{number(seconds / scale, 3)} {unit}"
+    return f"{number(seconds * 1e3, 3)} ms"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}×" if ratio < 9.995 else f"{ratio:.1f}×" if ratio < 99.95 else f"{ratio:,.0f}×"
+
+
+def _ratio(value: float) -> str:
+    return "-" if value == float("inf") else f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2g}" if value < 0.095 else f"{value:.2f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def _count(n: float) -> str:
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:.0f}"

@@ -1,0 +1,161 @@
+"""Where a run would go: a cluster at any number of its devices, and the physics that hold there.
+
+Devices of a catalogue are whole and equal. The ranks of one CPU machine are not: they share its cores, its memory and
+its bandwidth, so each added rank makes the others slower. A calibration says by how much.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.planning.calibration import Calibration, read_calibration, usual_file
+from paceline.planning.hardware import LOCAL, Cluster, cluster, device
+from paceline.planning.physics import Physics
+
+MOST_LOCAL_RANKS = 4
+CORES_OF_NOMINAL = 8
+"""Of the catalogue's CPU."""
+CPU_CONTEXT_BYTES = 3.5e8
+"""A process with the libraries loaded."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """A cluster with as many devices as a layout has ranks."""
+
+    cluster: Cluster
+    physics: Physics
+
+
+@dataclass(frozen=True)
+class Site:
+    name: str
+    """As the user wrote it."""
+    whole: Cluster
+    shared: bool = False
+    """The ranks share one machine's cores."""
+    calibration: Calibration | None = None
+    calibrated: str = ""
+    """The file that the calibration came from."""
+
+    @property
+    def devices(self) -> int:
+        return self.whole.devices
+
+    def at(self, devices: int) -> Where:
+        """The site with that many devices; a number that is not possible is said."""
+        if devices < 1:
+            raise UserError(f"{devices} devices cannot train; give 1 or more")
+        if devices > self.devices and not self.shared:
+            raise UserError(f"{self.name} has {self.devices} devices, and {devices} are asked for")
+        if self.calibration is not None:
+            return Where(*self.calibration.at(devices, self.whole))
+        if not self.shared:
+            return Where(self.whole.resized(devices), _physics(self.whole))
+        kind = self.whole.device
+        part = replace(
+            kind,
+            memory_bytes=kind.memory_bytes / devices,
+            bandwidth_bytes_s=kind.bandwidth_bytes_s / devices,
+            flops_s={name: rate / devices for name, rate in kind.flops_s.items()},
+            watts=kind.watts / devices,
+        )
+        return Where(replace(self.whole, device=part, nodes=1, per_node=devices), _physics(self.whole))
+
+
+def _physics(where: Cluster) -> Physics:
+    """The fitted numbers, which are of GPUs and NCCL; for cores and gloo, what calibrations of a few machines gave."""
+    if not where.device.synchronous:
+        return Physics()
+    return replace(
+        Physics(),
+        half_tiles=0.4,
+        ragged_efficiency=1.0,
+        bandwidth_efficiency=0.8,
+        fusion=1.0,
+        launch_s=1e-6,
+        update_launches=0.0,
+        node_efficiency=0.95,
+        link_latency_s=5e-5,
+        node_latency_s=1e-4,
+        call_s=3e-4,
+        overlap=0.0,
+        context_bytes=CPU_CONTEXT_BYTES,
+        communicator_bytes=0.0,
+        bucket_bytes=0.0,
+    )
+
+
+def site_of(text: str, calibration: str | Path | None = None) -> Site:
+    """The site that `cluster` in a run file or `--cluster` names: local, a short form, or a file."""
+    if text == LOCAL:
+        return _local(calibration)
+    where = cluster(text)
+    if calibration is not None and where.device.name != LOCAL:
+        raise UserError(f"--calibration is of the machine it was made on, and {text} is another; leave one of them out")
+    if where.device.name == LOCAL:
+        found = _calibration(calibration)
+        if found is None:
+            raise UserError("there is no calibration of this machine yet; make one with  paceline calibrate")
+        return Site(text, where, shared=True, calibration=found[0], calibrated=found[1])
+    return Site(text, where)
+
+
+def _calibration(file: str | Path | None) -> tuple[Calibration, str] | None:
+    path = Path(file) if file is not None else usual_file()
+    if file is None and not path.is_file():
+        return None
+    return read_calibration(path), str(path)
+
+
+def _local(file: str | Path | None) -> Site:
+    """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
+    if (gpus := _cuda_devices()) and file is None:
+        name = _known(gpus[0])
+        if name is not None:
+            return Site(f"local ({len(gpus)}x{name})", cluster(f"1x{len(gpus)}x{name}"))
+    if (found := _calibration(file)) is not None:
+        calibration, path = found
+        return Site(LOCAL, calibration.machine(MOST_LOCAL_RANKS), True, calibration, path)
+    cores = len(os.sched_getaffinity(0))
+    nominal = device("CPU")
+    kind = replace(
+        nominal,
+        name=f"{cores} CPU cores",
+        memory_bytes=_memory_bytes() or nominal.memory_bytes,
+        flops_s={name: rate * cores / CORES_OF_NOMINAL for name, rate in nominal.flops_s.items()},
+        watts=nominal.watts * cores / CORES_OF_NOMINAL,
+    )
+    ranks = max(1, min(cores, MOST_LOCAL_RANKS))
+    return Site(LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True)
+
+
+def _memory_bytes() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError):
+        return 0.0
+
+
+def _cuda_devices() -> list[str]:
+    """Names of the NVIDIA devices of this machine, from the driver's own files: torch is slow to import."""
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            if match := re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE):
+                names.append(match[1].strip())
+        except OSError:
+            continue
+    return names
+
+
+def _known(name: str) -> str | None:
+    """A driver's name as the catalogue has it; None where it does not."""
+    try:
+        return device(name).name
+    except UserError:
+        return None

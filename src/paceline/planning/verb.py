@@ -1,0 +1,87 @@
+"""The verbs `plan` and `calibrate` as commands: words in, tables or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.planning.plan import plan
+from paceline.record.files import as_json, finite, write_json
+from paceline.spec import RunSpec
+
+MOST_NUMBERS = 64
+
+
+def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: Any) -> int:
+    found = plan(
+        spec,
+        cluster=arguments.cluster,
+        devices=numbers(arguments.devices, "--devices") if arguments.devices else (),
+        price=arguments.price,
+        samples=arguments.samples,
+        tokens=arguments.tokens,
+        calibration=arguments.calibration,
+    )
+    files: dict[str, str] = {}
+    if arguments.emit:
+        from paceline.planning.emit import launch_files
+
+        files = launch_files(found, run_file, arguments.emit, arguments.words[1:])
+    if arguments.out is not None:
+        _write(found.as_json(), files, arguments.out)
+    if arguments.json:
+        json.dump(finite(found.as_json()), sys.stdout, indent=2, ensure_ascii=False, default=as_json)
+        print()
+    elif files and arguments.out is None:
+        for name, text in files.items():
+            print(f"# ── {name}\n{text}" if len(files) > 1 else text, end="")
+    else:
+        from paceline.planning.show import show
+
+        for part in show(found):
+            console.print(part)
+        if arguments.out is not None:
+            print("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
+    return 0 if found.fits else 1
+
+
+def _write(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: {folder} cannot be a folder: {error.strerror}") from None
+    write_json(folder / "plan.json", values)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """`1,2,4` as numbers."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.lstrip("-").isdecimal() for word in words):
+        raise UserError(f"{option}: {text!r} is not a list of numbers; write it as  {option} 1,2,4")
+    if len(words) > MOST_NUMBERS:
+        raise UserError(f"{option}: {len(words)} numbers are too many; give at most {MOST_NUMBERS}")
+    return [int(word) for word in words]
+
+
+def calibrate(arguments: argparse.Namespace, console: Any) -> int:
+    from paceline.planning.calibrate import measure, table
+    from paceline.planning.calibration import usual_file
+
+    ranks = numbers(arguments.ranks, "--ranks")
+    if min(ranks) < 1 or max(ranks) > 64:
+        raise UserError(f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64")
+    path = arguments.out or usual_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.threads < 0:
+        raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
+    found = measure(sorted(set(ranks)), lambda text: print(text, file=sys.stderr), arguments.threads)
+    write_json(path, found)
+    console.print(table(path))
+    console.print(f"written: {path}; plans for cluster: local use it")
+    return 0

@@ -1,0 +1,217 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const printing = window.matchMedia("print");
+  let chosen = null;
+  let charts = [];
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
+  const series = (i) => colour("s" + (i % 8));
+  const faded = (hex, alpha) => hex + Math.round(255 * alpha).toString(16).padStart(2, "0");
+  const short = (v) => Math.abs(v) >= 1e4 || (v && Math.abs(v) < 1e-3) ? v.toExponential(1) : +v.toPrecision(4);
+  const xy = (points) => points.map(([x, y]) => ({ x, y }));
+
+  function axis(title, more) {
+    return Object.assign({
+      title: { display: true, text: title, color: colour("faint") },
+      grid: { color: colour("line") }, border: { color: colour("line") },
+      ticks: { color: colour("faint"), maxRotation: 0, callback: (v) => short(v) },
+    }, more);
+  }
+
+  function options(x, y, tooltip, more) {
+    return Object.assign({
+      animation: false, responsive: true, maintainAspectRatio: false, parsing: false, normalized: true,
+      interaction: { mode: "nearest", intersect: false, axis: "xy" },
+      scales: { x, y },
+      plugins: {
+        legend: {
+          display: true, position: "bottom",
+          labels: { color: colour("ink"), usePointStyle: true, boxWidth: 10, padding: 16,
+            sort: (a, b) => a.datasetIndex - b.datasetIndex, filter: (item) => !item.text.startsWith("_") },
+        },
+        tooltip: { callbacks: tooltip, filter: (item) => !item.dataset.label.startsWith("_") },
+      },
+    }, more);
+  }
+
+  function spans() {
+    return {
+      id: "spans",
+      afterDatasetsDraw(chart) {
+        const context = chart.ctx;
+        chart.data.datasets.forEach((set, i) => {
+          if (!set.spans || !chart.isDatasetVisible(i)) return;
+          context.save();
+          context.strokeStyle = set.borderColor;
+          context.lineWidth = 1.5;
+          set.data.forEach((p) => {
+            if (!(p.high > p.low)) return;
+            const x = chart.scales.x.getPixelForValue(p.x);
+            const [a, b] = [p.low, p.high].map((v) => chart.scales.y.getPixelForValue(v));
+            context.beginPath();
+            context.moveTo(x, a); context.lineTo(x, b);
+            for (const y of [a, b]) { context.moveTo(x - 4, y); context.lineTo(x + 4, y); }
+            context.stroke();
+          });
+          context.fillStyle = colour("ink");
+          context.font = "12px system-ui, sans-serif";
+          set.data.forEach((p, at) => {
+            const twins = set.data.filter((q) => q.x === p.x);
+            if (twins.length < 2) return;
+            const above = twins.every((q) => q === p || q.y <= p.y);
+            const y = chart.scales.y.getPixelForValue(p.y) + (above ? -8 : 16);
+            const x = chart.scales.x.getPixelForValue(p.x) + 9;
+            if (twins.indexOf(p) < 4) context.fillText(p.label, x, twins.length === 2 ? y : y + 4 * (at % 2));
+          });
+          context.restore();
+        });
+      },
+    };
+  }
+
+  function scaling(d) {
+    const sets = [{
+      label: "ideal", data: xy(d.ideal), borderColor: colour("faint"), borderDash: [6, 5], borderWidth: 1.5,
+      pointRadius: 0, pointHitRadius: 0, pointStyle: "line", order: -2,
+    }];
+    const several = d.lines.length > 1;
+    let top = 1;
+    d.lines.forEach((line, i) => {
+      const c = series(i);
+      if (line.fit.length) {
+        const band = (k) => line.fit.map((p) => ({ x: p[0], y: p[k] }));
+        top = Math.max(top, ...line.fit.map((p) => p[3]));
+        sets.push({ label: "_low", data: band(2), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
+        sets.push({ label: "_high", data: band(3), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: faded(c, 0.16) });
+        sets.push({ label: (several ? line.name + ", " : "") + line.law + " fit", data: band(1), borderColor: c, borderWidth: 1.5, pointRadius: 0, pointStyle: "line" });
+      }
+      top = Math.max(top, ...line.points.map((p) => p.y));
+      sets.push({ label: line.name, data: line.points, spans: true, showLine: false, borderColor: c, backgroundColor: c, pointRadius: 5, pointHoverRadius: 7, order: -1 });
+      if (line.plan.length) {
+        sets.push({ label: (several ? line.name + ", " : "") + "planned", data: xy(line.plan), showLine: false, borderColor: colour("ink"), backgroundColor: "transparent", pointStyle: "rectRot", pointRadius: 6, borderWidth: 2, order: -1 });
+      }
+    });
+    return {
+      type: "line", plugins: [spans()], data: { datasets: sets },
+      options: options(
+        axis(d.unit, { type: "linear", min: 0, max: d.reach, ticks: { color: colour("faint"), precision: 0 } }),
+        axis("speed-up", { type: "linear", min: 0, max: Math.min(d.reach, top > 2 ? Math.ceil(1.5 * top) : +(1.5 * top).toPrecision(2)) }),
+        {
+          title: (items) => (items.length ? items[0].raw.label || items[0].parsed.x + " " + d.unit : ""),
+          label: (item) => item.dataset.label + ": " + short(item.parsed.y) + "×" +
+            (item.raw.high > item.raw.low ? " (" + short(item.raw.low) + " to " + short(item.raw.high) + ")" : ""),
+          afterLabel: (item) => item.raw.source || "",
+        }),
+    };
+  }
+
+  function marks(values) {
+    return {
+      id: "marks",
+      afterDatasetsDraw(chart) {
+        const context = chart.ctx;
+        const thick = chart.getDatasetMeta(0).data[0] ? chart.getDatasetMeta(0).data[0].height : 20;
+        context.save();
+        context.strokeStyle = colour("ink");
+        context.lineWidth = 3;
+        values.forEach((value, i) => {
+          if (!value) return;
+          const x = chart.scales.x.getPixelForValue(value);
+          const y = chart.scales.y.getPixelForValue(i);
+          context.beginPath();
+          context.moveTo(x, y - thick / 2 - 3); context.lineTo(x, y + thick / 2 + 3);
+          context.stroke();
+        });
+        context.restore();
+      },
+    };
+  }
+
+  function bars(labels, sets, plan, unit, stacked) {
+    const set = options(
+      axis(unit, { stacked, beginAtZero: true, suggestedMax: Math.max(0, ...plan.map((v) => v || 0)) * 1.02 }),
+      axis("", { stacked, type: "category", labels, grid: { display: false }, title: { display: false },
+        ticks: { color: colour("ink"), autoSkip: false } }),
+      {
+        label: (item) => item.dataset.label + ": " + short(item.parsed.x) + " " + unit.split(" ")[0],
+        footer: (items) => (items.length && plan[items[0].dataIndex] ? "planned: " + short(plan[items[0].dataIndex]) + " " + unit.split(" ")[0] : ""),
+      }, { indexAxis: "y", parsing: true, interaction: { mode: "index", axis: "y", intersect: false } });
+    if (plan.some((v) => v)) {
+      sets = sets.concat([{ label: "planned", data: [], pointStyle: "line", rotation: 90, borderWidth: 3, borderColor: colour("ink"), backgroundColor: colour("ink") }]);
+      set.plugins.legend.labels.usePointStyle = true;
+    }
+    set.plugins.legend.display = sets.length > 1;
+    return { type: "bar", plugins: [marks(plan)], data: { labels, datasets: sets }, options: set };
+  }
+
+  function breakdown(d) {
+    const sets = Object.entries(d.terms).map(([name, values]) => ({
+      label: d.names[name], data: values, backgroundColor: colour(name), barPercentage: 0.75, pointStyle: "rectRounded",
+    }));
+    return bars(d.labels, sets, d.plan, "ms per step", true);
+  }
+
+  const memory = (d) => bars(d.labels, [{
+    label: "measured", data: d.peaks, backgroundColor: colour("compute"), barPercentage: 0.75, pointStyle: "rectRounded",
+  }], d.plan, "MB on the fullest rank", false);
+
+  function curves(d, y, first, tell) {
+    const few = d.lines.length <= 6;
+    const sets = d.lines.map((line, i) => ({
+      label: line.name, data: line.points.map(([x, v, at]) => ({ x, y: v, at, file: line.file })),
+      borderColor: series(i + first), backgroundColor: series(i + first), pointRadius: 0, pointHitRadius: 6,
+      borderWidth: few && !first ? Math.max(1.5, 1.5 + 3.5 * (Math.min(d.lines.length, 4) - 1 - i)) : 1.5, pointStyle: "line",
+      order: d.lines.length - i,
+    }));
+    const set = options(axis("step", { type: "linear" }), y, {
+      title: (items) => (items.length ? "step " + items[0].parsed.x : ""),
+      label: (item) => item.dataset.label + ": " + tell(item.parsed.y),
+      afterLabel: (item) => (item.raw.at ? item.raw.file + " line " + item.raw.at : ""),
+    });
+    set.plugins.legend.display = d.lines.length <= 24;
+    return { type: "line", data: { datasets: sets }, options: set };
+  }
+
+  const loss = (d) => curves(d, axis("loss", { type: "linear" }), 0, (v) => v.toPrecision(6));
+  const decades = (d) => {
+    const found = d.lines.flatMap((line) => line.points.map((p) => p[1]));
+    if (!found.length) return { min: 1e-9, max: 1e-6 };
+    const low = found.reduce((a, b) => Math.min(a, b)), high = found.reduce((a, b) => Math.max(a, b));
+    return { min: 10 ** Math.floor(Math.log10(low)), max: 10 ** Math.ceil(Math.log10(high * 1.2)) };
+  };
+  const difference = (d) => curves(d, axis("relative difference", {
+    type: "logarithmic", ...decades(d), ticks: { color: colour("faint"), callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? v.toExponential(0) : "") },
+  }), 1, (v) => v.toExponential(1));
+
+  const makers = { scaling, breakdown, loss, difference, memory };
+
+  function draw() {
+    charts.forEach((chart) => chart.destroy());
+    charts = [];
+    document.querySelectorAll("canvas[data-exhibit]").forEach((canvas) => {
+      const name = canvas.dataset.exhibit;
+      charts.push(new Chart(canvas, makers[name](data[name])));
+    });
+    root.dataset.drawn = String(charts.length);
+  }
+
+  function theme(forced) {
+    const now = forced || (printing.matches ? "light" : chosen || (dark.matches ? "dark" : "light"));
+    if (root.dataset.theme === now && charts.length) return;
+    root.dataset.theme = now;
+    draw();
+  }
+
+  document.getElementById("theme").addEventListener("click", () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    theme();
+  });
+  dark.addEventListener("change", () => theme());
+  printing.addEventListener("change", () => theme());
+  window.addEventListener("beforeprint", () => { theme("light"); charts.forEach((chart) => chart.resize()); });
+  window.addEventListener("afterprint", () => { theme(); charts.forEach((chart) => chart.resize()); });
+  theme();
+})();

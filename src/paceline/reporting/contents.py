@@ -1,0 +1,222 @@
+"""What a report says, before it is a page, a picture or an article: read once, shown in four ways."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline import __version__
+from paceline.errors import UserError
+from paceline.measuring.result import read_measurement
+from paceline.parity import TOLERANCE
+from paceline.record.units import number, percent, size
+from paceline.reporting.curve import RunView, apart, read_run
+from paceline.reporting.series import Place, Series, from_measurement, from_runs, from_times
+from paceline.reporting.times import read_times_file
+
+FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
+TABLES = (".csv", ".tsv", ".txt")
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Contents:
+    title: str
+    made: str
+    verdict: tuple[str, ...]
+    series: tuple[Series, ...]
+    runs: tuple[RunView, ...]
+    same: str
+    """Whether the runs trained the same thing, as a sentence; empty where there is nothing to compare."""
+    left_out: tuple[str, ...]
+    """What was given and could not be shown, and why."""
+    spec: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
+
+    @property
+    def layouts(self) -> list[Series]:
+        """The series that know the parts of a step."""
+        return [s for s in self.series if s.timed]
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for s in self.series for note in s.notes]
+
+
+def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) -> Contents:
+    """Read everything that was given. A damaged run is named and left out; if nothing is left, that is an error."""
+    series: list[Series] = []
+    runs: list[RunView] = []
+    plain: list[RunView] = []
+    left_out: list[str] = []
+    for path in inputs:
+        if path.suffix.lower() in TABLES:
+            series += [from_times(name, rows, path, price) for name, rows in read_times_file(path).items()]
+        elif (path / "measure.json").is_file():
+            found = read_measurement(path)
+            series.append(from_measurement(found, price))
+            for row in found.rows:
+                _add(runs, left_out, [path / name for name in row.runs[:1]], row.label)
+        else:
+            _must_be_a_run(path)
+            _add(plain, left_out, [path], "")
+    runs += plain
+    if not series and not runs:
+        raise UserError(f"nothing can be shown: {left_out[0]}")
+    _one_workload(runs)
+    runs = _distinct(runs)
+    if (together := from_runs(plain, price)) is not None:
+        series.append(together)
+    same = _same_training(runs)
+    names = list(dict.fromkeys([*(s.name for s in series if s.name != "runs"), *(r.spec.name for r in plain)]))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return Contents(
+        title=title or ", ".join(names[:MOST_NAMED]) + more,
+        made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
+        verdict=_verdict(series, runs, same),
+        series=tuple(series),
+        runs=tuple(runs),
+        same=same,
+        left_out=tuple(left_out),
+        spec=_spec(runs),
+        environment=_environment(runs),
+    )
+
+
+def _must_be_a_run(path: Path) -> None:
+    """A folder that is no run at all is a mistake of the request; one that is a damaged run is not."""
+    if path.is_file():
+        raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
+    if not (path / "spec.yaml").is_file():
+        from paceline.record.run_dir import RunDir
+
+        RunDir.open(path)
+
+
+def _add(runs: list[RunView], left_out: list[str], paths: Sequence[Path], name: str) -> None:
+    for path in paths:
+        try:
+            run = read_run(path, name)
+        except UserError as error:
+            left_out.append(" ".join(str(error).split()))
+            continue
+        runs.append(run)
+        if run.torn:
+            lines = f"{run.torn} line{'s' * (run.torn > 1)}"
+            left_out.append(f"{run.file}: {lines} could not be read and {'are' if run.torn > 1 else 'is'} left out")
+        if run.status not in ("finished", "stopped"):
+            why = f": {run.summary['why']}" if run.summary.get("why") else ""
+            left_out.append(f"{path} is {run.status}{why}; what there is of it is shown")
+
+
+def _one_workload(runs: Sequence[RunView]) -> None:
+    kinds = {run.spec.workload.rpartition("/")[2]: run for run in runs}
+    if len(kinds) > 1:
+        told = ", ".join(f"{run.path} is {kind}" for kind, run in kinds.items())
+        raise UserError(f"the runs are of different workloads and cannot be compared: {told}; make a report of each")
+
+
+def _distinct(runs: Sequence[RunView]) -> list[RunView]:
+    seen: dict[str, int] = {}
+    found = []
+    for run in runs:
+        seen[run.name] = seen.get(run.name, 0) + 1
+        found.append(run if seen[run.name] == 1 else replace(run, name=f"{run.name} ({run.path.parent.name})"))
+    return found
+
+
+COMPARED = ("train.global_batch", "train.lr", "train.seed", "train.optimizer", "train.precision")
+
+
+def _same_training(runs: Sequence[RunView]) -> str:
+    """Runs of one spec must have one loss curve: the largest difference says whether they do."""
+    if len(runs) < 2:
+        return ""
+    first = runs[0]
+    values = [
+        {k: v for k, v, *_ in run.spec.fields() if k in COMPARED or k.startswith(("model.", "data."))} for run in runs
+    ]
+    differing = [key for key in values[0] if any(v.get(key) != values[0][key] for v in values[1:])]
+    if differing:
+        return f"The runs differ in {', '.join(differing[:4])}, so their losses are not expected to be equal."
+    worst, name, step = 0.0, "", 0
+    for run in runs[1:]:
+        for at, difference in apart(first, run):
+            if difference > worst:
+                worst, name, step = difference, run.name, at
+    steps = min(len(run.points) for run in runs)
+    if not worst:
+        return (
+            f"All {len(runs)} runs trained the same thing: the losses are equal to the last digit over {steps} steps."
+        )
+    told = f"the losses differ by {worst:.1e} at most (relative, {name} at step {step}), over {steps} steps"
+    if worst <= 100 * TOLERANCE[first.spec.train.precision]:
+        return f"All {len(runs)} runs trained the same thing: {told}."
+    return f"The runs did not train the same thing: {told}."
+
+
+def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: str) -> tuple[str, ...]:
+    if series:
+        lines = []
+        for s in series:
+            head = f"{s.name}: " if len(series) > 1 else ""
+            lines += [f"{head}{line}" for line in (s.verdict if len(series) == 1 else s.verdict[:1])]
+        return (*lines, *([same] if same and len(series) > 1 else []))
+    done = [run for run in runs if run.summary]
+    if not done:
+        return (f"{runs[0].name} is {runs[0].status}.",)
+    best = max(done, key=lambda run: run.summary.get("samples_per_s") or 0.0)
+    share = best.summary.get("share") or {}
+    lines = [
+        f"{best.name} trained {number(best.summary.get('samples') or 0)} samples at "
+        f"{number(best.summary.get('samples_per_s'), 3)} samples/s and ended with a loss of "
+        f"{number(best.summary.get('loss_last'))}."
+    ]
+    if share.get("compute") is not None:
+        lines.append(
+            f"Of its step, {percent(share['compute'])} is compute, {percent(share['exposed'] or 0)} exposed "
+            f"communication and {percent(share['data'] or 0)} waiting for input."
+        )
+    return (*lines, same or "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2")
+
+
+def _spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
+    """Every value of the spec; where runs differ, each one's."""
+    if not runs:
+        return ()
+    found = []
+    all_values = [{key: value for key, value, *_ in run.spec.fields()} for run in runs]
+    for key, value, unit, _ in runs[0].spec.fields():
+        given = list(dict.fromkeys(str(values.get(key)) for values in all_values))
+        shown = " | ".join(given[:6]) + (" | …" if len(given) > 6 else "")
+        if key != "name" and value not in (None, ()):
+            found.append((key, f"{shown} {unit}".strip()))
+    return tuple(found)
+
+
+def _environment(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for name in FACTS:
+        values = [run.start.get(name) for run in runs]
+        shown = list(dict.fromkeys(_fact(name, value) for value in values if value not in (None, [], "")))
+        if shown:
+            found.append((name.removesuffix("_bytes"), " | ".join(shown[:6])))
+    return tuple(found)
+
+
+def _fact(name: str, value: Any) -> str:
+    if name == "memory_bytes":
+        return size(float(value))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def link(place: Place, folder: Path) -> tuple[str, str]:
+    """(text, address) of a place, as seen from the folder of the report."""
+    line = f" line {place.line}" if place.line else ""
+    anchor = f"#L{place.line}" if place.line else ""
+    relative = os.path.relpath(place.file.resolve(), folder.resolve())
+    return f"{place.file}{line}", relative.replace(os.sep, "/") + anchor

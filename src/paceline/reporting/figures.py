@@ -1,0 +1,174 @@
+"""The charts as PNG, PDF and SVG, by matplotlib, in one style."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.reporting.charts import TERMS, Exhibit
+
+FORMATS = ("png", "pdf", "svg")
+COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
+TERM_COLOURS = {
+    "compute": "#2563eb",
+    "exposed": "#d97706",
+    "waiting": "#be185d",
+    "input": "#059669",
+    "other": "#9ca3af",
+}
+INK, FAINT = "#1f2937", "#6b7280"
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": "#9ca3af",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e7eb",
+    "grid.linewidth": 0.7,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.8,
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "paceline",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "path.simplify_threshold": 0.5,
+}
+WIDTH_IN, HEIGHT_IN = 6.4, 3.6
+MOST_IN_LEGEND = 12
+Drawing = Callable[[Any, dict[str, Any]], None]
+
+
+def draw_figures(found: Sequence[Exhibit], folder: Path) -> list[str]:
+    """Draw every exhibit into the folder, in all formats; returns their names."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        for exhibit in found:
+            rows = len(exhibit.data.get("labels", ()))
+            height = max(1.8, 0.9 + 0.42 * rows) if rows else HEIGHT_IN
+            figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.add_subplot()
+            DRAWINGS[exhibit.name](axes, exhibit.data)
+            axes.set_title(exhibit.title)
+            for kind in FORMATS:
+                about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
+                figure.savefig(folder / f"{exhibit.name}.{kind}", metadata=about or None)
+    return [exhibit.name for exhibit in found]
+
+
+def _scaling(axes: Any, data: dict[str, Any]) -> None:
+    axes.plot(*zip(*data["ideal"], strict=True), "--", color="#9ca3af", linewidth=1.2, label="ideal", zorder=3)
+    several = len(data["lines"]) > 1
+    top = 1.0
+    for place, line in enumerate(data["lines"]):
+        colour = COLOURS[place % len(COLOURS)]
+        if line["fit"]:
+            ranks, middle, low, high = zip(*line["fit"], strict=True)
+            axes.fill_between(ranks, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(ranks, middle, color=colour, linewidth=1.2, label=None if several else f"{line['law']} fit")
+            top = max([top, *high])
+        points = line["points"]
+        xs, ys = [p["x"] for p in points], [p["y"] for p in points]
+        spans = [[max(0.0, p["y"] - p["low"]) for p in points], [max(0.0, p["high"] - p["y"]) for p in points]]
+        axes.errorbar(xs, ys, spans, fmt="o", color=colour, capsize=3, markersize=5, label=line["name"])
+        top = max([top, *ys])
+        for p in points:
+            twins = [q for q in points if q["x"] == p["x"]]
+            if 1 < len(twins) <= 4:
+                above = all(q is p or q["y"] <= p["y"] for q in twins)
+                axes.annotate(
+                    p["label"], (p["x"], p["y"]), (6, 5 if above else -11), textcoords="offset points", size=8
+                )
+        if line["plan"]:
+            label = None if several else "planned"
+            axes.plot(*zip(*line["plan"], strict=True), "D", color=INK, mfc="none", markersize=5, label=label)
+    axes.set_xlabel(data["unit"])
+    axes.set_ylabel("speed-up")
+    axes.set_xlim(0, data["reach"])
+    axes.set_ylim(0, min(data["reach"], 1.6 * top))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _legend(axes, len(data["lines"]) + 3)
+
+
+def _breakdown(axes: Any, data: dict[str, Any]) -> None:
+    labels = data["labels"]
+    begins = [0.0] * len(labels)
+    for name, values in data["terms"].items():
+        axes.barh(labels, values, left=begins, color=TERM_COLOURS[name], height=0.6, label=TERMS[name])
+        begins = [begin + value for begin, value in zip(begins, values, strict=True)]
+    _marks(axes, data["plan"])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per step")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3)
+
+
+def _marks(axes: Any, plans: Sequence[float | None]) -> None:
+    known = [(value, place) for place, value in enumerate(plans) if value]
+    if known:
+        xs, ys = zip(*known, strict=True)
+        axes.plot(xs, ys, "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
+
+
+def _loss(axes: Any, data: dict[str, Any]) -> None:
+    lines = data["lines"]
+    for place, line in enumerate(lines):
+        if line["points"]:
+            steps, losses, _ = zip(*line["points"], strict=True)
+            width = max(1.3, 1.3 + 2.4 * (min(len(lines), 4) - 1 - place)) if len(lines) <= 6 else 1.1
+            axes.plot(steps, losses, color=COLOURS[place % len(COLOURS)], linewidth=width, label=line["name"])
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    _legend(axes, len(lines))
+
+
+def _difference(axes: Any, data: dict[str, Any]) -> None:
+    for place, line in enumerate(data["lines"], 1):
+        if line["points"]:
+            steps, apart = zip(*line["points"], strict=True)
+            axes.plot(steps, apart, color=COLOURS[place % len(COLOURS)], linewidth=1.1, label=line["name"])
+    if any(line["points"] for line in data["lines"]):
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("relative difference")
+    _legend(axes, len(data["lines"]))
+
+
+def _memory(axes: Any, data: dict[str, Any]) -> None:
+    axes.barh(data["labels"], data["peaks"], color=TERM_COLOURS["compute"], height=0.6, label="measured")
+    _marks(axes, data["plan"])
+    axes.invert_yaxis()
+    axes.set_xlabel("MB on the fullest rank")
+    axes.grid(axis="y", visible=False)
+    if any(data["plan"]):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
+
+
+def _legend(axes: Any, count: int) -> None:
+    if 1 < count <= MOST_IN_LEGEND and axes.get_legend_handles_labels()[0]:
+        axes.legend()
+
+
+DRAWINGS: dict[str, Drawing] = {
+    "scaling": _scaling,
+    "breakdown": _breakdown,
+    "loss": _loss,
+    "difference": _difference,
+    "memory": _memory,
+}

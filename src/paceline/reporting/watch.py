@@ -1,0 +1,247 @@
+"""The verb `watch`: a live view of a run in the terminal, from its files alone, so it works from anywhere and over ssh.
+
+It follows the events of every rank by reading what was added since it last looked. It goes on while a run is killed and
+resumed, and shows the end when it is there. Ctrl-C leaves; the run does not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.record.events import metrics_of
+from paceline.record.files import read_json
+from paceline.record.run_dir import RunDir
+from paceline.record.units import clock, duration, number, percent, size
+from paceline.spec import RunSpec
+
+EVERY_S = 1.0
+WINDOW = 200
+"""Steps over which rates and times are taken."""
+KEPT = 4000
+MOST_RANKS = 16
+QUIET_S = 30.0
+BLOCKS = "▁▂▃▄▅▆▇█"
+TERMS = ("compute", "exposed", "data")
+COLUMNS = 100
+MOST_BYTES = 1 << 24
+"""Of a file that is longer, only the end is read at first."""
+
+
+@dataclass
+class Follower:
+    """The events of one rank, as far as they are written."""
+
+    path: Path
+    place: int = 0
+    rest: bytes = b""
+    steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    start: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    saved: int = 0
+
+    def look(self) -> bool:
+        """Take in what is new; True if anything was."""
+        try:
+            length = self.path.stat().st_size
+            if length == self.place:
+                return False
+            if length < self.place or length - self.place > MOST_BYTES:
+                self.place, self.rest = max(0, length - MOST_BYTES), b""
+            with open(self.path, "rb") as file:
+                file.seek(self.place)
+                added = file.read()
+        except OSError:
+            return False
+        self.place += len(added)
+        *lines, self.rest = (self.rest + added).split(b"\n")
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError):  # torn by a kill
+                continue
+        return True
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["kind"]:
+            case "step":
+                self.steps.append(event)
+            case "start":
+                self.start, self.end = event, {}
+            case "resume":
+                while self.steps and self.steps[-1]["step"] > event["step"]:
+                    self.steps.pop()
+            case "evaluate":
+                self.evaluation = event
+            case "checkpoint":
+                self.saved = event["step"]
+            case "end":
+                self.end = event
+
+    @property
+    def recent(self) -> list[dict[str, Any]]:
+        return list(self.steps)[-WINDOW:]
+
+
+@dataclass
+class View:
+    """A run as it is now."""
+
+    run: RunDir
+    spec: RunSpec
+    ranks: list[Follower] = field(default_factory=list)
+
+    def look(self) -> bool:
+        known = len(self.ranks)
+        while len(self.ranks) < MOST_RANKS and self.run.events_file(len(self.ranks)).is_file():
+            self.ranks.append(Follower(self.run.events_file(len(self.ranks))))
+        new = [follower.look() for follower in self.ranks]
+        return any(new) or len(self.ranks) > known
+
+    @property
+    def status(self) -> str:
+        if not self.ranks or not self.ranks[0].start:
+            return "starting"
+        main = self.ranks[0]
+        if main.end:
+            return str(main.end.get("status", "ended"))
+        last = max((float(f.steps[-1]["t"]) for f in self.ranks if f.steps), default=float(main.start["t"]))
+        quiet = time.time() - last
+        return f"no news for {duration(quiet)}" if quiet > max(QUIET_S, 5 * self.step_s) else "running"
+
+    @property
+    def step_s(self) -> float:
+        return _mean([s["step_s"] for s in self.ranks[0].recent]) if self.ranks else 0.0
+
+    @property
+    def total_steps(self) -> int | None:
+        """Of the whole run: from the spec, or from how far an epoch is."""
+        if self.spec.train.steps:
+            return self.spec.train.steps
+        summary = self.summary
+        if summary.get("epochs") and summary.get("status") == "finished":
+            return int(summary["steps"])
+        return None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return read_json(self.run.summary_file) if self.run.summary_file.is_file() else {}
+
+
+def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
+    """Show a run until it ends; on something that is no terminal, or with `once`, show it one time."""
+    import psutil
+    from rich.console import Console
+    from rich.live import Live
+
+    run = RunDir.open(path)
+    view = View(run, run.spec())
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
+    view.look()
+    psutil.cpu_percent(interval=0.1)  # its later answers count from here
+    if once or not console.is_terminal:
+        console.print(drawn(view))
+        return 0
+    try:
+        with Live(drawn(view), console=console, auto_refresh=False) as live:
+            while not view.ranks or not view.ranks[0].end:
+                time.sleep(every_s)
+                if view.look() or view.status.startswith("no news"):
+                    live.update(drawn(view), refresh=True)
+            live.update(drawn(view), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def drawn(view: View) -> Any:
+    """The present state, for rich."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    style = {"finished": "bold green", "failed": "bold red", "running": "bold cyan"}.get(view.status, "bold yellow")
+    head = Text.assemble((view.run.name, "bold"), "  ", (view.status, style))
+    if not view.ranks or not view.ranks[0].steps:
+        return Group(head, Text("waiting for the first step", style="dim"))
+    main, recent = view.ranks[0], view.ranks[0].recent
+    last, step_s = recent[-1], view.step_s
+    total = view.total_steps
+    of = f" of {total:,}" if total else ""
+    left = f", about {clock((total - last['step']) * step_s)} left" if total and not main.end else ""
+    head.append(f"  step {last['step']:,}{of}, epoch {last['epoch'] + 1}, {last['samples']:,} samples{left}")
+    if why := main.end.get("why"):
+        head.append(f": {why}")
+    body = Table.grid(padding=(0, 2))
+    body.add_column(style="dim", no_wrap=True)
+    body.add_column(no_wrap=True)
+    body.add_row("loss", f"{number(last['loss'])}  {spark([s['loss'] for s in main.steps], 60)}")
+    rate = _mean([s["batch"] for s in recent]) / step_s if step_s else 0.0
+    tokens = _mean([s.get("tokens") or 0 for s in recent]) / step_s if step_s else 0.0
+    told = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
+    body.add_row("rate", f"{told}, {duration(step_s)} per step")
+    body.add_row("step", _bar(recent, step_s))
+    if main.evaluation:
+        metrics = ", ".join(f"{name} {number(value)}" for name, value in metrics_of(main.evaluation).items())
+        body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
+    if main.saved:
+        body.add_row("checkpoint", f"step {main.saved:,}")
+    if len(view.ranks) > 1:
+        for number_, follower in enumerate(view.ranks):
+            body.add_row(f"rank {number_}", _rank(follower))
+    body.add_row("machine", _machine(main.start))
+    return Group(head, body)
+
+
+def _rank(follower: Follower) -> str:
+    if not follower.steps:
+        return "no step yet"
+    recent = follower.recent
+    busy = _mean([s["compute_s"] + s["data_s"] for s in recent])
+    exposed = _mean([s["exposed_s"] for s in recent])
+    step_s = _mean([s["step_s"] for s in recent]) or 1.0
+    return f"step {recent[-1]['step']:,}, works {percent(busy / step_s)}, waits {percent(exposed / step_s)}"
+
+
+def _bar(steps: list[dict[str, Any]], step_s: float, columns: int = 40) -> str:
+    shares = {name: _mean([s[f"{name}_s"] for s in steps]) / step_s if step_s else 0.0 for name in TERMS}
+    signs = dict(zip(TERMS, "█▒░", strict=True))
+    bar = "".join(signs[name] * round(columns * share) for name, share in shares.items())[:columns]
+    return f"{bar:<{columns}} " + ", ".join(f"{signs[n]} {n} {percent(s)}" for n, s in shares.items())
+
+
+def _machine(start: dict[str, Any]) -> str:
+    """How busy this machine is; said only where the run is on it."""
+    import socket
+
+    where = f"{start.get('host')}, {start.get('ranks', 1)} ranks on {start.get('device', '?')}"
+    if start.get("host") != socket.gethostname():
+        return where
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return f"{where}; cores {percent(psutil.cpu_percent() / 100)}, memory {size(memory.used)} of {size(memory.total)}"
+
+
+def spark(values: list[float | None], columns: int) -> str:
+    """A line of bars: means over equal stretches."""
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    if not known:
+        return ""
+    width = max(1, math.ceil(len(known) / columns))
+    means = [_mean(known[i : i + width]) for i in range(0, len(known), width)]
+    low, high = min(means), max(means)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((m - low) * scale)] for m in means)
+
+
+def _mean(values: Any) -> float:
+    found = [float(v) for v in values if v is not None and math.isfinite(v)]
+    return sum(found) / len(found) if found else 0.0

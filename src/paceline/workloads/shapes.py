@@ -1,0 +1,106 @@
+"""The sizes of a decoder, and presets of them by name. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """All that a decoder's weights depend on."""
+
+    vocab: int
+    width: int
+    heads: int
+    kv_heads: int
+    layers: int
+    ffn: int
+    context: int
+    """Rows of the table of learned positions; rotary positions have no limit."""
+    tied: bool = False
+    positions: str = "rotary"
+    ffn_kind: str = "swiglu"
+
+    @classmethod
+    def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> DecoderShape:
+        """The preset with what is given laid over it, for data of `vocab` tokens in samples of `sequence`."""
+        sizes = {**PRESETS[preset], **given}
+        missing = [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]
+        if missing:
+            others = ", ".join(name for name in PRESETS if name != preset)
+            raise UserError(f"model.preset={preset} needs {' and '.join(missing)} too; or take one of {others}")
+        sizes.setdefault("kv_heads", sizes["heads"])
+        sizes.setdefault("ffn", -(-8 * sizes["width"] // 3 // 64) * 64)
+        shape = cls(**{"vocab": vocab, "context": sequence, **sizes})
+        shape._check(vocab, sequence)
+        return shape
+
+    def _check(self, vocab: int, sequence: int) -> None:
+        step = 2 if self.positions == "rotary" else 1  # rotary positions turn pairs of features
+        fits = [h for h in range(1, self.width // step + 1) if self.width % (h * step) == 0]
+        if self.heads not in fits:
+            wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
+            raise UserError(f"model.heads={self.heads} {wrong} model.width={self.width}{_try(self.heads, fits)}")
+        if self.heads % self.kv_heads:
+            fits = [h for h in range(1, self.heads + 1) if self.heads % h == 0]
+            said = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}"
+            raise UserError(said + _try(self.kv_heads, fits))
+        if vocab > self.vocab:
+            raise UserError(
+                f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
+                f"type  model.vocab={vocab}  or a smaller  data.vocab"
+            )
+        if self.positions == "learned" and sequence > self.context:
+            raise UserError(
+                f"data.sequence={sequence} is longer than the {self.context} learned positions; "
+                f"type  data.sequence={self.context}  or  model.context={sequence}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def weights_per_layer(self) -> int:
+        """Of the matrices; the two norms add 2 × width."""
+        attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.ffn_kind == "swiglu" else 2) * self.width * self.ffn
+
+    @property
+    def parameters(self) -> int:
+        tables = self.vocab * self.width * (1 if self.tied else 2)
+        if self.positions == "learned":
+            tables += self.context * self.width
+        return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
+
+
+def _try(given: int, fits: list[int]) -> str:
+    return f"; try {min(fits, key=lambda fit: abs(fit - given))}" if fits else "; model.width must be even"
+
+
+def _llama(width: int, heads: int, layers: int, ffn: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "layers": layers, "ffn": ffn, "tied": False}
+    return {**sizes, "positions": "rotary", "ffn_kind": "swiglu", **more}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "custom": {},
+    "tiny": _llama(128, 4, 4, 384, kv_heads=2),
+    "small": _llama(512, 8, 8, 1408, kv_heads=4),
+    "gpt2": {
+        **_llama(768, 12, 12, 3072, kv_heads=12, vocab=50257, context=1024),
+        "tied": True,
+        "positions": "learned",
+        "ffn_kind": "gelu",
+    },
+    "1b": _llama(2048, 32, 22, 5632, kv_heads=4, vocab=32000),
+    "1.3b": _llama(2048, 16, 24, 5504, kv_heads=16, vocab=32000),
+    "3b": _llama(3200, 32, 26, 8640, kv_heads=32, vocab=32000),
+    "7b": _llama(4096, 32, 32, 11008, kv_heads=32, vocab=32000),
+}
+"""What `model.preset` stands for. gpt2, 1b, 3b and 7b have the sizes of GPT-2 124M (but for its biases), TinyLlama,
+OpenLLaMA 3B and Llama 2 7B."""

@@ -1,0 +1,183 @@
+"""What the ranks of `test_compress.py` do."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from paceline.launch.environment import detect
+from paceline.launch.group import joined
+from paceline.measuring.timers import Flights
+from paceline.parallel import ddp
+from paceline.parallel.compress import PowerSGD, Rounded
+from paceline.parallel.local import Local
+
+SHAPES = {"wide": (24, 60), "tall": (90, 20), "bias": (17,), "narrow": (3, 5)}
+
+
+class Counted(Flights):
+    """How many collectives were reported, and how."""
+
+    def take(self):
+        found = len(self._buckets), len(self._blocking)
+        super().take()
+        return found
+
+
+class Bucket:
+    """As torch's hook sees gradients."""
+
+    def __init__(self, grads):
+        self.flat = torch.cat([g.reshape(-1) for g in grads])
+        parts = self.flat.split([g.numel() for g in grads])
+        self.views = [part.view_as(g) for part, g in zip(parts, grads, strict=True)]
+
+    def buffer(self):
+        return self.flat
+
+    def gradients(self):
+        return self.views
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return True
+
+
+def on_ranks():
+    """What each of the functions below finds on this rank, together with the others."""
+    place = detect(os.environ)
+    with joined(place, "cpu", 1, 60):
+        return {do.__name__: do(place.rank, place.world) for do in (powersgd, rounded, local)}
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.ParameterDict({name: nn.Parameter(torch.randn(shape).double()) for name, shape in SHAPES.items()})
+
+
+def draw(rank, step, inner=None):
+    """A gradient of each parameter; matrices of rank `inner` where that is given."""
+    torch.manual_seed(1000 * step + rank)
+    grads = {}
+    for name, shape in SHAPES.items():
+        grads[name] = torch.randn(shape).double()
+        if inner and len(shape) == 2:
+            grads[name] = torch.randn(shape[0], inner).double() @ torch.randn(inner, shape[1]).double()
+    return grads
+
+
+def total(grads):
+    """The exact sum over ranks."""
+    grads = {name: g.clone() for name, g in grads.items()}
+    for g in grads.values():
+        dist.all_reduce(g)
+    return grads
+
+
+def apart(a, b):
+    return max(float((a[name] - b[name]).abs().max() / b[name].abs().max()) for name in b)
+
+
+def powersgd(rank, ranks):
+    """Distances of PowerSGD to what it should be."""
+    found = {}
+    ours, flights = PowerSGD(model(), Counted()), Counted()
+    ours.flights = flights
+    found["compressed"] = sorted(ours.qt)
+
+    low = draw(rank, 1, inner=4 // ranks)
+    want = total(low)
+    ours.reduce(low)
+    found["what has rank 4 is sent whole"] = apart(low, want)
+    found["flights"] = flights.take()
+
+    ours, theirs = PowerSGD(model(), Counted()), PowerSGDState(None, 4, start_powerSGD_iter=2, min_compression_rate=2)
+    names = list(SHAPES)
+    theirs.iter = 2
+    large = [name for name in names if name in ours.qt]
+    theirs.q_memory_dict[0] = torch.cat([ours.qt[name].T.reshape(-1) for name in large])
+    theirs.p_memory_dict[0] = torch.empty(sum(4 * SHAPES[name][0] for name in large)).double()
+    differences, losses, kept = [], [], []
+    for step in range(4):
+        grads = draw(rank, step)
+        want = total(grads)
+        bucket = Bucket([grads[name] * ranks for name in names])  # theirs is a mean
+        powerSGD_hook(theirs, bucket).wait()
+        ours.reduce(grads)
+        differences.append(apart(dict(zip(names, bucket.views, strict=True)), grads))
+        losses.append(apart(grads, want))
+        kept.append(sum(float(k.norm()) for k in ours.kept.values()))
+    found["torch's own"], found["exact sum"], found["kept"] = max(differences), max(losses), kept[-1]
+
+    twin = PowerSGD(model(), Counted())
+    for name in ours.qt:
+        twin.qt[name].copy_(ours.qt[name])
+        twin.kept[name].copy_(ours.kept[name])
+    twin.settle([])
+    found["kept, the same on all"] = all(same_on_all(k) for k in twin.kept.values())
+    one, other = draw(rank, 9), draw(rank, 9)
+    ours.reduce(one)
+    twin.reduce(other)
+    found["settled"] = apart(one, other)
+
+    before = {name: k.clone() for name, k in ours.kept.items()}
+    poisoned = draw(rank, 10)
+    if rank == 0:
+        poisoned["tall"][3, 3] = float("inf")
+    ours.reduce(poisoned)
+    found["seen"] = not all(bool(torch.isfinite(g).all()) for g in poisoned.values())
+    found["trace"] = any(not torch.equal(before[name], k) for name, k in ours.kept.items())
+    return found
+
+
+def rounded(rank, ranks):
+    """Distances to the exact sum through DistributedDataParallel, and how flights were reported."""
+    found = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        flights = Counted()
+        torch.manual_seed(0)
+        net = nn.Linear(40, 30).double()
+        weight = torch.rand(30, 40).double() * 1e3
+        wrapped = ddp.wrap(net, torch.device("cpu"), 25, flights, Rounded(dtype, flights).hook)
+        scale = 60.0  # a sum over ranks beyond what fp16 can hold, each term within
+        x = torch.eye(40).double() * scale * (rank + 1) / ranks
+        (wrapped(x) * weight.T).sum().backward()
+        want = weight * sum(scale * (r + 1) / ranks for r in range(ranks))
+        assert want.abs().max() > 70_000
+        found[str(dtype)] = float(((net.weight.grad - want).abs() / want.abs().max()).max())
+        found[f"flights of {dtype}"] = flights.take()
+    return found
+
+
+def local(rank, ranks):
+    """Joining: the mean for local SGD, the same bits on all ranks, one flight each."""
+    found = {}
+    for outer in (False, True):
+        flights, net = Counted(), model()
+        joiner = Local(net, 3, flights, outer)
+        began = {name: p.detach().clone() for name, p in net.items()}
+        for step in range(1, 4):
+            for name, g in draw(rank, step).items():
+                net[name].data.sub_(g)
+            alone = {name: p.detach().clone() for name, p in net.items()}
+            joiner.join(step, now=False)
+        joiner.join(3, now=True)  # again: nothing happens
+        found["flights", outer] = flights.take()
+        found["same", outer] = all(same_on_all(p.detach()) for p in net.values())
+        mean = {name: value / ranks for name, value in total(alone).items()}
+        want = {n: began[n] - 0.7 * 1.9 * (began[n] - mean[n]) for n in began} if outer else mean
+        found["apart", outer] = apart({name: p.detach() for name, p in net.items()}, want)
+    moments = [torch.full((3,), float(rank)), torch.tensor(float(rank)), torch.full((2,), float(rank)).double()]
+    joiner.settle(moments)
+    found["moments"] = all(bool((m == (ranks - 1) / 2).all()) for m in moments)
+    return found
+
+
+def same_on_all(tensor):
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, tensor.contiguous())
+    return all(torch.equal(tensor, other) for other in everyone)

@@ -1,0 +1,95 @@
+"""What the ranks of test_layouts.py do: many layouts one after the other, in one launch."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from paceline.launch.environment import ALONE, detect
+from paceline.launch.group import joined
+from paceline.launch.signals import StopRequest
+from paceline.record.events import EventWriter
+from paceline.training.checkpoint import Checkpoints
+from paceline.training.data import serve
+from paceline.training.loop import train_loop
+from paceline.training.optim import set_lr
+from paceline.training.setup import build_job
+
+
+def train_rows(rows, scratch):
+    """Train each (name, spec) into scratch/name, as `paceline train` does."""
+    place = detect(os.environ) or ALONE
+    with joined(place, "cpu", 1, 120) as device:
+        for name, spec in rows:
+            folder = Path(scratch) / name
+            with (
+                EventWriter(folder / f"rank{place.rank}.jsonl") as events,
+                closing(Checkpoints(folder / "checkpoints", 1)) as checkpoints,
+            ):
+                job = build_job(spec, place, device, events, checkpoints, StopRequest())
+                train_loop(job)
+                checkpoints.wait()
+
+
+def held_bytes(rows):
+    """For each (name, spec): bytes of storage this rank holds for parameters, gradients and optimiser state.
+
+    Parameters are counted when the loss has been computed, gradients when the backward pass is over, each storage
+    once: what a strategy keeps whole in between counts whole.
+    """
+    place = detect(os.environ) or ALONE
+    found = {}
+    with joined(place, "cpu", 1, 120) as device:
+        for name, spec in rows:
+            job = build_job(spec, place, device, None, None, StopRequest())
+            state, workload = job.state, job.workload
+            batch = job.samples.batch(*2 * [torch.arange(2).numpy()])
+            total, _ = workload.loss(job.net, batch)
+            parameters = _bytes(_parameters_at_work(state.spread.parts))
+            total.backward()
+            state.spread.pieces.gradients()
+            found[name] = {
+                "parameters": parameters,
+                "gradients": _bytes(_local(p.grad) for part in state.spread.parts for p in part.parameters()),
+                "optimizer": _bytes(
+                    value for values in state.optimizer.state.values() for value in values.values() if value.ndim
+                ),
+            }
+    return found
+
+
+def _parameters_at_work(parts):
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in parts:
+        yield from (_local(p) for p in part.parameters())
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                for group in module._get_fsdp_state()._fsdp_param_groups:
+                    yield from (t for p in group.fsdp_params for t in (p._sharded_param_data, *_gathered(p)))
+
+
+def _gathered(param):
+    """The memory into which a layer is gathered; freed memory has no bytes."""
+    return getattr(param, "all_gather_outputs", [])
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _bytes(tensors):
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None}
+    return sum(size for place, size in storages.items() if place)
+
+
+def pieces_after(spec):
+    """What this rank holds of each parameter after the run's steps, and its buffers."""
+    place = detect(os.environ) or ALONE
+    with joined(place, "cpu", 1, 60) as device:
+        job = build_job(spec, place, device, None, None, StopRequest())
+        for serving in serve(job.samples, job.order, job.layout, job.layout.data_rank(place.rank), 0, job.steps):
+            set_lr(job.state.optimizer, 0.01)
+            job.step(serving, job.workload, job.net, job.state, spec.train, job.flights, False)
+        return [p.data.tolist() for p in job.state.spread.pieces], [b.tolist() for b in job.state.buffers()]

@@ -1,0 +1,25 @@
+"""What ranks do in the tests of measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.measuring.timers import union
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec
+from paceline.training.run import train
+
+
+def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:
+    """(time with a collective of training in flight by our own events, the same by torch's profiler)."""
+    import os
+
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        result = train(spec, out, show=False)
+    flights = [e.time_range for e in profiler.events() if e.name == "gloo:all_reduce"]
+    steps = read_steps(RunDir(result.path).events_file(int(os.environ["RANK"])))
+    theirs = union([(flight.start / 1e6, flight.end / 1e6) for flight in flights])
+    return sum(step["comm_s"] for step in steps), theirs

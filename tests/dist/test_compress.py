@@ -1,0 +1,136 @@
+"""Modes that send less: what they compute, that they go on after a kill, and that the run says what they are."""
+
+import shutil
+
+import pytest
+import torch
+from compressing import on_ranks
+
+from paceline import train
+from paceline.errors import UserError
+from paceline.launch.local import run_ranks
+from paceline.parity import apart
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+from paceline.training.checkpoint import newest, read_tensors
+from paceline.training.run import resume
+
+
+def losses(result):
+    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]
+
+
+def tensors(result):
+    return read_tensors(newest(RunDir(result.path).checkpoints, print), prefix="")
+
+
+@pytest.fixture(scope="module")
+def spec(small):
+    """24 samples per step divide among 2 and 4 ranks, and 8 steps stay within an epoch of 203."""
+    return small.replace(
+        {"train.steps": 8, "train.evaluate_every": 8, "train.checkpoint_every": 8, "parallel.ranks": 2}
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(spec, tmp_path_factory):
+    return train(spec, tmp_path_factory.mktemp("exact"), show=False)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """By name of the function: what each of 4 ranks found."""
+    everyone = run_ranks(on_ranks, (), 4)
+    return {what: [mine[what] for mine in everyone] for what in everyone[0]}
+
+
+def test_powersgd_is_torchs_and_its_error_is_fed_back(found):
+    for mine in found["powersgd"]:
+        assert mine["compressed"] == ["tall", "wide"], "vectors and small matrices are sent as they are"
+        assert mine["what has rank 4 is sent whole"] < 1e-10
+        assert mine["flights"] == (0, 2), "two sums, and nothing is done beside them"
+        assert mine["torch's own"] < 1e-10
+        assert mine["exact sum"] > 0.1, "random matrices are not of low rank"
+        assert mine["kept"] > 0
+        assert mine["kept, the same on all"]
+        assert mine["settled"] < 1e-10, "a checkpoint changes nothing but rounding"
+        assert mine["seen"], "all ranks know of an overflow of one"
+        assert not mine["trace"], "and it is not fed back"
+
+
+def test_rounded_sums_do_not_overflow(found):
+    for mine in found["rounded"]:
+        assert mine["torch.bfloat16"] < 2**-6
+        assert mine["torch.float16"] < 2**-9
+        assert mine["flights of torch.bfloat16"] == mine["flights of torch.float16"] == (1, 0)
+
+
+def test_joined_models_are_one(found):
+    for mine in found["local"]:
+        for outer in (False, True):
+            assert mine["flights", outer] == (0, 1)
+            assert mine["same", outer]
+            assert mine["apart", outer] < 1e-12
+        assert mine["moments"]
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp16", "powersgd"])
+def test_compressed_gradients_follow_the_exact_ones(spec, exact, tmp_path, mode):
+    result = train(spec.replace({"parallel.reduce": mode}), tmp_path, show=False)
+    differences = [apart(a, b) for a, b in zip(losses(exact), losses(result), strict=True)]
+    assert differences[0] < 1e-6, "the first loss is computed before anything was sent"
+    assert 0 < max(differences) < {"bf16": 5e-3, "fp16": 5e-3, "powersgd": 5e-2}[mode]
+    assert result.summary["loss_last"] < result.summary["loss_first"]
+    assert result.summary["differs_from"]["reduce"] == mode
+    assert exact.summary["differs_from"] is None
+    if mode == "powersgd":
+        in_many_buckets = spec.replace({"parallel.reduce": mode, "parallel.bucket_mb": 0.01})
+        assert losses(train(in_many_buckets, tmp_path, show=False)) == losses(result)
+
+
+def test_linear_updates_joined_after_every_step_are_exact(spec, tmp_path):
+    """The mean of models after SGD is SGD with the mean of gradients, as long as nothing is cut."""
+    linear = {"train.optimizer": "sgd", "train.lr": 0.05, "train.clip": 0.0, "train.precision": "fp64"}
+    joined = {"parallel.reduce": "local_sgd", "train.evaluate_every": 1, "parallel.ranks": 4}
+    one = train(spec.replace(linear | {"parallel.ranks": 1}), tmp_path / "one", show=False)
+    many = train(spec.replace(linear | joined), tmp_path / "many", show=False)
+    assert max(apart(a, b) for a, b in zip(losses(one), losses(many), strict=True)) < 1e-10
+    for name, tensor in one.weights().items():
+        assert torch.allclose(tensor, many.weights()[name], rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize(("mode", "others"), [("powersgd", 1), ("local_sgd", None), ("diloco", 3)])
+def test_a_killed_run_goes_on_to_the_same_bits(small, tmp_path, mode, others):
+    """The checkpoint of step 5 is not where ranks would be joined anyway, and some of the steps are of odd size.
+
+    Another number of ranks can go on as well; 1 rank keeps what it does not need, for those that follow.
+    """
+    changes = {"train.checkpoint_every": 5, "train.keep": 9, "parallel.ranks": 2, "parallel.reduce": mode}
+    left_alone = train(small.replace(changes | {"parallel.local_steps": 4}), tmp_path / "runs", show=False)
+    assert left_alone.summary["loss_last"] < left_alone.summary["loss_first"]
+    result = resume(killed_after_5(left_alone, tmp_path / "killed"), show=False)
+    ours, theirs = tensors(left_alone), tensors(result)
+    own = {"powersgd": "powersgd.kept", "local_sgd": "optim", "diloco": "outer.velocity"}[mode]
+    assert any(name.startswith(own) for name in ours)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert losses(left_alone) == losses(result)
+    if others:
+        result = resume(killed_after_5(left_alone, tmp_path / "others"), [f"parallel.ranks={others}"], show=False)
+        assert result.status == "finished"
+        assert tensors(result).keys() == ours.keys()
+
+
+def killed_after_5(result, folder):
+    """A run as it would be found if it had been killed before its second checkpoint."""
+    shutil.copytree(result.path, folder)
+    for sealed in RunDir(folder).checkpoints.iterdir():
+        if sealed.name != "step-00000005":
+            shutil.rmtree(sealed)
+    return folder
+
+
+def test_a_run_keeps_its_way(exact):
+    with pytest.raises(UserError, match=r"begun with parallel\.reduce=exact"):
+        resume(exact.path, ["parallel.reduce=bf16"], show=False)

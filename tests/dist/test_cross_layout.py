@@ -1,0 +1,71 @@
+"""A run that was saved under one layout goes on under another as if nothing had happened."""
+
+import shutil
+
+import pytest
+from safetensors import safe_open
+
+from paceline.layout import from_words
+from paceline.parity import apart
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+from paceline.training.export import export
+from paceline.training.run import resume, train
+
+PAIRS = [
+    ("fsdp:4", "single"),
+    ("fsdp:2+tensor:2+pipeline:2", "ddp:2"),
+    ("ddp:2", "tensor:2"),
+    ("tensor:2+sequence", "pipeline:2:interleaved"),
+    ("pipeline:2:1f1b", "zero1:2"),
+    ("zero1:2", "hsdp:2x2"),
+    ("hsdp:2x2", "fsdp:2+tensor:2"),
+    ("single", "zero2:2"),
+]
+STEPS, HALF = 8, 4
+
+
+def parallel(words):
+    """The whole of a layout: what the words do not name goes back to what it is without them."""
+    plain = {"replicate": None, "tensor": 1, "sequence": False, "pipeline": 1, "schedule": "1f1b"}
+    return {f"parallel.{key}": value for key, value in {**plain, **from_words(words)}.items()}
+
+
+@pytest.fixture(scope="module")
+def halfway(tiny_lm, tmp_path_factory):
+    """A run under a layout, cut off after half of its steps; with the uninterrupted one it must equal."""
+    out = tmp_path_factory.mktemp("halfway")
+    spec = tiny_lm.replace({"train.steps": STEPS, "train.checkpoint_every": HALF})
+    made = {}
+
+    def run(words):
+        if words not in made:
+            made[words] = train(spec.replace(parallel(words)), out, show=False).path
+        return made[words]
+
+    return run
+
+
+@pytest.mark.parametrize(("saved", "resumed"), PAIRS)
+def test_any_layout_goes_on_from_any_other(halfway, tmp_path, saved, resumed):
+    folder = tmp_path / "run"
+    shutil.copytree(halfway(saved), folder)
+    shutil.rmtree(folder / "checkpoints" / f"step-{STEPS:08d}")
+    result = resume(folder, parallel(resumed), show=False)
+    assert result.status == "finished"
+    whole = read_steps(RunDir(halfway("single")).events_file(0))
+    ours = read_steps(RunDir(folder).events_file(0))
+    assert [event["step"] for event in ours] == list(range(1, STEPS + 1))
+    for a, b in zip(whole, ours, strict=True):
+        assert (a["samples"], a["tokens"], a["lr"]) == (b["samples"], b["tokens"], b["lr"])
+        assert apart(a["loss"], b["loss"]) <= 1e-5, f"loss at step {a['step']}"
+        assert apart(a["grad_norm"], b["grad_norm"]) <= 1e-5, f"gradient norm at step {a['step']}"
+    with (
+        safe_open(export(halfway("single"), tmp_path / "one.safetensors"), "pt") as one,
+        safe_open(export(folder, tmp_path / "other.safetensors"), "pt") as other,
+    ):
+        assert sorted(one.keys()) == sorted(other.keys())
+        for name in one.keys():  # noqa: SIM118
+            a, b = one.get_tensor(name), other.get_tensor(name)
+            assert a.dtype == b.dtype
+            assert float((a - b).norm() / a.norm()) <= 1e-4, name

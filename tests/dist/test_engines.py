@@ -1,0 +1,391 @@
+"""DeepSpeed and Accelerate under the same loop: the same answer, the same checkpoints, refusals in place of silence."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from engine_rows import train_all
+from safetensors.torch import load_file
+
+from paceline import engines, train
+from paceline.errors import UserError
+from paceline.launch.local import run_ranks
+from paceline.layout import layout_of
+from paceline.parity import _weights_apart, apart
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+from paceline.spec import build, load
+from paceline.training.export import export
+from paceline.training.run import RunResult, resume
+
+if missing := [name for name in ("deepspeed", "accelerate") if find_spec(name) is None]:
+    pytest.skip(f"needs  pip install 'paceline[{','.join(missing)}]'", allow_module_level=True)
+
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}
+SMALL = {"train.steps": 20, "train.checkpoint_every": 10, "train.keep": 9, "train.clip": 0.7}
+SGD = {"train.optimizer": "sgd", "train.lr": 0.05}
+BF16 = {"train.precision": "bf16"}
+ODD = """
+import numpy as np, torch
+from torch import nn
+from paceline import Workload
+
+X = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+X[37, 3] = float("inf")  # two steps are not finite, whoever computes them
+
+class Rows:
+    def __len__(self): return len(X)
+    def cost(self, ids): return np.ones(len(ids))
+    def batch(self, ids, keys): return X[ids]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8, bias=False)
+        self.mix.weight.requires_grad_(False)
+        self.deep, self.last = nn.Linear(8, 7), nn.Linear(7, 1)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+    def forward(self, x):
+        if self.training: self.calls += 1
+        return self.last(torch.tanh(self.deep(self.mix(x))))
+
+class Odd(Workload):
+    "A frozen matrix, a buffer, sizes that no number divides, and a sample that breaks a step."
+    def model(self): return Net()
+    def data(self, split): return Rows() if split == "train" else None
+    def loss(self, model, x): return ((model(x)[:, 0] - x.sum(1)) ** 2).sum(), len(x)
+"""
+OWN_JSON = {
+    "train_batch_size": "auto",
+    "gradient_clipping": 0.7,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 5000},
+}
+OWN_YAML = {
+    "distributed_type": "MULTI_CPU",
+    "num_processes": 2,
+    "use_cpu": True,
+    "mixed_precision": "no",
+    "debug": False,
+}
+
+
+def deepspeed(strategy, **more):
+    return {"parallel.engine": "deepspeed", "parallel.strategy": strategy, **more}
+
+
+ACCELERATE = {"parallel.engine": "accelerate"}
+PASSES = {"parallel.micro_batch": 5}
+OFFLOAD = {"parallel.offload": True, "parallel.bucket_mb": 0.02}
+# name: (what it is compared with, values that differ); those of fp32 first, since autocast leaves traces in DeepSpeed
+ROWS = {
+    "deepspeed-ddp": ("small", deepspeed("ddp")),
+    "deepspeed-zero1": ("small", deepspeed("zero1")),
+    "deepspeed-zero2": ("small", deepspeed("zero2", **PASSES)),
+    "deepspeed-zero3": ("small", deepspeed("zero3")),
+    "offload-zero1": ("small", deepspeed("zero1", **PASSES, **OFFLOAD)),
+    "offload-zero3": ("small", deepspeed("zero3", **PASSES, **OFFLOAD)),
+    "sgd-zero3": ("sgd", deepspeed("zero3")),
+    "lm-zero2": ("lm", deepspeed("zero2", **PASSES)),
+    "lm-zero3": ("lm", deepspeed("zero3", **{"parallel.checkpointing": "full"})),
+    "odd-zero1": ("odd", deepspeed("zero1")),
+    "odd-zero3": ("odd", deepspeed("zero3")),
+    "accelerate-ddp": ("small", {**ACCELERATE, **PASSES}),
+    "accelerate-own": ("small", {**ACCELERATE, "parallel.engine_config": "own.yaml"}),
+    "accelerate-lm": ("lm", ACCELERATE),
+    "resumed-zero1": ("small", deepspeed("zero1")),
+    "resumed-zero3": ("small", deepspeed("zero3", **OFFLOAD)),
+    "resumed-accelerate": ("small", ACCELERATE),
+    "resumed-odd": ("odd", deepspeed("zero3")),
+    "bf16-ddp": ("bf16", deepspeed("ddp")),
+    "bf16-zero3": ("bf16", deepspeed("zero3", **PASSES)),
+    "bf16-own": ("bf16", deepspeed("zero2", **{"parallel.engine_config": "own.json"})),
+    "bf16-accelerate": ("bf16", ACCELERATE),
+}
+
+
+LIES = {
+    "stage": (deepspeed("zero3"), "asked for ZeRO stage 3 and has 1"),
+    "clip": (deepspeed("zero1"), "asked for clipping of its own 0.0 and has 1.0"),
+    "offload": (deepspeed("zero2"), "asked for offload False and has True"),
+    "alone": (ACCELERATE, "asked for processes 2 and has 1"),
+}
+LIED: dict[str, str] = {}
+"""How the runs of LIES ended."""
+
+
+@pytest.fixture(scope="module")
+def specs(small, corpus_cache, tmp_path_factory):
+    """What is trained, on one rank of the torch engine."""
+    (file := tmp_path_factory.mktemp("odd") / "odd.py").write_text(textwrap.dedent(ODD))
+    small = small.replace(SMALL)
+    lm = {
+        "name": "lm",
+        "workload": "lm",
+        "model": {"preset": "custom", "width": 32, "heads": 4, "kv_heads": 2, "layers": 2, "ffn": 64, "tied": True},
+        "data": {"sequence": 32, "vocab": 512, "limit": 40, "cache": str(corpus_cache)},
+        "train": {"global_batch": 13, "lr": 3e-3, "log_every": 1},
+        "parallel": {"threads": 1},
+    }
+    odd = {"name": "odd", "workload": f"{file}:Odd", "train": {"global_batch": 10, "lr": 0.03, "nonfinite": "skip"}}
+    return {
+        "small": small,
+        "sgd": small.replace(SGD),
+        "bf16": small.replace(BF16),
+        "lm": build(lm).replace(SMALL),
+        "odd": build(odd).replace({**SMALL, "parallel.threads": 1}),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(specs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    return {name: train(spec, out / name, show=False) for name, spec in specs.items()}
+
+
+@pytest.fixture(scope="module")
+def rows(specs, alone, tmp_path_factory):
+    """All rows, trained by one start of 2 ranks."""
+    out = tmp_path_factory.mktemp("rows")
+    (out / "own.json").write_text(json.dumps(OWN_JSON))
+    (out / "own.yaml").write_text(yaml.safe_dump(OWN_YAML))
+    runs = {}
+    for name, (base, changes) in ROWS.items():
+        own = {key: str(out / value) for key, value in changes.items() if key == "parallel.engine_config"}
+        spec = specs[base].replace({**changes, **own, "parallel.ranks": 2})
+        engines.check(spec, layout_of(spec), {})
+        if name.startswith("resumed"):
+            folder = after_step(10, alone[base].path, out / name)
+        else:
+            folder = RunDir.claim(out, name, spec).path
+        runs[name] = (str(folder), spec)
+    lies = [
+        (
+            lie,
+            str(RunDir.claim(out, lie, specs["small"]).path),
+            specs["small"].replace({**changes, "parallel.ranks": 2}),
+        )
+        for lie, (changes, _) in LIES.items()
+    ]
+    found, same = run_ranks(train_all, (list(runs.values()), lies), 2)
+    assert found == same
+    LIED.update(found)
+    return {
+        name: RunResult(Path(folder), json.loads((Path(folder) / "summary.json").read_text()))
+        for name, (folder, _) in runs.items()
+    }
+
+
+def after_step(step, run, copy):
+    """A copy of a run as it was when it had saved that step."""
+    shutil.copytree(run, copy)
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name[5:]) > step:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
+def steps_of(run):
+    return read_steps(RunDir(run.path).events_file(0))
+
+
+def assert_same(reference, other, tolerance, least=0):
+    """`least`: dimensions of the weights that are compared."""
+    ours, theirs = steps_of(reference), steps_of(other)
+    assert len(ours) == len(theirs) == 20
+    for one, two in zip(ours, theirs, strict=True):
+        assert [one[key] for key in ("step", "samples", "batch", "lr", "skipped")] == [
+            two[key] for key in ("step", "samples", "batch", "lr", "skipped")
+        ]
+        if not one["skipped"]:
+            assert apart(one["loss"], two["loss"]) <= tolerance, (one, two)
+            assert apart(one["grad_norm"], two["grad_norm"]) <= tolerance, (one, two)
+    weights = other.weights()
+    assert {name: (t.shape, t.dtype) for name, t in weights.items()} == {
+        name: (t.shape, t.dtype) for name, t in reference.weights().items()
+    }
+    ours = {name: tensor for name, tensor in reference.weights().items() if tensor.ndim >= least}
+    assert _weights_apart(ours, {name: weights[name] for name in ours})[0] <= tolerance
+    for name, value in reference.metrics.items():
+        assert apart(value, other.metrics[name]) <= tolerance
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_an_engine_gives_the_answer_of_one_rank(alone, rows, row):
+    base, _ = ROWS[row]
+    least = 2 if row == "bf16-own" else 0  # norms in bf16, which Paceline never has: their biases follow the rounding
+    assert_same(alone[base], rows[row], TOLERANCE["bf16" if base == "bf16" else "fp32"], least)
+
+
+def test_two_steps_of_the_odd_run_are_passed_over(alone):
+    assert sum(step["skipped"] for step in steps_of(alone["odd"])) == 2
+
+
+def test_the_clip_takes_part(alone):
+    assert any(step["grad_norm"] > SMALL["train.clip"] for step in steps_of(alone["small"]))
+
+
+@pytest.mark.parametrize("row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-ddp", "odd-zero3"])
+def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
+    """And gives the file that it would have given."""
+    base, _ = ROWS[row]
+    folder = after_step(10, rows[row].path, tmp_path / "run")
+    on_one = ["parallel.engine=torch", "parallel.ranks=1", "parallel.strategy=auto", "parallel.offload=false"]
+    resumed = resume(folder, on_one, show=False)
+    assert_same(alone[base], resumed, TOLERANCE["fp32"])
+    ours, theirs = (load_file(export(run, tmp_path / "w.safetensors")) for run in (alone[base].path, folder))
+    assert ours.keys() == theirs.keys()
+    assert _weights_apart(ours, theirs)[0] <= TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_engine_that_got_something_else_ends_the_run(rows, lie):
+    assert LIES[lie][1] in LIED[lie]
+
+
+def test_the_configuration_is_kept_in_the_run_folder(rows):
+    own = json.loads((rows["bf16-own"].path / "deepspeed.json").read_text())
+    assert own["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 5000, "overlap_comm": False}
+    assert own["bf16"] == {"enabled": True}
+    assert own["gradient_clipping"] == 0, "Paceline clips"
+    assert "torch_autocast" not in own
+    assert "train_batch_size" not in own
+    made = json.loads((rows["offload-zero3"].path / "deepspeed.json").read_text())
+    assert made["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert made["gradient_accumulation_steps"] == 3
+    accelerate = yaml.safe_load((rows["accelerate-ddp"].path / "accelerate.yaml").read_text())
+    assert (accelerate["distributed_type"], accelerate["num_processes"]) == ("MULTI_CPU", 2)
+
+
+def test_the_four_times_are_measured(rows):
+    for row in ("deepspeed-zero3", "accelerate-ddp"):
+        for step in steps_of(rows[row]):
+            assert 0 < step["comm_s"] < step["step_s"]
+
+
+def test_one_rank_under_deepspeed(specs, alone, tmp_path):
+    """Through the front door: a process of its own, since DeepSpeed leaves traces in it."""
+    run = train(specs["small"].replace(deepspeed("zero3")), tmp_path, show=False)
+    assert_same(alone["small"], run, TOLERANCE["fp32"])
+    assert not torch.distributed.is_initialized()
+    assert "deepspeed" not in sys.modules
+
+
+def test_accelerate_launch_that_starts_one_process_of_two_is_noticed(small, tmp_path):
+    run_file = RunDir.claim(tmp_path, "spec", small.replace(ACCELERATE)).spec_file
+    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--cpu", "--num_processes", "2"]
+    command += ["-m", "paceline", "train", str(run_file), "--out", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "was asked for several processes and started one" in done.stderr
+    assert "parallel.ranks=N" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true", "RANK": "0"}
+REFUSED = {
+    "hsdp": ({**deepspeed("hsdp"), "parallel.ranks": 4}, {}, "zero1, zero2 or zero3"),
+    "lars": ({**deepspeed("zero1"), "train.optimizer": "lars"}, {}, "use adamw or sgd"),
+    "lamb": ({**deepspeed("ddp"), "train.optimizer": "lamb"}, {}, "use adamw or sgd"),
+    "fp16": ({**deepspeed("zero1"), "train.precision": "fp16"}, {}, "use fp32 or bf16"),
+    "fp64": ({**deepspeed("zero1"), "train.precision": "fp64"}, {}, "no fp64"),
+    "offload": ({**deepspeed("ddp"), "parallel.offload": True}, {}, "ZeRO 0 would ignore it"),
+    "tensor": ({**deepspeed("ddp"), "parallel.tensor": 2}, {}, "parallel.engine=torch"),
+    "accelerate fsdp": ({**ACCELERATE, "parallel.strategy": "fsdp"}, {}, "without a word and trains something else"),
+    "accelerate fp16": ({**ACCELERATE, "train.precision": "fp16"}, {}, "use bf16"),
+    "launch precision": (ACCELERATE, {**LAUNCHED, "ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
+    "launch fsdp": (ACCELERATE, {**LAUNCHED, "ACCELERATE_USE_FSDP": "true"}, "no --use_fsdp"),
+    "launch alone": (ACCELERATE, {"ACCELERATE_MIXED_PRECISION": "no"}, "parallel.ranks=2, but"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_go_wrong_is_refused(small, case):
+    changes, environ, said = REFUSED[case]
+    spec = small.replace({"parallel.ranks": 2, **changes})
+    with pytest.raises(UserError, match=said):
+        engines.check(spec, layout_of(spec), environ)
+
+
+CONTRADICTIONS = {
+    "batch": ({"train_batch_size": 32}, "train_batch_size is 32, but the run file says train.global_batch=24"),
+    "micro": ({"train_micro_batch_size_per_gpu": 3}, "parallel.micro_batch=12"),
+    "clip": ({"gradient_clipping": 0.5}, "train.clip=1"),
+    "stage": ({"zero_optimization": {"stage": 3}}, "parallel.strategy=ddp"),
+    "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "parallel.offload=false"),
+    "optimizer": ({"optimizer": {"type": "Adam"}}, "optimizer has no place here: train.optimizer"),
+    "scheduler": ({"scheduler": {"type": "WarmupLR"}}, "train.schedule"),
+    "fp16": ({"fp16": {"enabled": True}}, "train.precision=fp32"),
+    "bf16": ({"bf16": {"enabled": True}}, "train.precision=fp32"),
+    "sum": ({"gradient_allreduce_op": "sum"}, "has no place here"),
+    "not json": ("{", "is not JSON"),
+    "a list": ("[]", "holds a list"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_an_own_file_that_contradicts_the_run_file_is_refused_by_name(small, tmp_path, case):
+    content, said = CONTRADICTIONS[case]
+    (tmp_path / "own.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    spec = small.replace(
+        {**deepspeed("ddp"), "parallel.ranks": 2, "parallel.engine_config": str(tmp_path / "own.json")}
+    )
+    with pytest.raises(UserError, match=said):
+        engines.check(spec, layout_of(spec), {})
+
+
+def test_zero_0_with_bf16_weights_is_refused(small, tmp_path):
+    (tmp_path / "own.json").write_text('{"bf16": {"enabled": true}}')
+    own = {"parallel.engine_config": str(tmp_path / "own.json")}
+    spec = small.replace({**deepspeed("ddp"), **BF16, **own})
+    with pytest.raises(UserError, match="wrong numbers"):
+        engines.check(spec, layout_of(spec), {})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"num_processes": 4}, "parallel.ranks=2"),
+        ({"mixed_precision": "bf16"}, "train.precision=fp32"),
+        ({"distributed_type": "FSDP"}, "write MULTI_CPU"),
+        ({"deepspeed_config": {"zero_stage": 1}}, "parallel.engine=deepspeed"),
+        ({"use_cpu": False}, "parallel.device=cpu"),
+    ],
+)
+def test_an_own_yaml_that_contradicts_the_run_file_is_refused(small, tmp_path, content, said):
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(content))
+    own = {"parallel.engine_config": str(tmp_path / "own.yaml"), "parallel.device": "cpu"}
+    spec = small.replace({**ACCELERATE, **own, "parallel.ranks": 2})
+    with pytest.raises(UserError, match=said):
+        engines.check(spec, layout_of(spec), {})
+
+
+def test_an_own_file_is_found_beside_the_run_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("parallel: {engine: deepspeed, engine_config: own.json}")
+    assert load(tmp_path / "run.yaml").parallel.engine_config == tmp_path / "own.json"
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(small, monkeypatch, engine):
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    spec = small.replace({"parallel.engine": engine})
+    with pytest.raises(UserError, match=rf"pip install 'paceline\[{engine}\]'"):
+        engines.check(spec, layout_of(spec), {})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("row", ["deepspeed-zero1", "deepspeed-zero3", "offload-zero3", "bf16-zero3", "accelerate-ddp"])
+def test_on_a_cuda_device(specs, alone, tmp_path, row):
+    base, changes = ROWS[row]
+    run = train(specs[base].replace({**changes, "parallel.device": "cuda"}), tmp_path, show=False)
+    assert_same(alone[base], run, 1e-2 if base == "bf16" else 1e-4)

@@ -1,0 +1,133 @@
+"""Promise 1 over every layout: the same loss, the same gradient norm and the same weights as on one rank."""
+
+import math
+
+import pytest
+import torch
+from layout_rows import held_bytes, train_rows
+
+from paceline.launch.local import run_ranks
+from paceline.layout import from_words, layout_of
+from paceline.parity import apart
+from paceline.record.events import read_steps
+from paceline.training.checkpoint import newest, read_tensors
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+ON_TWO = [
+    *("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "tensor:2+sequence"),
+    *(f"pipeline:2:{schedule}" for schedule in SCHEDULES),
+]
+ON_MORE = [
+    *("fsdp:4", "hsdp:2x2", "ddp:2+tensor:2", "fsdp:2+tensor:2", "pipeline:2+tensor:2", "fsdp:2+pipeline:2"),
+    "fsdp:2+tensor:2+pipeline:2",
+]
+VARIANTS = {
+    "plain": {},
+    "accumulated, recomputed": {"parallel.checkpointing": "full"},
+    "selective": {"parallel.checkpointing": "selective"},
+    "bf16": {"train.precision": "bf16"},
+    "lamb": {"train.optimizer": "lamb"},
+    "tied": {"model.tied": True},
+    "offload": {"parallel.offload": True},
+    "fp64": {"train.precision": "fp64"},
+}
+ROWS = [
+    *((layout, "plain") for layout in ON_TWO),
+    *((layout, "accumulated, recomputed") for layout in (*ON_TWO, *ON_MORE)),
+    *((layout, "selective") for layout in ("fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b")),
+    *((layout, "bf16") for layout in ("ddp:2", "fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b")),
+    *((layout, "lamb") for layout in ("zero1:2", "fsdp:2", "tensor:2", "pipeline:2:interleaved")),
+    *((layout, "tied") for layout in ("zero2:2", "tensor:2+sequence")),
+    *((layout, "fp64") for layout in ("tensor:2", "pipeline:2:zero_bubble")),
+    ("fsdp:2", "offload"),
+]
+TOLERANCE = {"bf16": (1e-3, 5e-2, 5e-2), "fp64": (1e-12, 1e-12, 1e-10)}
+"""(loss, gradient norm, weights), relative; elsewhere 1e-5 for losses and norms, and 1e-4 for weights."""
+
+
+def named(layout, variant):
+    return f"{layout} {variant}".replace(":", "-").replace(" ", "_")
+
+
+def spec_of(base, layout, variant):
+    spec = base.replace({f"parallel.{key}": value for key, value in from_words(layout).items()} | VARIANTS[variant])
+    if variant != "accumulated, recomputed" or spec.parallel.pipeline > 1:  # a pipeline always accumulates
+        return spec
+    return spec.replace({"parallel.micro_batch": layout_of(spec).micro_batch // 2})
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_lm, tmp_path_factory):
+    """(layout, variant) -> (steps, weights), each trained for 20 steps; launches are shared by all of one size."""
+    scratch = tmp_path_factory.mktemp("layouts")
+    rows = [*ROWS, *(("single", variant) for variant in VARIANTS if variant != "offload")]
+    specs = {row: spec_of(tiny_lm, *row) for row in rows}
+    for ranks in sorted({spec.parallel.ranks for spec in specs.values()}):
+        group = [(named(*row), spec) for row, spec in specs.items() if spec.parallel.ranks == ranks]
+        if ranks == 1:
+            train_rows(group, str(scratch))
+        else:
+            run_ranks(train_rows, (group, str(scratch)), ranks)
+
+    def read(layout, variant):
+        folder = scratch / named(layout, variant)
+        weights = read_tensors(newest(folder / "checkpoints", print))
+        return read_steps(folder / "rank0.jsonl"), weights
+
+    return read
+
+
+@pytest.mark.parametrize(("layout", "variant"), ROWS)
+def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
+    reference = "plain" if variant == "offload" else variant
+    ours, weights = trained("single", reference)
+    theirs, found = trained(layout, variant)
+    loss, norm, weight = TOLERANCE.get(variant, (1e-5, 1e-5, 1e-4))
+    assert len(ours) == len(theirs) == 20
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a["samples"], a["tokens"]) == (b["samples"], b["tokens"])
+        assert apart(a["loss"], b["loss"]) <= loss, f"loss at step {a['step']}"
+        assert apart(a["grad_norm"], b["grad_norm"]) <= norm, f"gradient norm at step {a['step']}"
+    assert found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert found[name].dtype == tensor.dtype
+        assert float((found[name] - tensor).norm() / tensor.norm()) <= weight, name
+
+
+def test_accumulation_and_recomputing_change_nothing_on_one_rank_either(trained):
+    plain, weights = trained("single", "plain")
+    other, found = trained("single", "accumulated, recomputed")
+    assert max(apart(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
+    assert all(torch.allclose(found[name], weights[name], rtol=1e-3, atol=1e-5) for name in weights)
+    assert plain[-1]["loss"] < 0.98 * plain[0]["loss"], "it learns, or there is nothing to compare"
+
+
+# What each rank holds, for P parameters of 4 bytes and two moments of AdamW on 4 ranks.
+HELD = {
+    "ddp:4": (1, 1, 2),
+    "zero1:4": (1, 1, 2 / 4),
+    "zero2:4": (1 + 1 / 4, 1 / 4, 2 / 4),
+    "fsdp:4": (None, 1 / 4, 2 / 4),
+}
+
+
+def test_memory_falls_as_the_arithmetic_says(tiny_lm):
+    wide = tiny_lm.replace({"model.width": 128, "model.ffn": 384})
+    rows = [(layout, spec_of(wide, layout, "plain")) for layout in HELD]
+    parameters = _parameters(wide)
+    blocks = _parameters(wide, "layers.")
+    for rank in run_ranks(held_bytes, (rows,), 4):
+        for layout, (whole, gradients, moments) in HELD.items():
+            if whole is None:  # a part of all, and what is not in a layer is kept until the backward pass
+                whole = 1 / 4 + (parameters - blocks) / parameters
+            want = {"parameters": whole, "gradients": gradients, "optimizer": moments}
+            for what, share in want.items():
+                assert rank[layout][what] == pytest.approx(4 * parameters * share, rel=0.1), (layout, what)
+
+
+def _parameters(spec, prefix=""):
+    from paceline.workload import workload_of
+
+    with torch.device("meta"):
+        model = workload_of(spec).model()
+    return sum(math.prod(p.shape) for name, p in model.named_parameters() if name.startswith(prefix))

@@ -1,0 +1,221 @@
+"""Sweeps with real ranks: rows, a failed cell, going on after a stop, and causes found because they are there."""
+
+import json
+import os
+import textwrap
+import time
+
+import pytest
+from measuring import comm_twice
+
+from paceline.errors import UserError
+from paceline.launch.local import run_ranks
+from paceline.measuring.links import COLLECTIVES, _rank, factor
+from paceline.measuring.result import read_measurement
+from paceline.measuring.sweep import measure
+from paceline.measuring.timers import Flights
+from paceline.record.files import read_json
+from paceline.spec import load
+from paceline.training.run import PRELOAD
+
+WORKLOAD = """
+import os
+import time
+
+import numpy as np
+import torch
+from paceline import Workload
+
+X = torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Rows:
+    slow_s = 0.0
+
+    def __len__(self):
+        return len(X)
+
+    def cost(self, ids):
+        return np.ones(len(ids))
+
+    def batch(self, ids, keys):
+        time.sleep(self.slow_s)
+        return X[ids]
+
+
+class SlowRows(Rows):
+    slow_s = 0.05
+
+
+class Plain(Workload):
+    def model(self):
+        return torch.nn.Linear(8, 1)
+
+    def data(self, split):
+        return Rows() if split == "train" else None
+
+    def loss(self, model, x):
+        time.sleep(0.02)  # as a device would work
+        return ((model(x)[:, 0] - x.sum(1)) ** 2).sum(), len(x)
+
+
+class SlowInput(Plain):
+    def data(self, split):
+        return SlowRows() if split == "train" else None
+
+
+class SlowRank(Plain):
+    def loss(self, model, x):
+        time.sleep(0.06 if os.environ.get("RANK") == "1" else 0.0)
+        return super().loss(model, x)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workload")
+    (folder / "work.py").write_text(textwrap.dedent(WORKLOAD))
+
+    def spec(kind):
+        file = folder / f"{kind}.yaml"
+        file.write_text(
+            f"name: {kind.lower()}\nworkload: work.py:{kind}\n"
+            "train: {epochs: 3, global_batch: 40, lr: 0.05}\nparallel: {threads: 1}\n"
+        )
+        return load(file)
+
+    return spec
+
+
+@pytest.fixture(scope="module")
+def swept(run_file, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep") / "plain-measure"
+    return measure(run_file("Plain"), [1, 2], layouts=["tensor:2"], steps=12, repeats=1, price=3.0, out=out)
+
+
+def test_a_sweep_has_rows_with_all_that_was_measured(swept):
+    one, two, failed = swept.rows
+    assert (one.label, two.label, failed.label) == ("1 rank", "2 ranks", "tensor:2")
+    for row in (one, two):
+        assert row.step_s > 0.02
+        assert row.compute_s + row.data_s + row.exposed_s == pytest.approx(row.step_s, rel=0.3)
+        assert row.peak_bytes_per_rank[0] > 1e7
+        assert len(row.peak_bytes_per_rank) == row.ranks
+        assert row.cost_usd == pytest.approx(row.device_hours * 3.0)
+    assert one.speedup == 1.0
+    assert two.comm_s > 0
+    assert two.compute_over_comm == pytest.approx(two.compute_s / two.comm_s)
+    assert two.slowest_rank[0] in (0, 1)
+    assert swept.total_samples == 3 * 400
+    assert "shard rules" in failed.failed
+    assert failed.speedup is None
+    assert len(swept.verdict) == 3
+    assert swept.file.is_file()
+
+
+def test_what_is_written_can_be_read_back(swept):
+    again = read_measurement(swept.folder)
+    assert again.rows == swept.rows
+    assert again.fits == swept.fits
+    assert again.findings == swept.findings
+
+
+def test_nothing_is_done_twice(swept, run_file):
+    """Started again: one more repeat of the rows that worked, and no other run. A half-done run is done anew."""
+    before = {path: path.stat().st_mtime_ns for path in swept.folder.glob("*-1/summary.json")}
+    assert len(before) == 2
+    (swept.folder / "2-ranks-2").mkdir()
+    (swept.folder / "2-ranks-2" / "spec.yaml").write_text("of a sweep that was killed")
+    said = []
+    found = measure(
+        run_file("Plain"), [1, 2], layouts=["tensor:2"], steps=12, repeats=2, out=swept.folder, say=said.append
+    )
+    assert [line.split(":")[0] for line in said] == ["2 ranks", "1 rank"]  # the second round goes the other way
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert [row.repeats for row in found.rows] == [2, 2, 0]
+    said.clear()
+    measure(run_file("Plain"), [1, 2], steps=12, repeats=2, out=swept.folder, say=said.append)
+    assert said == []
+
+
+def test_another_measurement_is_not_mixed_in(swept, run_file):
+    with pytest.raises(UserError, match=r"was begun with steps=12, and this is steps=30"):
+        measure(run_file("Plain"), [1, 2], steps=30, out=swept.folder)
+    with pytest.raises(UserError, match=r"train.lr=0.05, and this is train.lr=0.1"):
+        measure(run_file("Plain").replace({"train.lr": 0.1}), [1, 2], steps=12, out=swept.folder)
+
+
+def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
+    found = measure(run_file("SlowInput"), [1], steps=12, repeats=1, out=tmp_path / "input")
+    (finding,) = found.findings
+    assert finding.cause == "input", finding.text
+    found = measure(run_file("SlowRank"), [1, 2], steps=12, repeats=1, out=tmp_path / "rank")
+    finding = next(f for f in found.findings if f.label == "2 ranks")
+    assert finding.cause == "slow rank", finding.text
+    assert "rank 1 works" in finding.text
+    assert found.rows[1].slowest_rank[0] == 1
+
+
+def test_links_between_two_ranks():
+    links = run_ranks(_rank, ((1_000, 100_000, 4_000_000), 1), 2)[0]
+    assert [link.collective for link in links] == list(COLLECTIVES)
+    for link in links:
+        assert len(link.seconds) == 3
+        assert 1e-6 < link.latency_s < 1
+        assert 1e6 < link.bandwidth_bits_s < 1e13
+    assert factor("all_reduce", 2) == 1.0
+    assert factor("all_gather", 4) == 0.75
+
+
+def test_our_times_agree_with_the_profiler(small, tmp_path):
+    """The same run, timed by the loop and by torch; with more weights than usual, so that flights take a while."""
+    busy = os.getloadavg()[0]
+    if busy > len(os.sched_getaffinity(0)) + 1:
+        pytest.skip(f"the machine is busy (load {busy:.1f}): a mark waits for its turn, and times would say nothing")
+    spec = small.replace({"parallel.ranks": 2, "model.width": 256, "model.ffn": 1024, "train.steps": 10})
+    for ours, theirs in run_ranks(comm_twice, (spec, tmp_path), 2, PRELOAD):
+        assert ours == pytest.approx(theirs, rel=0.1)
+
+
+def test_the_four_times_cost_next_to_nothing():
+    """Per step with 8 buckets, against a step of 10 ms."""
+    flights = Flights()
+    began = time.perf_counter()
+    for _ in range(1000):
+        for _ in range(8):
+            flights.landed(flights.now())
+        flights.waited(flights.now())
+        flights.take()()
+    assert (time.perf_counter() - began) / 1000 < 0.01 * 10e-3
+
+
+def test_the_command(run_file, tmp_path, capsys, swept, monkeypatch):
+    from paceline.cli import main
+
+    run_file("Plain")
+    file = next(p for p in tmp_path.parent.parent.rglob("Plain.yaml"))
+    with pytest.raises(SystemExit) as done:
+        main(["measure", str(file), "--ranks", "1,2", "--steps", "12", "--repeats", "1", "--out", str(swept.folder)])
+    assert done.value.code == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100 or "written" in max(shown.splitlines(), key=len)
+    assert "speed-up" in shown
+    for words, said in (
+        (["--ranks", "2,4"], "counted from one rank"),
+        (["--ranks", "0"], "--ranks"),
+        (["--steps", "2"], "--steps"),
+        (["--price", "-1"], "--price"),
+        (["--out", "/proc/nothing/here"], "cannot be a folder"),
+    ):
+        with pytest.raises(SystemExit) as done:
+            main(["measure", str(file), *words])
+        assert done.value.code == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+
+def test_the_file_is_json_that_others_can_read(swept):
+    values = read_json(swept.file)
+    assert values["rows"][1]["efficiency"] == pytest.approx(values["rows"][1]["speedup"] / 2)
+    assert json.dumps(values)

@@ -1,0 +1,54 @@
+"""On a slow link plain data parallelism is slower than one rank, and sending less makes the second rank pay."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from conftest import REPOSITORY
+
+STEPS = 16
+RATE = "100mbit"
+
+
+@pytest.fixture(scope="module")
+def slow_network():
+    spec = importlib.util.spec_from_file_location("slow_network", REPOSITORY / "benchmarks" / "slow_network.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["slow_network"] = module
+    spec.loader.exec_module(module)
+    if reason := module.why_not():
+        pytest.skip(f"no slow network here: {reason}")
+    return module
+
+
+@pytest.mark.timing
+def test_a_second_rank_pays_where_less_is_sent(slow_network, corpus_cache, tmp_path):
+    busy = os.getloadavg()[0]
+    if busy > len(os.sched_getaffinity(0)) + 1:
+        pytest.skip(f"the machine is busy (load {busy:.1f}): times would say nothing")
+
+    def run(ranks, steps, **parallel):
+        spec = slow_network.spec_of(None, steps, ranks=ranks, **parallel).replace({"data.cache": str(corpus_cache)})
+        return slow_network.train_on(link, ranks, spec, tmp_path)
+
+    with slow_network.slow_link() as link:
+        link.shape(RATE)
+        one = run(1, STEPS)
+        less = run(2, STEPS, reduce="powersgd")
+        plain = run(2, 2)
+    assert one["parameters"] == pytest.approx(10e6, rel=0.01)
+    assert plain["rate"] < 0.5 * one["rate"]
+    assert less["rate"] > 1.3 * one["rate"]
+    assert less["loss"] == pytest.approx(one["loss"], rel=0.01)
+
+
+def test_nothing_is_left_behind(slow_network):
+    import subprocess
+
+    with slow_network.slow_link() as link:
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        assert all(name in listed for name in link.names)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert not any(name in listed for name in link.names)

@@ -1,0 +1,177 @@
+"""The grid of ranks, its equations, its short forms, and what is refused before a process starts."""
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.layout import Layout, from_words, layout_of
+from paceline.parallel.pipeline import cut
+from paceline.spec import build
+from paceline.workload import workload_of
+
+LM = {"workload": "lm", "model": {"preset": "custom", "width": 32, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 64}}
+
+
+def of(batch=16, **parallel):
+    return layout_of(build({"train": {"global_batch": batch}, "parallel": parallel}))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "grid"),
+    [
+        ({}, "1 rank = replicate 1 × shard 1 × tensor 1 × pipeline 1"),
+        ({"ranks": 4}, "4 ranks = replicate 4 × shard 1 × tensor 1 × pipeline 1"),
+        ({"ranks": 4, "strategy": "zero3"}, "4 ranks = replicate 1 × shard 4 × tensor 1 × pipeline 1"),
+        ({"ranks": 8, "strategy": "hsdp"}, "8 ranks = replicate 2 × shard 4 × tensor 1 × pipeline 1"),
+        (
+            {"ranks": 8, "strategy": "fsdp", "tensor": 2, "pipeline": 2},
+            "8 ranks = replicate 1 × shard 2 × tensor 2 × pipeline 2",
+        ),
+    ],
+)
+def test_the_grid_is_printed_as_a_product(parallel, grid):
+    assert of(**parallel).grid() == grid
+
+
+def test_ranks_that_differ_in_tensor_or_pipeline_alone_get_the_same_samples():
+    layout = of(ranks=8, tensor=2, pipeline=2)
+    assert [layout.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("batch", "parallel", "passes"),
+    [
+        (16, {"ranks": 2, "pipeline": 2}, 4),
+        (16, {"ranks": 4, "pipeline": 2, "micro_batch": 4}, 2),
+        (10, {"ranks": 2, "pipeline": 2, "micro_batch": 2}, 6),  # 5 would not be rounds of 2
+        (7, {"ranks": 2, "pipeline": 2}, 8),
+    ],
+)
+def test_a_pipeline_always_runs_full(batch, parallel, passes):
+    layout = of(batch, **parallel)
+    assert layout.passes(batch) == layout.passes(1) == passes
+    assert passes % layout.pipeline == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "parallel"),
+    [
+        ("single", {"strategy": "single", "ranks": 1}),
+        ("zero1:2", {"strategy": "zero1", "ranks": 2}),
+        ("hsdp:2x4", {"strategy": "hsdp", "replicate": 2, "ranks": 8}),
+        ("tensor:2+sequence", {"strategy": "auto", "tensor": 2, "sequence": True, "ranks": 2}),
+        ("pipeline:2:gpipe", {"strategy": "auto", "pipeline": 2, "schedule": "gpipe", "ranks": 2}),
+        ("fsdp:2+tensor:2+pipeline:2", {"strategy": "fsdp", "tensor": 2, "pipeline": 2, "ranks": 8}),
+        ("deepspeed+zero2:2", {"engine": "deepspeed", "strategy": "zero2", "ranks": 2}),
+    ],
+)
+def test_short_forms(words, parallel):
+    assert from_words(words) == parallel
+
+
+@pytest.mark.parametrize(
+    "words", ["", "fdsp:2", "fsdp", "fsdp:0", "fsdp:two", "hsdp:4", "tensor:2x2", "single:2", "ddp:2+"]
+)
+def test_a_short_form_that_says_nothing_is_refused(words):
+    with pytest.raises(UserError, match=r"is not a layout.*fsdp:2\+tensor:2"):
+        from_words(words)
+
+
+@pytest.mark.parametrize(
+    ("batch", "parallel", "said"),
+    [
+        (
+            16,
+            {"ranks": 6, "tensor": 4},
+            "parallel.ranks=6 is not a multiple of parallel.tensor=4 .* use parallel.ranks=4 or 8",
+        ),
+        (16, {"ranks": 1, "tensor": 2}, "use parallel.ranks=2"),
+        (
+            16,
+            {"ranks": 4, "strategy": "hsdp", "replicate": 3},
+            "replicate=3 does not divide 4 .* use parallel.replicate=2",
+        ),
+        (16, {"ranks": 2, "strategy": "hsdp"}, "there are 2; use 4 or more, or parallel.strategy=fsdp"),
+        (16, {"ranks": 4, "replicate": 2}, "parallel.replicate=2 is for parallel.strategy=hsdp, not ddp"),
+        (
+            16,
+            {"ranks": 4, "strategy": "zero1", "tensor": 2},
+            "zero1 does not go with tensor or pipeline; use zero2, fsdp",
+        ),
+        (16, {"ranks": 2, "sequence": True}, "use it with parallel.tensor=2"),
+        (16, {"ranks": 2, "offload": True}, "needs sharded parameters, not ddp; use parallel.strategy=fsdp"),
+        (16, {"ranks": 2, "strategy": "fsdp", "reduce": "bf16"}, "parallel.reduce=bf16 is for plain data parallelism"),
+        (16, {"ranks": 2, "engine_config": "x.json"}, "is for parallel.engine=deepspeed or accelerate, not torch"),
+        (16, {"ranks": 2, "engine": "deepspeed", "tensor": 2}, "use parallel.engine=torch for tensor"),
+        (16, {"ranks": 2, "strategy": "single"}, "use parallel.strategy=ddp"),
+        (3, {"ranks": 4, "pipeline": 4}, "has 3 per step; use train.global_batch=4 or more, or parallel.pipeline=3"),
+        (
+            16,
+            {"ranks": 4, "pipeline": 4, "micro_batch": 8},
+            "makes 2 passes .*, fewer than the 4 .* use parallel.micro_batch=4 or less",
+        ),
+        (3, {"ranks": 8, "tensor": 2}, "train.global_batch=3 is smaller than the 4 data-parallel ranks"),
+    ],
+)
+def test_layouts_that_cannot_work_are_refused_with_the_nearest_that_can(batch, parallel, said):
+    with pytest.raises(UserError, match=said):
+        of(batch, **parallel)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {**LM, "parallel": {"ranks": 4, "tensor": 4}},
+            "parallel.tensor=4 does not divide model.kv_heads=2; .*tensor=2",
+        ),
+        ({**LM, "parallel": {"ranks": 3, "tensor": 3}}, "parallel.tensor=3 does not divide model.heads=4; .*tensor=2"),
+        (
+            {**LM, "parallel": {"ranks": 8, "pipeline": 8}},
+            "into 8 stages, but it has 4 layers; use parallel.pipeline=4",
+        ),
+        (
+            {**LM, "parallel": {"ranks": 4, "pipeline": 4, "schedule": "interleaved"}},
+            "into 8 stages, but it has 4 layers; use parallel.pipeline=2",
+        ),
+        (
+            {**LM, "data": {"sequence": 33}, "parallel": {"ranks": 2, "tensor": 2, "sequence": True}},
+            "data.sequence=33 by parallel.tensor=2; use data.sequence=34",
+        ),
+        (
+            {**LM, "model": {**LM["model"], "tied": True}, "parallel": {"ranks": 2, "pipeline": 2}},
+            "use model.tied=false",
+        ),
+        ({"parallel": {"ranks": 2, "tensor": 2}}, "classifier has no table of shard rules"),
+        ({"parallel": {"ranks": 2, "pipeline": 2}}, "classifier cannot be cut into stages"),
+    ],
+)
+def test_what_a_model_cannot_take_is_refused_by_name(values, said):
+    spec = build(values)
+    with pytest.raises(UserError, match=said):
+        workload_of(spec).suits(layout_of(spec))
+
+
+@pytest.mark.parametrize(
+    ("costs", "before", "after", "parts", "sizes"),
+    [
+        ([1, 1, 1, 1], 0, 0, 2, [2, 2]),
+        ([1, 1, 1, 1], 0, 2, 2, [3, 1]),
+        ([1, 1, 1, 1], 0, 9, 4, [1, 1, 1, 1]),
+        ([1, 1, 1, 1, 1, 1], 1, 1, 4, [1, 2, 2, 1]),
+        ([5, 1, 1, 1], 0, 0, 2, [1, 3]),
+    ],
+)
+def test_stages_are_cut_by_cost(costs, before, after, parts, sizes):
+    ranges = cut(costs, before, after, parts)
+    assert [len(part) for part in ranges] == sizes
+    assert [i for part in ranges for i in part] == list(range(len(costs)))
+
+
+def test_the_old_words_still_make_a_layout():
+    assert Layout("ddp", 4, 10, 3).passes(10) == 1
+
+
+@pytest.mark.parametrize("words", ["ddp:2+fsdp:2", "tensor:2+tensor:4", "single+fsdp:2"])
+def test_a_short_form_that_says_something_twice_is_refused(words):
+    with pytest.raises(UserError, match="twice"):
+        from_words(words)

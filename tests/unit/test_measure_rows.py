@@ -1,0 +1,232 @@
+"""Rows, diagnosis and cost from numbers that were chosen, so that the right answer is known."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.measuring.cells import cells
+from paceline.measuring.diagnose import diagnose, link_bits_s, lost, notes, verdict
+from paceline.measuring.reading import RunTimes, read_times, steady
+from paceline.measuring.rows import Row, combined, priced, recommended, row_from_json, with_speedups
+from paceline.measuring.scaling import fits
+from paceline.measuring.show import TEXT_COLUMNS, wrapped
+from paceline.measuring.sweep import in_short
+from paceline.record.run_dir import RunDir
+
+
+def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, **values):
+    """A row by the shares of its step."""
+    given = {"global_batch": 64, "samples_per_s": 64 / step_s, "threads": 1, "parameters": 1_000_000}
+    return Row(
+        label,
+        ranks,
+        step_s=step_s,
+        compute_s=compute * step_s,
+        exposed_s=exposed * step_s,
+        comm_s=exposed * step_s,
+        waiting_s=waiting * step_s,
+        data_s=data * step_s,
+        **given | values,
+    )
+
+
+def judged(*rows, cores=64):
+    found = with_speedups(rows, {r.label: [r.samples_per_s] for r in rows if r.samples_per_s})
+    return found, {f.label: f for f in diagnose(found, cores)}
+
+
+ONE = row("1 rank", 1, 1.0)
+
+
+def test_communication_is_named_when_it_is_the_cause():
+    _, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
+    assert found["2 ranks"].cause == "communication"
+    assert "2 ranks are 0.8×: 61 % of the step is exposed communication" in found["2 ranks"].text
+    assert "Gbit/s" in found["2 ranks"].text
+    assert "parallel.reduce" in found["2 ranks"].advice
+    assert found["1 rank"].cause == "none"
+
+
+def test_communication_is_not_named_when_a_rank_is_slow():
+    slow = row("2 ranks", 2, 0.9, compute=0.55, exposed=0.45, waiting=0.42, busy_s_by_rank=(0.5, 0.9))
+    _, found = judged(ONE, slow)
+    assert found["2 ranks"].cause == "slow rank"
+    assert "rank 1 works 1.8× as long as the others" in found["2 ranks"].text
+
+
+def test_what_a_slow_rank_takes_longer_is_not_compute_that_did_not_divide():
+    slow = row("2 ranks", 2, 4.0, compute=0.63, exposed=0.37, waiting=0.36, busy_s_by_rank=(1.0, 4.0))
+    _, found = judged(ONE, slow, cores=2)
+    assert found["2 ranks"].cause == "slow rank"
+
+
+def test_slow_input_is_named_on_one_rank_too():
+    _, found = judged(row("1 rank", 1, 1.0, compute=0.6, data=0.4), row("2 ranks", 2, 0.7, compute=0.43, data=0.57))
+    assert found["1 rank"].cause == found["2 ranks"].cause == "input"
+    assert "40 % of the step is waiting for input" in found["1 rank"].text
+
+
+def test_compute_that_does_not_divide():
+    _, small = judged(ONE, row("8 ranks", 8, 0.4))
+    assert small["8 ranks"].cause == "small passes"
+    _, fixed = judged(replace(ONE, global_batch=640), row("2 ranks", 2, 0.9, global_batch=640))
+    assert fixed["2 ranks"].cause == "fixed work"
+    _, shared = judged(ONE, row("2 ranks", 2, 0.9), cores=2)
+    assert shared["2 ranks"].cause == "shared cores"
+
+
+def test_nothing_is_blamed_where_nothing_is_lost():
+    _, found = judged(ONE, row("2 ranks", 2, 0.51, compute=0.97, exposed=0.03))
+    assert found["2 ranks"].cause == "none"
+
+
+def test_parts_of_a_loss_add_up():
+    worse = row("2 ranks", 2, 0.8, compute=0.7, exposed=0.2, waiting=0.05, data=0.1)
+    assert sum(lost(worse, ONE).values()) == pytest.approx(0.8 - 0.5)
+
+
+def test_the_link_rate_follows_the_ring():
+    two = row("2 ranks", 2, 1.0, exposed=0.032)
+    assert link_bits_s(two) == pytest.approx(8 * 4e6 / 0.032)
+    assert link_bits_s(ONE) is None
+
+
+def test_speedups_follow_the_rates_and_their_spread_is_of_pairs():
+    rows = [row("1 rank", 1, 1.0), row("2 ranks", 2, 0.5625)]
+    found = with_speedups(rows, {"1 rank": [10.0, 5.0, 10.0], "2 ranks": [18.0, 9.0, 17.0]})
+    assert found[1].speedups == (1.8, 1.8, 1.7)
+    assert found[1].speedup == pytest.approx(1 / 0.5625)
+    assert (found[1].speedup_low, found[1].speedup_high) == (1.7, 1.8)
+    assert found[1].efficiency == found[1].speedup / 2
+
+
+def test_the_numbers_of_a_row_belong_together():
+    """Of two repeats, one of them disturbed, the row has those of the other."""
+    times = [
+        RunTimes(20, step_s, 0.0, step_s, 0.0, 0.0, 0.0, 64 / step_s, None, (step_s,), (n,), 1.0, 9, 1)
+        for n, step_s in enumerate((1.5, 0.2), 1)
+    ]
+    found = combined(Row("1 rank", 1), times)
+    assert (found.step_s, found.samples_per_s) == (0.2, pytest.approx(320))
+    assert (found.step_s_low, found.step_s_high) == (0.2, 1.5)
+    assert found.peak_bytes_per_rank == (2,)
+
+
+def test_repeats_that_contradict_each_other_decide_nothing():
+    rows = with_speedups([ONE, row("2 ranks", 2, 0.6)], {"1 rank": [10.0, 20.0], "2 ranks": [17.0, 15.0]})
+    assert verdict(priced(rows, None, None), [], [])[0].startswith(
+        "Not decided: 2 ranks reach 1.67×, but single repeats"
+    )
+
+
+def test_a_failed_row_has_no_speedup_and_the_fewest_ranks_count():
+    rows = [Row("1 rank", 1, failed="out of memory"), row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.6)]
+    found = with_speedups(rows, {"2 ranks": [10.0], "4 ranks": [18.0]})
+    assert found[0].speedup is None
+    assert found[1].speedup == 2.0
+    assert found[2].speedup == pytest.approx(2 / 0.6)
+
+
+def test_the_recommended_row():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.55), row("4 ranks", 4, 0.4), row("8 ranks", 8, 0.39))
+    assert recommended(rows).label == "4 ranks"
+    rows, _ = judged(ONE, row("2 ranks", 2, 1.2))
+    assert recommended(rows).label == "1 rank"
+    assert recommended([Row("1 rank", 1, failed="x")]) is None
+
+
+def test_cost_of_the_whole_run():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.6))
+    one, two = priced(rows, 64 * 3600, 2.0)
+    assert (one.hours, one.device_hours, one.cost_usd) == (1.0, 1.0, 2.0)
+    assert two.cost_usd == pytest.approx(2.4)
+    assert one.usd_per_million_samples == pytest.approx(1e6 / 64 / 3600 * 2)
+    assert priced(rows, None, None)[0].hours is None
+
+
+def test_verdicts():
+    rows, found = judged(ONE, row("2 ranks", 2, 0.55))
+    lines = verdict(priced(rows, None, None), list(found.values()), fits({2: [1.8]}))
+    assert lines[0] == "Take 2 ranks: 1.82× as fast as 1 rank, at 1.1× the device-hours."
+    assert "4 ranks would reach" in lines[2]
+    rows, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
+    lines = verdict(priced(rows, None, None), list(found.values()), [])
+    assert lines[0] == "Stay on 1 rank: more do not pay; 2 ranks reach 0.8×."
+
+
+def test_notes_for_the_reader():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.3, threads=2))
+    told = " ".join(notes(rows, cores=2, load=9.0))
+    assert "load of 9 on 2 cores" in told
+    assert "threads per rank differ" in told
+    assert "more than 2 ranks can give" in told
+    assert notes([ONE], cores=2, load=0.5) == []
+
+
+def test_a_row_survives_json():
+    given = replace(row("2 ranks", 2, 1.0), busy_s_by_rank=(0.1, 0.2), usage={"cpu_share": 0.5})
+    back = row_from_json(json.loads(json.dumps(given.as_json())))
+    assert back == given
+    assert given.as_json()["slowest_rank"] == 1
+
+
+def test_reasons_in_short():
+    assert in_short("there is no memory for 20 GiB more; use …") == "out of memory"
+    assert in_short("a pipeline of 4 ranks needs 4 passes; use more") == "a pipeline of 4 ranks needs 4 passes"
+
+
+def test_cells_of_a_sweep(small):
+    found = cells(small, [1, 2], ["fsdp:2", "tensor:2+sequence"], steps=8, weak=False)
+    assert [(c.label, c.ranks) for c in found] == [
+        ("1 rank", 1), ("2 ranks", 2), ("fsdp:2", 2), ("tensor:2+sequence", 2)
+    ]  # fmt: skip
+    assert {c.spec.train.global_batch for c in found} == {24}
+    assert found[3].run_name(0) == "tensor-2-sequence-1"
+    weak = cells(small, [1, 2, 4], [], steps=8, weak=True)
+    assert [c.spec.train.global_batch for c in weak] == [24, 48, 96]
+    hopeless = cells(small, [1, 64], [], steps=8, weak=False)[1]
+    assert hopeless.spec is None
+    assert "smaller than parallel.ranks=64" in hopeless.refused
+    with pytest.raises(UserError, match="counted from one rank, and --ranks 2,4 has none"):
+        cells(small, [2, 4], [], steps=8, weak=False)
+
+
+def step(number, **values):
+    given = {"step_s": 1.0, "data_s": 0.0, "compute_s": 0.8, "comm_s": 0.2, "exposed_s": 0.2, "batch": 8}
+    return {"kind": "step", "t": 0.0, "step": number, "loss": 1.0, **given, **values}
+
+
+def write_run(folder, by_rank, spec):
+    run = RunDir.claim(folder, "run", spec)
+    for rank, steps in enumerate(by_rank):
+        lines = [{"kind": "start", "t": 0, "threads": 1}, *steps]
+        run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.summary_file.write_text(json.dumps({"status": "finished", "ranks": len(by_rank)}))
+    return run
+
+
+def test_waiting_is_told_from_communication(tmp_path, small):
+    """Rank 1 computes longer; rank 0 waits for it inside its collective. What both see is communication."""
+    fast = [step(n, compute_s=0.5, exposed_s=0.5) for n in range(1, 31)]
+    slow = [step(n, compute_s=0.9, exposed_s=0.1) for n in range(1, 31)]
+    found = read_times(write_run(tmp_path, [fast, slow], small))
+    assert found.busy_s_by_rank == (0.5, 0.9)
+    assert found.exposed_s == pytest.approx(0.3)
+    assert found.waiting_s == pytest.approx(0.2)
+    assert found.samples_per_s == 8.0
+
+
+def test_the_first_steps_do_not_count(tmp_path, small):
+    steps = [step(n, step_s=9.0 if n <= 5 else 1.0) for n in range(1, 31)]
+    assert read_times(write_run(tmp_path, [steps], small)).step_s == 1.0
+    assert len(steady(steps)) == 25
+    with pytest.raises(UserError, match="too few"):
+        read_times(write_run(tmp_path, [steps[:1]], small))
+
+
+def test_lines_are_as_wide_as_tables():
+    for line in wrapped("a sentence with 12 % and 30 ms in it, " * 20, "→ "):
+        assert len(line) <= TEXT_COLUMNS
+        assert not line.endswith(" 12")

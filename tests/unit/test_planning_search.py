@@ -1,0 +1,125 @@
+"""The search: what it chooses, what it refuses and why, and that the runtime would accept its choice."""
+
+import time
+
+import pytest
+
+from paceline.layout import layout_of
+from paceline.planning.auto import applied
+from paceline.planning.candidates import Limits, family_name, limits_of
+from paceline.planning.plan import overrides_of, plan
+from paceline.planning.price import spread_of
+from paceline.planning.search import search
+from paceline.planning.site import site_of
+from paceline.planning.subject import subject_of
+from paceline.spec import build
+from paceline.workload import workload_of
+
+
+def lm(preset="7b", batch=256, sequence=2048, **more):
+    return build(
+        {
+            "name": "lm",
+            "workload": "lm",
+            "model": {"preset": preset},
+            "data": {"sequence": sequence, "vocab": 32_000},
+            "train": {"steps": 100, "global_batch": batch, "precision": "bf16"},
+            **more,
+        }
+    )
+
+
+def on(spec, where, devices, **limits):
+    return search(subject_of(spec), devices, site_of(where).at(devices), Limits(**limits))
+
+
+def test_the_tree_is_agreed_with_where_the_model_fits_on_one_device():
+    found = on(lm("gpt2", sequence=1024), "8xA100", 8)
+    assert family_name(found.chosen.layout) == "ddp"
+    assert found.usual == "The usual tree agrees: fits on one device → ddp."
+
+
+def test_the_tree_is_agreed_with_where_it_does_not():
+    found = on(lm(), "8xH100", 8, tensor=1, pipeline=1)
+    assert found.chosen.layout.shard == 8
+    assert "agrees: does not fit on one device → fsdp" in found.usual
+
+
+def test_many_nodes_take_pipeline_or_tensor_or_say_why_not():
+    found = on(lm(batch=2048), "16x8xA100", 128)
+    layout = found.chosen.layout
+    assert layout.tensor * layout.pipeline > 1 or "The usual tree says" in found.usual
+
+
+def test_what_does_not_fit_is_refused_by_its_largest_term():
+    found = on(lm(), "4x24GB", 4)
+    reasons = {r.family: r.reason for r in found.refused}
+    assert reasons["ddp"].startswith("optimiser states")
+    assert reasons["ddp"].endswith("GB over")
+    assert found.chosen.layout.offload
+    assert found.chosen.memory.total_bytes < 24e9
+
+
+def test_tensor_parallelism_does_not_cross_nodes():
+    found = on(lm(), "4x2xA100", 8)
+    assert "tensor 4 crosses nodes of 2" in [r.reason for r in found.refused]
+    assert all(p.layout.tensor <= 2 for p in found.prices)
+
+
+def test_more_ranks_than_samples_are_refused():
+    found = on(lm("gpt2", batch=4, sequence=128), "8xA100", 8, tensor=1, pipeline=1)
+    assert found.chosen is None
+    assert "batch 4 leaves some without a sample" in found.refused[0].reason
+
+
+def test_the_run_file_limits_the_search():
+    spec = lm(parallel={"strategy": "zero3", "checkpointing": "full", "micro_batch": 2})
+    assert limits_of(spec) == Limits(strategy="fsdp", checkpointing="full", micro_batch=2)
+    found = plan(spec, "8xH100", [8])
+    assert {p.layout.strategy for p in found.rows[0].found.prices} == {"fsdp"}
+    assert found.chosen.price.layout.checkpointing == "full"
+    assert limits_of(lm(parallel="auto")) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        (lm(), "2x8xH100"),
+        (lm(batch=1024), "8x8xA100"),
+        (lm("1b"), "4x24GB"),
+        (lm("tiny", 64, 128), "2x2xCPU+1Gb"),
+        (lm("gpt2", 64, 1024), "4xA100@pcie"),
+    ],
+)
+def test_the_runtime_takes_every_layout_that_fits_as_it_was_priced(spec, where):
+    """The planner prices the object that the runtime applies: nothing is lost on the way through the run file."""
+    found = plan(spec, where)
+    workload = workload_of(spec)
+    layouts = [p.layout for row in found.rows for p in row.found.prices]
+    for layout in layouts[:: max(1, len(layouts) // 40)]:
+        applied_layout = layout_of(spec.replace(overrides_of(layout)))
+        assert applied_layout == layout
+        workload.suits(applied_layout)
+        assert spread_of(layout).ranks == layout.ranks
+
+
+def test_a_row_of_many_devices_takes_under_a_second():
+    spec, site = lm(batch=4096), site_of("2048x8xH100")
+    subject = subject_of(spec)
+    for devices in (1024, 16_384):
+        began = time.process_time()
+        found = search(subject, devices, site.at(devices), Limits())
+        assert time.process_time() - began < 1.0
+        assert found.chosen is not None
+
+
+def test_auto_takes_the_chosen_layout_on_a_named_cluster_alone():
+    spec = lm(parallel="auto", cluster="8xH100")
+    chosen = applied(spec, None)
+    assert chosen.parallel.strategy in ("fsdp", "zero2")
+    assert chosen.parallel.ranks == 8
+    assert applied(spec, 4).parallel.ranks == 4
+    local = lm("tiny", 16, 64, parallel="auto")
+    assert applied(local, None) is local
+    named = lm(parallel={"strategy": "ddp"}, cluster="8xH100")
+    assert applied(named, None) is named

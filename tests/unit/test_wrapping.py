@@ -1,0 +1,97 @@
+"""Models that a layout cannot take are refused in words; a new strategy is a new layout."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.parallel import fsdp, pipeline, tensor
+from paceline.parity import _weights_apart
+from paceline.record.run_dir import RunDir
+from paceline.spec import build
+from paceline.training.run import resumed_spec
+from paceline.workload import Workload
+
+
+class Chain(nn.Module):
+    def __init__(self, layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+        self.norm = nn.LayerNorm(4)
+
+
+class Chained(Workload):
+    def costs(self, model):
+        return 0.0, [1.0] * len(model.layers), 0.0
+
+    def stage(self, model, layers):
+        return nn.Sequential(*(model.layers[i] for i in layers))
+
+
+def layout(**parallel):
+    return layout_of(build({"parallel": parallel}))
+
+
+def test_layers_that_share_a_weight_are_not_sharded():
+    model = Chain()
+    model.layers[3].weight = model.layers[1].weight
+    with pytest.raises(UserError, match="layers 1 and 3 share weight"):
+        fsdp._refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+
+
+def test_a_single_number_is_not_sharded():
+    model = Chain()
+    model.temperature = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(UserError, match=r"temperature is a single number .* make it of shape \[1\]"):
+        fsdp._refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+    del model.temperature
+    fsdp._refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+
+
+def test_stages_must_not_share_a_weight():
+    model, two = Chain(), layout(ranks=2, pipeline=2)
+    workload = Chained(build({}))
+    assert len(pipeline.stages_of(workload, model, two, 0)[0]) == 2
+    model.layers[3].weight = model.layers[0].weight
+    with pytest.raises(UserError, match="is part of stage 0 and of stage 1"):
+        pipeline.stages_of(workload, model, two, 0)
+    with pytest.raises(UserError, match=r"makes 2 stages, but the model has 1 layers; use parallel\.pipeline=1"):
+        pipeline.stages_of(workload, Chain(1), two, 0)
+
+
+def test_on_a_part_of_the_sequence_every_weight_needs_a_rule():
+    rules = {"layers.*": "column"}
+    with pytest.raises(UserError, match=r"no shard rule names 'norm'.*'norm': 'sequence'"):
+        tensor.divide(Chain(), rules, None, sequence=True)
+    with pytest.raises(UserError, match="the shard rule 'colum' is not known; use one of column, row"):
+        tensor.divide(Chain(), {"layers.*": "colum"}, None, sequence=False)
+
+
+OLD = {"strategy": "fsdp", "ranks": 8, "tensor": 2, "pipeline": 2, "sequence": True, "offload": True, "micro_batch": 4}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parallel"),
+    [
+        (["parallel.strategy=ddp", "parallel.ranks=2"], {"strategy": "ddp", "ranks": 2, "micro_batch": 4}),
+        ({"parallel.strategy": "single", "parallel.ranks": 1}, {"strategy": "single", "ranks": 1, "micro_batch": 4}),
+        (
+            ["parallel.strategy=ddp", "parallel.ranks=2", "parallel.tensor=2"],
+            {"strategy": "ddp", "ranks": 2, "tensor": 2, "micro_batch": 4},
+        ),
+        (["parallel.ranks=16"], {**OLD, "ranks": 16}),
+    ],
+)
+def test_a_new_strategy_is_a_new_layout(tmp_path, overrides, parallel):
+    run = RunDir.claim(tmp_path, "x", build({"parallel": OLD}))
+    assert resumed_spec(run.path, overrides).parallel == build({"parallel": parallel}).parallel
+
+
+def test_weights_that_are_not_numbers_agree_with_nothing():
+    ours = {"a": torch.ones(3), "b": torch.ones(2)}
+    assert _weights_apart(ours, ours)[0] == 0
+    assert _weights_apart(ours, {**ours, "b": torch.full((2,), math.nan)}) == (math.inf, "b")
+    assert _weights_apart(ours, {"a": ours["a"]})[0] == math.inf
