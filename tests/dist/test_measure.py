@@ -72,19 +72,24 @@ class SlowRank(Plain):
 
 
 @pytest.fixture(scope="module")
-def run_file(tmp_path_factory):
+def file_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workload")
     (folder / "work.py").write_text(textwrap.dedent(WORKLOAD))
 
-    def spec(kind):
+    def written(kind):
         file = folder / f"{kind}.yaml"
         file.write_text(
             f"name: {kind.lower()}\nworkload: work.py:{kind}\n"
             "train: {epochs: 3, global_batch: 40, lr: 0.05}\nparallel: {threads: 1}\n"
         )
-        return load(file)
+        return file
 
-    return spec
+    return written
+
+
+@pytest.fixture(scope="module")
+def run_file(file_of):
+    return lambda kind: load(file_of(kind))
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +194,10 @@ def test_the_four_times_cost_next_to_nothing():
     assert (time.perf_counter() - began) / 1000 < 0.01 * 10e-3
 
 
-def test_the_command(run_file, tmp_path, capsys, swept, monkeypatch):
+def test_the_command(file_of, capsys, swept):
     from paceline.cli import main
 
-    run_file("Plain")
-    file = next(p for p in tmp_path.parent.parent.rglob("Plain.yaml"))
+    file = file_of("Plain")
     with pytest.raises(SystemExit) as done:
         main(["measure", str(file), "--ranks", "1,2", "--steps", "12", "--repeats", "1", "--out", str(swept.folder)])
     assert done.value.code == 0
