@@ -42,16 +42,20 @@ bench-plan: .venv/ready-dev
 bench-plan-local: .venv/ready-dev
 	$(BIN)/python benchmarks/plan_local.py $(if $(SHAPED),--shaped)
 
-# torch first, at the pinned version: what depends on it then finds it there.
+# torch first, at the pinned version: what depends on it then finds it there. The tools come with the package, in one go.
+INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) torch
+	$(INSTALL) -e .
 	touch $@
 
-.venv/ready-dev: .venv/ready
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+.venv/ready-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
+	touch .venv/ready $@
 
 clean:
 	rm -rf .venv

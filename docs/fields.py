@@ -15,7 +15,18 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline.spec import ClassifierModel, LMData, LMModel, Parallel, RunSpec, Section, TextData, Train
+from paceline.spec import (
+    ClassifierModel,
+    LMData,
+    LMModel,
+    Parallel,
+    RunSpec,
+    Section,
+    TextData,
+    TopicsData,
+    TopicsModel,
+    Train,
+)
 
 PAGE = Path(__file__).with_name("train.md")
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -24,6 +35,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data": TextData,
     "lm_model": LMModel,
     "lm_data": LMData,
+    "topics_model": TopicsModel,
+    "topics_data": TopicsData,
     "train": Train,
     "parallel": Parallel,
 }
@@ -33,7 +46,7 @@ SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
 
 def rows(section: str) -> list[str]:
     """One line of Markdown for every field of a section, in the order of the run file."""
-    prefix = "" if section == "run" else f"{section.removeprefix('lm_')}."
+    prefix = "" if section == "run" else f"{section.rpartition('_')[2]}."
     return [
         f"| `{prefix}{name}` | {_default(info)} | {_unit(info)} | {_allowed(info)} | {info.description} |"
         for name, info in SECTIONS[section].model_fields.items()

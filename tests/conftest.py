@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from nursery import Nursery
+
+# The tests decide what programs see of the terminal, the launcher and the repository around them.
+FOREIGN = (
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("PYTHONUNBUFFERED", "PYTHONWARNINGS", "PYTHONIOENCODING", "PYTHONDONTWRITEBYTECODE"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WANDB_MODE"),
+)
+FOREIGN_FAMILIES = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_", "ACCELERATE_", "GIT_", "PACELINE_")
+for name in [n for n in os.environ if n in FOREIGN or n.startswith(FOREIGN_FAMILIES)]:
+    del os.environ[name]
+os.environ["OMP_NUM_THREADS"] = "1"
+
+for number in (
+    signal.SIGINT,
+    signal.SIGHUP,
+):  # `command &` and nohup ignore them, and so would all that is started here
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+settings.register_profile("the same examples every time", derandomize=True, deadline=None, database=None)
+settings.load_profile("the same examples every time")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -16,6 +41,23 @@ SHARED = REPOSITORY.parent / "shared"
 @pytest.fixture(scope="session")
 def corpus_cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("corpora")
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(nursery):
+    """Ranks come from a process that has imported torch already: for tests of what they do, not of their launch."""
+    from paceline.launch import local
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "subprocess", SimpleNamespace(Popen=nursery.start, DEVNULL=subprocess.DEVNULL))
+        yield
 
 
 @pytest.fixture(scope="session")

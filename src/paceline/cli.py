@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline export runs/docstrings --out model.safetensors
   paceline sample runs/lm_tiny "Returns the"
+  paceline topics counts.npz -k 20 --out runs/fit
 """
 
 
@@ -104,6 +105,29 @@ def parser() -> argparse.ArgumentParser:
     watch.add_argument("--once", action="store_true", help="show the present state and leave")
     watch.set_defaults(do=do_watch)
 
+    topics = verbs.add_parser("topics", help="topics of word counts or texts, with pictures and a page")
+    topics.add_argument("source", type=Path, metavar="SOURCE", help=".npy, .npz, .mtx, .parquet, shards or texts")
+    topics.add_argument("-k", type=int, metavar="K", help="number of topics")
+    topics.add_argument("--out", type=Path, default=Path("runs/topics"), metavar="FOLDER", help="(runs/topics)")
+    topics.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the documents (1)")
+    topics.add_argument("--passes", type=int, metavar="N", help="most passes over the documents (1000)")
+    topics.add_argument("--tolerance", type=float, default=1e-7, metavar="T", help="least gain of a pass (1e-7)")
+    topics.add_argument("--start", default="auto", choices=("auto", "race", "least_squares", "random"))
+    topics.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another optimum (0)")
+    topics.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    topics.add_argument("--fractional", action="store_true", help="allow numbers that are not whole")
+    topics.add_argument("--text", metavar="COLUMN", help="texts: the column or key of the text")
+    topics.add_argument(
+        "--min-df", type=_count_or_share, metavar="N", help="texts: leave out terms in fewer documents (2)"
+    )
+    topics.add_argument(
+        "--max-df", type=_count_or_share, metavar="N", help="texts: leave out terms in more documents (0.95)"
+    )
+    topics.add_argument("--max-terms", type=int, metavar="N", help="texts: only the most frequent terms")
+    topics.add_argument("--shards", type=Path, metavar="FOLDER", help="only write the counts there, as compact shards")
+    topics.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    topics.set_defaults(do=do_topics)
+
     export = verbs.add_parser("export", help="write the weights of a run as safetensors")
     export.add_argument("run", type=Path, metavar="RUN_FOLDER")
     export.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors")
@@ -120,6 +144,11 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     sample.set_defaults(do=do_sample)
     return top
+
+
+def _count_or_share(text: str) -> int | float:
+    """5 is five documents, 0.5 half of them."""
+    return int(text) if text.isdigit() else float(text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -202,7 +231,8 @@ def do_explain(arguments: argparse.Namespace) -> int:
         with foreseen(spec):
             workload = workload_of(spec)
             workload.prepare(lambda text: print(text, file=sys.stderr))
-            samples = len(samples_of(workload))
+            fitted = getattr(workload, "counts", None)
+            samples = fitted().documents if workload.fits and fitted else len(samples_of(workload))
     derived = equations(spec, samples)
     console = _console()
     console.print(explain(spec))
@@ -269,6 +299,12 @@ def do_watch(arguments: argparse.Namespace) -> int:
     from paceline.reporting.watch import watch
 
     return watch(arguments.run, once=arguments.once)
+
+
+def do_topics(arguments: argparse.Namespace) -> int:
+    from paceline.topics.verb import run
+
+    return run(arguments, _console())
 
 
 def do_export(arguments: argparse.Namespace) -> int:

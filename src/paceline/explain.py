@@ -12,6 +12,8 @@ from paceline.training.schedule import scaled_lr
 def equations(spec: RunSpec, samples: int | None) -> list[str]:
     """The derived numbers, each as the equation that gives it."""
     train, layout = spec.train, layout_of(spec)
+    if spec.workload == "topics":
+        return [] if samples is None else [shared_documents(samples, layout.ranks)]
     lines = [] if layout.plain else [layout.grid()]
     lines += [layout.equation(), scaled_lr(train)[1]]
     if samples is None:
@@ -31,6 +33,12 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
     if train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
+
+
+def shared_documents(documents: int, ranks: int) -> str:
+    """A fit has no batches: every pass goes through all documents, of which ranks take equal parts."""
+    sign = "=" if documents % ranks == 0 else "≈"
+    return f"{documents:,} documents {sign} {-(-documents // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
 
 
 def explain(spec: RunSpec) -> Any:

@@ -129,6 +129,8 @@ def layout_of(spec: RunSpec) -> Layout:
     """The layout a run file asks for; whatever cannot work is said here, before a process starts."""
     parallel, batch = spec.parallel, spec.train.global_batch
     data = _data_ranks(parallel)
+    if spec.workload == "topics":  # it has no batches
+        batch = max(batch, data)
     strategy = parallel.strategy
     if strategy == "auto":
         strategy = "ddp" if data > 1 else "single"

@@ -35,7 +35,8 @@ class Row:
     ranks: int
     accumulate: int
     loss: float
-    grad_norm: float
+    grad_norm: float | None
+    """None for a fit, which has no gradients."""
     weights: float
     evaluation: float
     metrics: dict[str, float]
@@ -43,7 +44,7 @@ class Row:
     """Where the difference is largest."""
 
     def agrees(self, tolerance: float) -> bool:
-        return all(d <= tolerance for d in (self.loss, self.grad_norm, self.weights, self.evaluation))
+        return all(d <= tolerance for d in (self.loss, self.grad_norm or 0.0, self.weights, self.evaluation))
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,12 @@ def _compare(reference: RunResult, other: RunResult, name: str, layout: Layout) 
     if len(ours) != len(theirs):
         raise RunFailed(f"{len(theirs)} steps on {name} against {len(ours)}")
     loss, at = _furthest(ours, theirs, "loss")
-    norm, norm_at = _furthest(ours, theirs, "grad_norm")
+    norm, norm_at = _furthest(ours, theirs, "grad_norm") if "grad_norm" in ours[0] else (None, 0)
     weights, tensor = _weights_apart(reference.weights(), other.weights())
     metrics = [(apart(reference.metrics.get(k), v), f"{k} of the evaluation") for k, v in other.metrics.items()]
     metric, at_metric = max(metrics, default=(0.0, ""))
     at_loss, at_norm = f"loss at step {at}", f"gradient norm at step {norm_at}"
-    worst = max((loss, at_loss), (norm, at_norm), (weights, tensor), (metric, at_metric))
+    worst = max((loss, at_loss), (norm or 0.0, at_norm), (weights, tensor), (metric, at_metric))
     passes = layout.passes(layout.global_batch)
     return Row(name, layout.ranks, passes, loss, norm, weights, metric, other.metrics, worst[1])
 
@@ -177,11 +178,15 @@ def table(parity: Parity) -> Any:
     for name in ("layout", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
         out.add_column(name, justify="left" if name in ("layout", "evaluation", "") else "right")
     for row, before in zip(parity.rows, [None, *parity.rows], strict=False):
-        cells = ["reference"] * 3 if before is None else [f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
+        cells = ["reference"] * 3 if before is None else [_shown(d) for d in (row.loss, row.grad_norm, row.weights)]
         metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
         verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
         out.add_row(row.layout.partition(",")[0], str(row.accumulate), *cells, metrics, verdict)
     return out
+
+
+def _shown(difference: float | None) -> str:
+    return "-" if difference is None else f"{difference:.1e}"
 
 
 def numbers(text: str, option: str) -> list[int]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "classifier": "paceline.workloads.classifier:Classifier",
     "lm": "paceline.workloads.lm:LanguageModel",
+    "topics": "paceline.workloads.topics:Topics",
 }
 
 
@@ -54,6 +55,41 @@ class Samples(Protocol):
         ...
 
 
+class Passes(Protocol):
+    """One rank's part of a fit that goes through all samples again and again, until it has converged."""
+
+    samples: int
+    parameters: int
+    most: int
+
+    @property
+    def why_done(self) -> str:
+        """Empty while there is more to do."""
+        ...
+
+    def step(self, flag: bool) -> Mapping[str, Any]:
+        """One pass: its "loss", its times, whether a rank's `flagged`, and what else is worth a line of the record."""
+        ...
+
+    def tensors(self) -> dict[str, Any]:
+        """What resuming needs, by name; loading writes into these very tensors. "model" holds the result."""
+        ...
+
+    def meta(self) -> dict[str, Any]:
+        """The rest of what resuming needs, as plain values."""
+        ...
+
+    def restored(self, meta: Mapping[str, Any]) -> None:
+        """Called once `tensors` hold what was saved beside `meta`."""
+        ...
+
+    def equations(self, ranks: int) -> list[str]: ...
+
+    def conclude(self, result: Mapping[str, Tensor], folder: Path, summary: str) -> None:
+        """Done once, by the main rank, with the whole result: write what people want to see into the run's folder."""
+        ...
+
+
 class Workload:
     """Subclass this for a model of your own; `model`, `data` and `loss` are all it needs."""
 
@@ -66,6 +102,8 @@ class Workload:
     draws_by_name: ClassVar[bool] = False
     """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
     which depends on nothing but the seed and its name: a rank then needs no more memory than for its part."""
+    fits: ClassVar[bool] = False
+    """No gradients: the work is a series of passes of its own, made by `passes` (paceline.training.fitting)."""
     evaluation_chunk: int = 256
     """Samples that are evaluated in one pass."""
     shard_rules: ClassVar[Mapping[str, str]] = {}
@@ -90,6 +128,10 @@ class Workload:
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, how many there were); never a mean."""
+        raise NotImplementedError
+
+    def passes(self, device: Any) -> Passes:
+        """For workloads that fit: this rank's part of the work, with the ranks joined already."""
         raise NotImplementedError
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
@@ -154,7 +196,8 @@ class Workload:
 
 def workload_of(spec: RunSpec) -> Workload:
     kind = own_workload(BUILT_IN.get(spec.workload, spec.workload))
-    missing = [name for name in ("model", "data", "loss") if getattr(kind, name) is getattr(Workload, name)]
+    needed = ("passes",) if kind.fits else ("model", "data", "loss")
+    missing = [name for name in needed if getattr(kind, name) is getattr(Workload, name)]
     if missing:
         raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
     workload = kind(spec)

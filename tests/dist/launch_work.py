@@ -11,6 +11,8 @@ from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import detect
 from paceline.launch.signals import StopRequest
 
+LONG_S = 300.0  # what a rank would wait or work if nobody ended it; no test waits for that
+
 
 def introduce():
     import torch
@@ -19,7 +21,7 @@ def introduce():
     from paceline.launch.group import joined
 
     place = detect(os.environ)
-    with joined(place, "cpu", 0, 30.0) as device:
+    with joined(place, "cpu", 0, LONG_S) as device:
         total = torch.tensor([float(place.rank + 1)])
         dist.all_reduce(total)
         assert dist.get_backend() == "gloo"
@@ -34,8 +36,8 @@ def fail(how, after_joining=True):
     from paceline.launch.group import joined
 
     place = detect(os.environ)
-    with joined(place, "cpu", 1, 60.0) if after_joining else contextlib.nullcontext(), StopRequest():
-        for step in range(1000):
+    with joined(place, "cpu", 1, LONG_S) if after_joining else contextlib.nullcontext(), StopRequest():
+        for step in range(int(LONG_S / 0.01)):
             if after_joining:
                 dist.all_reduce(torch.ones(1000))
             if step == 3 and place.rank == 1:
@@ -64,10 +66,10 @@ def fail_while_a_peer_is_stuck():
     from paceline.launch.group import joined
 
     place = detect(os.environ)
-    with StopRequest(), joined(place, "cpu", 1, 60.0):
+    with StopRequest(), joined(place, "cpu", 1, LONG_S):
         dist.barrier()
         if place.rank == 0:
-            time.sleep(60)
+            time.sleep(LONG_S)
         dist.all_reduce(torch.ones(10), async_op=True)
         raise ValueError("with a collective in flight")
 
@@ -85,7 +87,7 @@ def work_until_stopped(folder, saving_s):
     from paceline.launch.group import joined
 
     place = detect(os.environ)
-    with StopRequest() as stop, joined(place, "cpu", 1, 60.0):
+    with StopRequest() as stop, joined(place, "cpu", 1, LONG_S):
         (Path(folder) / f"pid{place.rank}").write_text(str(os.getpid()))
         wanted = torch.zeros(1)
         while not wanted:

@@ -4,20 +4,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from ending import wait_until, wait_until_gone
+from pacing import QUICK_PASSES
 
 from paceline import load, train
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.training.run import resume
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 HERE = Path(__file__).parent
 RUN = """
 workload: {here}/counting.py:Counting
-model: {{samples: 101, pause_s: {pause_s}}}
+model: {{samples: 101}}
 train: {{epochs: 3, global_batch: 10, optimizer: sgd, lr: 1, momentum: 0, schedule: constant, warmup: 0, clip: 0,
         weight_decay: 0, checkpoint_every: 3}}
 parallel: {{threads: 1}}
@@ -26,12 +29,9 @@ parallel: {{threads: 1}}
 
 @pytest.fixture
 def run_file(tmp_path):
-    def write(pause_s=0.0):
-        file = tmp_path / "count.yaml"
-        file.write_text(RUN.format(here=HERE, pause_s=pause_s))
-        return file
-
-    return write
+    file = tmp_path / "count.yaml"
+    file.write_text(RUN.format(here=HERE))
+    return file
 
 
 def counts(result):
@@ -40,7 +40,7 @@ def counts(result):
 
 @pytest.mark.parametrize(("ranks", "micro_batch"), [(1, "null"), (1, 3), (2, "null"), (3, "null"), (3, 2)])
 def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, micro_batch):
-    spec = load(run_file(), [f"parallel.ranks={ranks}", f"parallel.micro_batch={micro_batch}"])
+    spec = load(run_file, [f"parallel.ranks={ranks}", f"parallel.micro_batch={micro_batch}"])
     result = train(spec, tmp_path / "runs", show=False)
     assert counts(result) == [3.0] * 101
     assert result.summary["samples"] == 303
@@ -49,16 +49,16 @@ def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, mi
 @pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), (1, 2)])
 def test_a_kill_and_a_resume_on_another_number_of_ranks_lose_and_repeat_nothing(run_file, tmp_path, first, then):
     """The weights are the counts, so the finished run proves itself."""
-    arguments = [str(run_file(pause_s=0.05)), f"parallel.ranks={first}", "--out", str(tmp_path / "runs")]
-    process = subprocess.Popen([sys.executable, "-m", "paceline", "train", *arguments], start_new_session=True)
+    arguments = [str(run_file), f"parallel.ranks={first}", "--out", str(tmp_path / "runs")]
+    slowly = {**os.environ, "PYTHONPATH": str(HERE), QUICK_PASSES: "10"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "train", *arguments], start_new_session=True, env=slowly
+    )
     run = RunDir(tmp_path / "runs" / "run")
-    deadline = time.monotonic() + 60
-    while not any(e["step"] == 9 for e in read_events(run.events_file(0), "checkpoint")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert wait_until(lambda: any(e["step"] == 9 for e in read_events(run.events_file(0), "checkpoint")), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    wait_until_gone(process.pid)
     result = resume(run.path, [f"parallel.ranks={then}"], show=False)
     assert counts(result) == [3.0] * 101
     steps = [e["step"] for e in read_events(run.events_file(0), "resume")]

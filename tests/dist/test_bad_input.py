@@ -3,16 +3,18 @@
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from paceline.cli import main
+from paceline.launch.local import _reserved_port
 from paceline.record.events import read_events
 from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
 
 RUN = """\
 workload: own.py:Own
@@ -135,7 +137,7 @@ def test_disk_full_at_a_checkpoint(folder, ask, tmp_path_factory):
         assert len(err.splitlines()) == 1, err
         assert not [path for path in disk.rglob("*") if path.name.endswith((".writing", ".tmp"))]
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_a_finished_run_is_said_to_be_finished_on_any_number_of_ranks(folder, ask):
@@ -161,22 +163,21 @@ def test_a_finished_run_is_said_to_be_finished_on_any_number_of_ranks(folder, as
 
 def test_under_a_launcher_the_main_rank_speaks_for_all(folder):
     """A request that is wrong is wrong on every rank, and said once; a rank that fails alone speaks for itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
 
     def start(*words):
-        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "paceline", "train", "run.yaml", "--quiet", *words],
-                env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in ("0", "1")
-        ]
-        errors = [process.communicate(timeout=60)[1] for process in started]
+        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        with _reserved_port() as port:
+            place["MASTER_PORT"] = str(port)
+            started = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "paceline", "train", "run.yaml", "--quiet", *words],
+                    env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in ("0", "1")
+            ]
+            errors = [process.communicate(timeout=180)[1] for process in started]
         return [process.returncode for process in started], errors
 
     codes, errors = start("train.global_batch=1")

@@ -15,6 +15,8 @@ from paceline.record.run_dir import RunDir
 from paceline.training.checkpoint import newest, read_tensors
 from paceline.training.run import resume
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 
 def losses(result):
     return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]

@@ -12,6 +12,8 @@ from paceline.record.run_dir import RunDir
 from paceline.training.export import export
 from paceline.training.run import resume, train
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 PAIRS = [
     ("fsdp:4", "single"),
     ("fsdp:2+tensor:2+pipeline:2", "ddp:2"),

@@ -25,11 +25,19 @@ from paceline.spec import build, load
 from paceline.training.export import export
 from paceline.training.run import RunResult, resume
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 if missing := [name for name in ("deepspeed", "accelerate") if find_spec(name) is None]:
     pytest.skip(f"needs  pip install 'paceline[{','.join(missing)}]'", allow_module_level=True)
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}
-SMALL = {"train.steps": 20, "train.checkpoint_every": 10, "train.keep": 9, "train.clip": 0.7}
+SMALL = {
+    "train.steps": 20,
+    "train.checkpoint_every": 10,
+    "train.evaluate_every": 20,
+    "train.keep": 9,
+    "train.clip": 0.7,
+}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.05}
 BF16 = {"train.precision": "bf16"}
 ODD = """
@@ -283,7 +291,7 @@ def test_accelerate_launch_that_starts_one_process_of_two_is_noticed(small, tmp_
     run_file = RunDir.claim(tmp_path, "spec", small.replace(ACCELERATE)).spec_file
     command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--cpu", "--num_processes", "2"]
     command += ["-m", "paceline", "train", str(run_file), "--out", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "was asked for several processes and started one" in done.stderr
     assert "parallel.ranks=N" in done.stderr

@@ -1,9 +1,12 @@
 """Evaluation is exact: every sample once, and the same bits on any number of ranks."""
 
+import pytest
 from evaluating import evaluate_again
 
 from paceline import train
 from paceline.launch.local import run_ranks
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
 
 
 def test_the_same_weights_score_the_same_on_any_number_of_ranks(small, tmp_path):

@@ -11,19 +11,21 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from launch_work import fail, fail_while_a_peer_is_stuck, introduce, speak
+from ending import wait_until
+from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak
 
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import ALONE, Place
 from paceline.launch.group import Holding, fair_share, joined
-from paceline.launch.local import run_ranks
-from paceline.launch.signals import StopRequest
+from paceline.launch.local import _reserved_port, run_ranks
+from paceline.launch.signals import AGAIN_S, StopRequest
 
 HERE = Path(__file__).parent
-QUICK_S = 10.0  # for any job to end once one of its ranks has failed
+QUICK_S = 100.0  # for a whole job with a failed rank on a busy machine; peers that are not ended work for LONG_S
 
 # Calling run_ranks in this process.
 
@@ -114,9 +116,12 @@ def job(tmp_path):
         )
         launcher = script(file)
         started.append(launcher)
-        until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in (0, 1)), 30.0)
-        time.sleep(0.1)
-        return launcher, [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
+        files = [tmp_path / f"pid{rank}" for rank in (0, 1)]
+        assert wait_until(lambda: all(file.exists() and file.read_text() for file in files), launcher)
+        pids = [int(file.read_text()) for file in files]
+        seed = psutil.Process(pids[0]).ppid()
+        assert wait_until(lambda: ignores(seed, signal.SIGUSR1), launcher)
+        return launcher, pids
 
     yield start
     for launcher in started:
@@ -125,11 +130,9 @@ def job(tmp_path):
         launcher.communicate()
 
 
-def until(condition, limit_s):
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "this took too long"
-        time.sleep(0.05)
+def ignores(pid, number):
+    ignored = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(ignored[1], 16) >> (number - 1) & 1
 
 
 def alive(pid):
@@ -164,9 +167,10 @@ def test_a_signal_lets_the_ranks_save_and_return(job, tmp_path, number, to):
 
 
 def test_a_second_ctrl_c_kills_at_once(job):
-    launcher, pids = job(saving_s=60.0)
+    launcher, pids = job(saving_s=LONG_S)
     os.killpg(launcher.pid, signal.SIGINT)
-    time.sleep(1.2)
+    assert launcher.stderr.readline().startswith("SIGINT: the ranks stop when they have saved")
+    time.sleep(1.1 * AGAIN_S)
     assert all(map(alive, pids))
     os.killpg(launcher.pid, signal.SIGINT)
     _, err = launcher.communicate(timeout=QUICK_S)
@@ -177,11 +181,11 @@ def test_a_second_ctrl_c_kills_at_once(job):
 def test_ranks_outlive_no_launcher(job, tmp_path):
     launcher, pids = job()
     os.kill(launcher.pid, signal.SIGKILL)
-    until(lambda: not any(map(alive, pids)), QUICK_S)
+    wait_until(lambda: not any(map(alive, pids)))
     assert (tmp_path / "saved0").exists()
     assert (tmp_path / "saved1").exists()
     launcher.wait()
-    until(lambda: not session(launcher.pid), QUICK_S)
+    wait_until(lambda: not session(launcher.pid))
 
 
 def session(leader):
@@ -196,13 +200,12 @@ def session(leader):
 
 
 def test_stopped_before_the_ranks_are_there(tmp_path):
+    """They import something that takes long, and have not been forked yet."""
+    (tmp_path / "slow.py").write_text(f"import os, time\nos.write(1, b'importing\\n')\ntime.sleep({LONG_S})\n")
     file = tmp_path / "job.py"
-    file.write_text(
-        "from paceline.launch.local import run_ranks\nimport os\nprint('go', flush=True)\nrun_ranks(os.getpid, (), 2)\n"
-    )
+    file.write_text("from paceline.launch.local import run_ranks\nimport os\nrun_ranks(os.getpid, (), 2, ['slow'])\n")
     launcher = script(file)
-    assert launcher.stdout.readline() == "go\n"
-    time.sleep(0.3)
+    assert launcher.stdout.readline() == "importing\n"
     os.killpg(launcher.pid, signal.SIGINT)
     _, err = launcher.communicate(timeout=QUICK_S)
     assert err.splitlines()[-1].endswith("stopped by SIGINT before the ranks were ready to stop by themselves")
@@ -211,14 +214,14 @@ def test_stopped_before_the_ranks_are_there(tmp_path):
 
 def test_a_script_needs_no_guard_and_may_come_from_stdin():
     code = "import launch_work, paceline.launch.local as l\nprint(len(l.run_ranks(launch_work.introduce, (), 2)))\n"
-    assert script("-", text=code).communicate(code, timeout=30)[0] == "2\n"
+    assert script("-", text=code).communicate(code, timeout=QUICK_S)[0] == "2\n"
 
 
 @pytest.mark.parametrize("call", ["run_ranks(mine, (), 2)", "run_ranks(print, (Mine(),), 2)"])
 def test_what_is_defined_in_the_script_is_refused(tmp_path, call):
     file = tmp_path / "job.py"
     file.write_text(f"from paceline.launch.local import run_ranks\ndef mine(): ...\nclass Mine: ...\n{call}\n")
-    _, err = script(file).communicate(timeout=30)
+    _, err = script(file).communicate(timeout=QUICK_S)
     assert re.search("UserError: [mM]ine is defined in the script or notebook that is running", err)
 
 
@@ -226,7 +229,8 @@ def test_what_is_defined_in_the_script_is_refused(tmp_path, call):
 
 
 def test_under_torchrun():
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python", sys.executable]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--no-python", sys.executable]
     run = outside([*command, "-c", "import launch_work; print(launch_work.introduce())"])
     assert run == ["(0, 2, 'torchrun', 'cpu', 3.0)", "(1, 2, 'torchrun', 'cpu', 3.0)"]
 
@@ -238,15 +242,15 @@ MPI_FLAGS = {"mpirun.openmpi": ["--allow-run-as-root", "--oversubscribe"], "mpir
 def test_under_mpirun(name):
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
-    run = outside(
-        [name, *MPI_FLAGS[name], "-np", "2", sys.executable, "-c", "import launch_work; print(launch_work.introduce())"]
-    )
+    command = [name, *MPI_FLAGS[name], "-np", "2", sys.executable]
+    with _reserved_port() as port:
+        run = outside([*command, "-c", "import launch_work; print(launch_work.introduce())"], MASTER_PORT=str(port))
     assert run == ["(0, 2, 'mpirun', 'cpu', 3.0)", "(1, 2, 'mpirun', 'cpu', 3.0)"]
 
 
-def outside(command):
-    environ = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+def outside(command, **more):
+    environ = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"} | more
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=QUICK_S)
     assert run.returncode == 0, run.stderr
     return sorted(re.findall(r"\(.*?\)", run.stdout))
 
@@ -264,10 +268,11 @@ def test_alone_there_is_no_group():
 
 
 def test_a_peer_that_never_comes():
-    place = Place(0, 2, 0, 2, "torchrun", "127.0.0.1", 29688)
-    words = r"rank 0 could not join the 2 ranks at 127.0.0.1:29688 within 1 s"
-    with pytest.raises(RunFailed, match=words), joined(place, "cpu", 1, 1.0):
-        pass
+    with _reserved_port() as port:
+        place = Place(0, 2, 0, 2, "torchrun", "127.0.0.1", port)
+        words = rf"rank 0 could not join the 2 ranks at 127.0.0.1:{port} within 1 s"
+        with pytest.raises(RunFailed, match=words), joined(place, "cpu", 1, 1.0):
+            pass
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the devices")

@@ -12,7 +12,9 @@ from paceline import train
 from paceline.record.run_dir import RunDir
 from paceline.training.run import RunResult
 
-TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2"]
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN}
 
@@ -29,7 +31,7 @@ def test_ranks_of_another_launcher_train_the_same(small, ours, tmp_path, launche
         pytest.skip(f"{launcher} is not installed")
     run_file = RunDir.claim(tmp_path, "spec", small).spec_file
     command = [*LAUNCHERS[launcher], "-m", "paceline", "train", str(run_file), "--out", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     theirs = RunResult(folder, {}).weights()

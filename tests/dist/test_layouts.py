@@ -12,6 +12,8 @@ from paceline.parity import apart
 from paceline.record.events import read_steps
 from paceline.training.checkpoint import newest, read_tensors
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 ON_TWO = [
     *("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "tensor:2+sequence"),
@@ -45,8 +47,12 @@ TOLERANCE = {"bf16": (1e-3, 5e-2, 5e-2), "fp64": (1e-12, 1e-12, 1e-10)}
 """(loss, gradient norm, weights), relative; elsewhere 1e-5 for losses and norms, and 1e-4 for weights."""
 
 
-def named(layout, variant):
-    return f"{layout} {variant}".replace(":", "-").replace(" ", "_")
+def named(layout, variant, layers):
+    return f"{layout} {variant} {layers} layers".replace(":", "-").replace(" ", "_")
+
+
+def reference_of(variant):
+    return "plain" if variant == "offload" else variant
 
 
 def spec_of(base, layout, variant):
@@ -56,12 +62,22 @@ def spec_of(base, layout, variant):
     return spec.replace({"parallel.micro_batch": layout_of(spec).micro_batch // 2})
 
 
+def depth_of(layout):
+    """Layers: 4 can be cut into the 4 stages of two ranks; where nothing asks for so many, 2 are enough."""
+    return 4 if layout in [f"pipeline:2:{schedule}" for schedule in SCHEDULES] else 2
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_lm, tmp_path_factory):
-    """(layout, variant) -> (steps, weights), each trained for 20 steps; launches are shared by all of one size."""
+    """(layout, variant, layers) -> (steps, weights), each trained for 20 steps; launches are shared by all of one size.
+
+    The evaluation is not compared here: once, at the end, is enough.
+    """
     scratch = tmp_path_factory.mktemp("layouts")
-    rows = [*ROWS, *(("single", variant) for variant in VARIANTS if variant != "offload")]
-    specs = {row: spec_of(tiny_lm, *row) for row in rows}
+    rows = {(layout, variant, depth_of(layout)): None for layout, variant in ROWS}
+    rows |= {("single", reference_of(variant), depth): None for _, variant, depth in rows}
+    base = tiny_lm.replace({"train.evaluate_every": 20})
+    specs = {row: spec_of(base.replace({"model.layers": row[2]}), *row[:2]) for row in rows}
     for ranks in sorted({spec.parallel.ranks for spec in specs.values()}):
         group = [(named(*row), spec) for row, spec in specs.items() if spec.parallel.ranks == ranks]
         if ranks == 1:
@@ -69,8 +85,8 @@ def trained(tiny_lm, tmp_path_factory):
         else:
             run_ranks(train_rows, (group, str(scratch)), ranks)
 
-    def read(layout, variant):
-        folder = scratch / named(layout, variant)
+    def read(*row):
+        folder = scratch / named(*row)
         weights = read_tensors(newest(folder / "checkpoints", print))
         return read_steps(folder / "rank0.jsonl"), weights
 
@@ -79,9 +95,8 @@ def trained(tiny_lm, tmp_path_factory):
 
 @pytest.mark.parametrize(("layout", "variant"), ROWS)
 def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
-    reference = "plain" if variant == "offload" else variant
-    ours, weights = trained("single", reference)
-    theirs, found = trained(layout, variant)
+    ours, weights = trained("single", reference_of(variant), depth_of(layout))
+    theirs, found = trained(layout, variant, depth_of(layout))
     loss, norm, weight = TOLERANCE.get(variant, (1e-5, 1e-5, 1e-4))
     assert len(ours) == len(theirs) == 20
     for a, b in zip(ours, theirs, strict=True):
@@ -95,8 +110,8 @@ def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
 
 
 def test_accumulation_and_recomputing_change_nothing_on_one_rank_either(trained):
-    plain, weights = trained("single", "plain")
-    other, found = trained("single", "accumulated, recomputed")
+    plain, weights = trained("single", "plain", 4)
+    other, found = trained("single", "accumulated, recomputed", 4)
     assert max(apart(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
     assert all(torch.allclose(found[name], weights[name], rtol=1e-3, atol=1e-5) for name in weights)
     assert plain[-1]["loss"] < 0.98 * plain[0]["loss"], "it learns, or there is nothing to compare"

@@ -6,6 +6,8 @@ from conftest import SHARED
 from paceline import train
 from paceline.spec import build
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 MODEL = {"width": 64, "heads": 4, "layers": 1, "ffn": 128, "dropout": 0.1, "word_dropout": 0.2}
 
 
@@ -14,14 +16,14 @@ def spec(cache, data, **changes):
         {
             "model": MODEL,
             "data": {"cache": str(cache), "max_length": 96, "vocab": 4096, **data},
-            "train": {"global_batch": 32, "lr": 3e-3, "warmup": 0.1, **changes},
+            "train": {"global_batch": 32, "lr": 3e-3, "warmup": 0.1, "evaluate_every": 10**6, **changes},
             "parallel": {"ranks": 2, "threads": 1},
         }
     )
 
 
 def test_docstrings(corpus_cache, tmp_path):
-    result = train(spec(corpus_cache, {"source": "docstrings"}, epochs=2), tmp_path, show=False)
+    result = train(spec(corpus_cache, {"source": "docstrings"}, epochs=1), tmp_path, show=False)
     assert result.summary["evaluated"] > 400
     assert result.metrics["accuracy"] > 0.25 + 0.25, "four balanced classes"
 

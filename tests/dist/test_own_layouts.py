@@ -11,6 +11,8 @@ from paceline.parity import check
 from paceline.spec import build
 from paceline.training.run import train
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 OWN = """
 import numpy as np, torch
 from torch import nn

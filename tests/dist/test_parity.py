@@ -8,6 +8,8 @@ import pytest
 from paceline.errors import UserError
 from paceline.parity import check
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 # what is trained, over which ranks and accumulations, for how many steps
 ROWS = {
     "plain": ({}, [1, 2, 3, 4], [1, 4]),

@@ -505,7 +505,7 @@ def test_wrong_request_in_a_process_of_its_own(name, folder, monkeypatch):
 
 
 def test_a_signal_before_the_start_leaves_nothing(folder):
-    files = own("say): pass", "say): print('preparing', flush=True); import time; time.sleep(60)")
+    files = own("say): pass", "say): print('preparing', flush=True); import time; time.sleep(300)")
     for path, content in files.items():
         (folder / path).write_text(str(content))
     command = [sys.executable, "-m", "paceline", "train", "run.yaml"]
@@ -513,7 +513,7 @@ def test_a_signal_before_the_start_leaves_nothing(folder):
     assert process.stdout is not None
     assert process.stdout.readline() == "preparing\n"
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGTERM
     assert not err
     assert not (folder / "runs").exists()
@@ -537,7 +537,7 @@ def small_disk(tmp_path_factory):
     if mount.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.decode().strip()}")
     yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def fill(disk: Path) -> None:

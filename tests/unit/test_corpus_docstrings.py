@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -97,7 +98,7 @@ def test_nothing_is_imported_and_the_order_is_fixed() -> None:
     )
     said = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True, text=True, check=True,
         ).stdout
         for seed in ("1", "2")

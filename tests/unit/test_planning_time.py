@@ -182,10 +182,10 @@ def test_sixteen_thousand_devices_are_priced_at_once():
     where = cluster("2048x8xH100")
     spread = Spread(shard=128, zero=1, tensor=8, pipeline=16, accumulate=16, chunks=7, sequence_parallel=True)
     assert spread.ranks == where.devices == 16_384
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(10):
         step_s(model, spread, where)
-    assert (time.perf_counter() - started) / 10 < 0.05
+    assert (time.process_time() - started) / 10 < 0.05
 
 
 def test_impossible_layouts_are_refused():

@@ -133,13 +133,13 @@ def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:
         "import sys, time\nfrom pathlib import Path\nfrom paceline.record.events import EventWriter\n"
         "events = EventWriter(Path(sys.argv[1]))\n"
         "for step in range(1, 101): events.write('step', step=step, pad='x' * 100)\n"
-        "events.flush()\nevents.write('step', step=101)\nprint('ready', flush=True)\ntime.sleep(60)\n"
+        "events.flush()\nevents.write('step', step=101)\nprint('ready', flush=True)\ntime.sleep(300)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.readline()
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     assert len(read_steps(file)) == 100
 
 
@@ -155,10 +155,10 @@ def test_an_event_costs_little(tmp_path: Path) -> None:
     events = EventWriter(tmp_path / "a.jsonl")
     best_us = math.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         for step in range(2000):
             events.write("step", step=step, **STEP)
-        best_us = min(best_us, (time.perf_counter() - began) / 2000 * 1e6)
+        best_us = min(best_us, (time.process_time() - began) / 2000 * 1e6)
     events.close()
     assert best_us < 40, f"{best_us:.1f} us per event; about 8 on an idle machine"
 
@@ -184,6 +184,8 @@ def test_environment_says_enough_and_nothing_private(monkeypatch: pytest.MonkeyP
 def test_environment_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for whose in ("GLOBAL", "SYSTEM"):  # hooks, signatures and templates of whoever runs the tests
+        monkeypatch.setenv(f"GIT_CONFIG_{whose}", os.devnull)
     assert environment()["commit"] is None
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)

@@ -177,8 +177,8 @@ def in_terminal(**environment: str) -> str:
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert process.wait(timeout=30) == 0
-    reader.join(timeout=5)
+    assert process.wait(timeout=120) == 0
+    reader.join(timeout=60)
     os.close(ours)
     return written.decode()
 

@@ -190,7 +190,7 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
-    names = [name for process in both for name in process.communicate(timeout=60)[0].split()]
+    names = [name for process in both for name in process.communicate(timeout=300)[0].split()]
     assert len(names) == 60
     assert set(names) == {"same", *(f"same-{i}" for i in range(2, 61))}
 

@@ -10,6 +10,7 @@ from unit.report_runs import make_measurement
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHARTS = 5
+PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def browser():
     if program is None:
         pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
         yield opened
         opened.close()
 
@@ -33,6 +34,7 @@ def browser():
 def opened(browser, made, width=1100, height=900, scheme="light"):
     """The page, and what it complained about."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
+    context.set_default_timeout(PATIENCE_MS)
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -118,7 +120,7 @@ def test_the_article_compiles(made, tmp_path):
     for _ in range(2):
         done = subprocess.run(
             ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"],
-            cwd=folder, capture_output=True, text=True, errors="replace", timeout=120,
+            cwd=folder, capture_output=True, text=True, errors="replace", timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-1500:]
     assert "Undefined control sequence" not in done.stdout

@@ -31,6 +31,8 @@ class Cell:
 
 def cells(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[Cell]:
     """One cell for each number of ranks and each short form of a layout, fewest ranks first."""
+    if weak and spec.workload == "topics":
+        raise UserError("--weak: a fit passes over all of its documents, on any number of ranks; leave --weak out")
     wanted: list[tuple[str, dict[str, Any]]] = [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else {"strategy": "auto", **_plain()}) for n in ranks
     ]

@@ -68,20 +68,23 @@ def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Pl
         except PacelineError:
             continue
         ways = Ways(cast(Any, spec.parallel.reduce), spec.parallel.local_steps)
-        found = price(subject, _layout(spec), where, ways)
+        found = price(subject, _layout(spec, subject), where, ways)
         if alone is None and row.ranks == 1:
             alone = found.samples_s
         calibrated = bool(site.calibrated) or not site.shared
         planned.append(_beside(row, found, found.samples_s / alone if alone else None, calibrated))
         peak = where.cluster.device.flops_s.get(spec.train.precision)
-        if peak and row.samples_per_s and not site.shared:
+        if peak and row.samples_per_s and not site.shared and subject.counts is None:
             shares[row.label] = subject.flops_per_sample * row.samples_per_s / row.ranks / peak
     return planned, [replace(row, mfu=shares.get(row.label)) for row in rows]
 
 
-def _layout(spec: RunSpec) -> Any:
+def _layout(spec: RunSpec, subject: Any) -> Any:
     from paceline.layout import layout_of
+    from paceline.planning.candidates import documents_spread
 
+    if subject.counts is not None:
+        return documents_spread(subject.counts.documents, spec.parallel.ranks)
     return layout_of(spec)
 
 

@@ -61,6 +61,16 @@ def lost(row: Row, base: Row) -> dict[str, float]:
     }
 
 
+FIT_ADVICE = {
+    "communication": "use fewer ranks, or fewer terms (k × terms sums travel in each pass)",
+    "slow rank": "look at its device and host, and at the lengths of its documents: ranks get equal numbers of them",
+    "input": "convert the counts to compact shards, or give each rank memory to keep its own",
+    "small passes": "use fewer ranks: these are few documents",
+    "fixed work": "use fewer ranks: topics and sums take as long on each of them, whatever its documents",
+}
+"""Where a topic model is fitted, in place of what helps training."""
+
+
 def ideal_s(row: Row, base: Row) -> float:
     """The step of the reference, divided by the ranks and multiplied by the batch."""
     batch = (row.global_batch or 1) / (base.global_batch or 1) if row.global_batch and base.global_batch else 1.0
@@ -83,6 +93,7 @@ def _of(row: Row, base: Row, cores: int) -> Finding:
         "compute": lambda row, base: _compute(row, base, cores),
     }[cause](row, base)
     name = _compute_cause(row, cores) if cause == "compute" else cause
+    advice = FIT_ADVICE.get(name, advice) if row.fits else advice
     return Finding(row.label, name, share, f"{_head(row, base)}: {said}{_rest(row, cause)}", advice)
 
 
@@ -174,7 +185,7 @@ def _per_pass(row: Row) -> int:
 def link_bits_s(row: Row) -> float | None:
     """Bits per second through each rank's link, where plain gradients travel by ring all-reduce."""
     flight = (row.comm_s or 0.0) - (row.waiting_s or 0.0)
-    if not row.parameters or flight <= 0 or row.ranks < 2 or "tensor" in row.layout:
+    if row.fits or not row.parameters or flight <= 0 or row.ranks < 2 or "tensor" in row.layout:
         return None
     return 8 * 2 * (row.ranks - 1) / row.ranks * row.parameters * GRADIENT_BYTES / flight
 

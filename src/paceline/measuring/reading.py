@@ -41,6 +41,8 @@ class RunTimes:
     loss_last: float | None
     parameters: int | None
     threads: int | None
+    documents: int | None = None
+    """Samples of every step of a fit, which passes over all of them; None for training."""
 
 
 def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
@@ -68,6 +70,7 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
         loss_last=summary.get("loss_last"),
         parameters=summary.get("parameters"),
         threads=start.get("threads"),
+        documents=first[0]["batch"] if "of_samples" in first[0] else None,
     )
 
 

@@ -26,6 +26,8 @@ class Row:
     layout: str = ""
     global_batch: int | None = None
     passes: int = 1
+    fits: bool = False
+    """A topic model: a step is a pass over all documents, and there are no gradients."""
     threads: int | None = None
     repeats: int = 0
     runs: tuple[str, ...] = ()
@@ -110,6 +112,10 @@ def combined(row: Row, times: Sequence[RunTimes]) -> Row:
         return row
     steps = [t.step_s for t in times]
     middle = times[_middle(steps)]
+    if middle.documents:
+        each = -(-middle.documents // row.ranks)
+        told = f"{middle.documents:,} documents = {each:,} per rank × {row.ranks} rank{'s' * (row.ranks > 1)}"
+        row = replace(row, fits=True, layout=told, global_batch=middle.documents, passes=1)
     values: dict[str, Any] = {name: getattr(middle, name) for name in TERMS}
     return replace(
         row,

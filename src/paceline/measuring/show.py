@@ -21,6 +21,8 @@ LABEL_COLUMNS = 24
 def show(found: Measurement) -> Iterator[Any]:
     """What to print, part by part, for rich."""
     batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
+    if any(row.fits for row in found.rows):
+        batch = "each step a pass over all documents"
     repeats = max((row.repeats for row in found.rows), default=0)
     yield f"{found.name}: {found.kind} scaling, {batch}; {found.steps} steps, {repeats} repeats, medians"
     yield ""

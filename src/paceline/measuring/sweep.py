@@ -188,6 +188,9 @@ def in_short(why: str) -> str:
 def _total_samples(folder: Path, state: dict[str, Any]) -> int | None:
     """Of the whole run that the run file asks for; the size of an epoch is known once something was trained."""
     train_section = state["spec"]["train"]
+    documents = next((done["times"].get("documents") for done in state["done"].values()), None)
+    if documents:
+        return int(documents * (train_section.get("steps") or train_section.get("epochs") or 0)) or None
     if train_section.get("steps"):
         return int(train_section["steps"]) * int(train_section["global_batch"])
     for name in state["done"]:

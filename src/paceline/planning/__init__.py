@@ -9,7 +9,7 @@
     calibrate  the verb: this machine, measured                          probes   with what
 
 The formulas: shape (a model by block), spread (a layout as they see it), physics (the few numbers that are in no data
-sheet), compute, comm, offload, steptime, memory.
+sheet), compute, comm, offload, steptime, memory; for a topic model topics (its counts) and passtime (one pass).
 
 Nothing here imports torch, except to measure: a module that has no closed form, or this machine.
 """

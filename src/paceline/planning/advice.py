@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
 from paceline.planning.candidates import family_name
+from paceline.planning.memory import Memory
+from paceline.planning.passtime import PassMemory
 from paceline.planning.price import MEMORY_BAND, Price, Ways, price
 from paceline.planning.spread import NUMBERS
 from paceline.planning.subject import TYPES, Subject
@@ -30,6 +32,9 @@ def advise(plan: Plan) -> Iterator[str]:
         yield from _nothing_fits(plan)
         return
     chosen, most = plan.chosen, plan.rows[-1]
+    if plan.subject.counts is not None:
+        yield from _of_passes(plan, chosen, most)
+        return
     if not plan.alone_fits:
         yield _too_large(plan)
     if most.devices == 1:
@@ -50,6 +55,37 @@ def advise(plan: Plan) -> Iterator[str]:
             "Store samples smaller, or keep them in memory."
         )
     yield from _types(plan, chosen)
+
+
+def _of_passes(plan: Plan, chosen: Row, most: Row) -> Iterator[str]:
+    """Of a topic model: whether more devices pay, and what the passes wait for."""
+    counts, p = plan.subject.counts, chosen.price
+    assert counts is not None
+    assert isinstance(p.memory, PassMemory)
+    if most.devices == 1:
+        yield f"One device: a pass over all documents takes {_ms(p.step_s)}."
+    elif chosen.devices == 1:
+        slow = most.price.time
+        yield (
+            f"Stay on one device, where a pass takes {_ms(p.step_s)}: {most.devices} would run at "
+            f"{_times(most.speedup)}. Each would work {_ms(slow.compute_s)} and spend "
+            f"{_ms(slow.comm_s + slow.update_s + slow.overhead_s)} on what does not shrink: sums over ranks, topics, "
+            "launches."
+        )
+    else:
+        yield (
+            f"{chosen.devices} devices will run at {_times(chosen.speedup)}: in each pass one reads "
+            f"{size(counts.documents * counts.document_bytes / chosen.devices)} of counts, works "
+            f"{_ms(p.time.compute_s)}, and adds up {size(4.0 * counts.k * counts.terms)} with the others in "
+            f"{_ms(p.time.comm_s)}."
+        )
+    if p.time.data_s > 0.05 * p.step_s:
+        where = "disk" if p.memory.disk_bytes else "host memory"
+        amount = size(p.memory.disk_bytes or p.memory.host_bytes)
+        yield (
+            f"Counts do not fit: {amount} of each rank come from {where} in every pass, which waits "
+            f"{_ms(p.time.data_s)} for them. More devices hold more; compact shards are smaller to read than .npy."
+        )
 
 
 def _one(plan: Plan) -> str:
@@ -136,6 +172,7 @@ def _looser(plan: Plan, most: Row) -> Iterator[str]:
 
 def _too_large(plan: Plan) -> str:
     m = plan.alone.memory
+    assert isinstance(m, Memory)
     states = m.weights_bytes + m.gradients_bytes + m.states_bytes
     device = plan.site.whole.device
     capacity = plan.site.at(1).cluster.device.memory_bytes
@@ -161,6 +198,9 @@ def _nothing_fits(plan: Plan) -> Iterator[str]:
         return
     near = min((r for r in last.refused if r.over_bytes), key=lambda r: r.over_bytes, default=last.refused[0])
     yield f"Nothing fits on {last.devices} × {device.name}. Nearest is {near.family}: {near.reason}."
+    if plan.subject.counts is not None:
+        yield "Take more devices or larger ones, or a smaller model.k: L and F must fit, counts need not."
+        return
     yield "Take more devices or larger ones, a smaller train.global_batch, or leave more of `parallel` to the search."
 
 

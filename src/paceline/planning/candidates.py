@@ -102,12 +102,20 @@ def families(subject: Subject, devices: int, where: Cluster, limits: Limits) -> 
             if pipeline > 1 and batch // data < pipeline:
                 yield Refused(devices, name, f"{batch // data} samples per rank do not fill {pipeline} stages")
                 continue
+            if subject.counts is not None:
+                yield Family(documents_spread(batch, devices))
+                continue
             for replicate, shard, strategy in _strategies(devices, data, tensor, pipeline, where, limits):
                 able = tensor > 1 and subject.sequence > 0 and subject.sequence % tensor == 0
                 sequence = able if limits.sequence is None else limits.sequence
                 yield Family(
                     Layout(strategy, replicate, batch, 1, shard, tensor, pipeline, limits.schedule or "1f1b", sequence)
                 )
+
+
+def documents_spread(documents: int, ranks: int) -> Layout:
+    """The one layout of a topic model: a rank has the next part of the documents, and passes over it whole."""
+    return Layout("ddp" if ranks > 1 else "single", ranks, documents, -(-documents // ranks))
 
 
 def _tensors(subject: Subject, devices: int, limits: Limits) -> list[int]:
@@ -178,6 +186,9 @@ def _strategies(
 def members(subject: Subject, family: Family, limits: Limits, offload: bool) -> Iterator[list[Layout]]:
     """For each way to recompute, the layouts of a family from the largest batch of one pass to the smallest."""
     base = family.base
+    if subject.counts is not None:
+        yield from [] if offload else [[base]]
+        return
     if offload and base.strategy not in OFFLOADABLE:
         return
     ways = CHECKPOINTING if subject.recomputes else CHECKPOINTING[:1]

@@ -162,6 +162,8 @@ def _suits(plan: Plan, kind: str) -> None:
     """What an engine cannot do is said now, in the words in which the run would say it."""
     assert plan.chosen is not None
     layout = plan.chosen.price.layout
+    if plan.subject.counts is not None:
+        raise UserError(f"a topic model has no gradients for {kind} to send; use  --emit torchrun  or  slurm")
     if layout.tensor * layout.pipeline > 1 or (kind == "accelerate" and layout.strategy not in ("single", "ddp")):
         raise UserError(
             f"the chosen layout is {family_name(layout)}, which {kind} does not spread; use  --emit torchrun  or  slurm"

@@ -57,7 +57,7 @@ class Row:
 def row(found: Found, alone: Price, subject: Subject, usd_per_device_hour: float | None) -> Row:
     assert found.chosen is not None
     chosen, n = found.chosen, found.devices
-    hours = None if subject.steps is None else subject.steps * chosen.step_s / 3600
+    hours = None if subject.steps is None else (chosen.start_s + subject.steps * chosen.step_s) / 3600
     watts = chosen.where.cluster.device.watts * n
     return Row(
         devices=n,

@@ -60,6 +60,8 @@ class Plan:
         """The chosen layout as dotted values of the run file."""
         if self.chosen is None:
             raise UserError(f"nothing fits: {self.advice[0] if self.advice else 'no layout was found'}")
+        if self.subject.counts is not None:
+            return {"parallel.ranks": self.chosen.devices}
         return overrides_of(self.chosen.price.layout)
 
     def as_json(self) -> dict[str, Any]:
@@ -78,6 +80,7 @@ class Plan:
                 "samples": self.subject.samples,
                 "steps": self.subject.steps,
                 "numbers": asdict(self.subject.numbers),
+                "counts": self.subject.counts and asdict(self.subject.counts),
                 "assumptions": list(self.subject.assumptions),
             },
             "cluster": {
@@ -135,7 +138,7 @@ def plan(
     usd = _price(price, site)
     subject = subject_of(spec, samples, tokens)
     counts = _counts(devices, site, subject)
-    limits = limits_of(spec)
+    limits = limits_of(spec) if subject.counts is None else Limits()
     ways = Ways(cast(Reduce, spec.parallel.reduce), spec.parallel.local_steps)
     alone, alone_fits = _alone(subject, site, limits)
     found, impossible = _search(subject, site, counts, limits, ways, asked=bool(devices))

@@ -7,15 +7,17 @@ from typing import Any, cast
 
 from paceline.layout import LOOPED, Layout
 from paceline.planning.memory import Memory, memory
+from paceline.planning.passtime import PassMemory, pass_memory, pass_time, start_s
 from paceline.planning.site import Where
 from paceline.planning.spread import Kernels, Recompute, Reduce, Schedule, Spread
 from paceline.planning.steptime import StepTime, step_time
 from paceline.planning.subject import Subject
+from paceline.planning.topics import Counted
 
 ZERO = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
 MEMORY_BAND = 0.13
 """Relative error within which four in five published figures lie, everything by the same people left out of the fit."""
-TERMS = {
+TERMS: dict[str, str] = {
     "weights_bytes": "weights",
     "gradients_bytes": "gradients",
     "states_bytes": "optimiser states",
@@ -47,9 +49,11 @@ class Price:
     layout: Layout
     where: Where
     time: StepTime
-    memory: Memory
+    memory: Memory | PassMemory
     passes: int
     global_batch: int
+    start_s: float = 0.0
+    """Before the first step, where that is priced."""
 
     @property
     def step_s(self) -> float:
@@ -83,8 +87,13 @@ class Price:
         return self.time.compute_s / self.time.comm_s if self.time.comm_s else float("inf")
 
     def largest_term(self) -> str:
-        name = max(TERMS, key=lambda term: float(getattr(self.memory, term)))
-        return TERMS[name]
+        name = max(self.terms, key=lambda term: float(getattr(self.memory, term)))
+        return self.terms[name]
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """Of the memory, for people."""
+        return self.memory.terms if isinstance(self.memory, PassMemory) else TERMS
 
     def as_json(self) -> dict[str, Any]:
         """Every term, by its name with its unit."""
@@ -95,6 +104,7 @@ class Price:
             "layout": {**layout, "ranks": self.layout.ranks, "passes": self.passes},
             "time": time,
             "memory": {**terms, "total_bytes": self.memory.total_bytes, "capacity_bytes": self.capacity_bytes},
+            "start_s": self.start_s,
             "samples_s": self.samples_s,
             "compute_over_comm": self.compute_over_comm,
             "fits": self.fits,
@@ -130,8 +140,10 @@ def spread_of(layout: Layout, kernels: Kernels = "eager", ways: Ways = EXACT) ->
     )
 
 
-def memory_of(subject: Subject, layout: Layout, where: Where, spread: Spread | None = None) -> Memory:
+def memory_of(subject: Subject, layout: Layout, where: Where, spread: Spread | None = None) -> Memory | PassMemory:
     """Of the fullest device, with the longest samples in one pass."""
+    if subject.counts is not None:
+        return pass_memory(subject.counts, -(-layout.global_batch // layout.data), layout.ranks, where)
     spread = spread or spread_of(layout)
     fullest = replace(spread, micro_batch=spread.micro_batch * subject.fullest(spread.micro_batch))
     found = memory(subject.blocks, fullest, subject.numbers, where.physics)
@@ -141,6 +153,8 @@ def memory_of(subject: Subject, layout: Layout, where: Where, spread: Spread | N
 
 
 def price(subject: Subject, layout: Layout, where: Where, ways: Ways = EXACT) -> Price:
+    if subject.counts is not None:
+        return _price_pass(subject.counts, layout, where)
     device, numbers = where.cluster.device, subject.numbers
     half_on_gpu = numbers.element_bytes == 2 and not device.synchronous
     kernels: Kernels = "compiled" if subject.records and half_on_gpu and layout.ranks == 1 else "eager"
@@ -157,3 +171,12 @@ def price(subject: Subject, layout: Layout, where: Where, ways: Ways = EXACT) ->
         passes=spread.accumulate,
         global_batch=layout.global_batch,
     )
+
+
+def _price_pass(counts: Counted, layout: Layout, where: Where) -> Price:
+    """A pass of a topic model over as many documents as the layout's batch has."""
+    documents, ranks = -(-layout.global_batch // layout.data), layout.ranks
+    found = pass_memory(counts, documents, ranks, where)
+    time = pass_time(counts, documents, ranks, where, found)
+    before_s = start_s(counts, documents, ranks, where, time.step_s)
+    return Price(layout, where, time, found, 1, layout.global_batch, before_s)

@@ -9,8 +9,9 @@ from typing import Any
 
 from paceline.planning.candidates import Refused, family_name
 from paceline.planning.money import Row
+from paceline.planning.passtime import PassMemory
 from paceline.planning.plan import Plan
-from paceline.planning.price import MEMORY_BAND, TERMS, Price
+from paceline.planning.price import MEMORY_BAND, Price
 from paceline.planning.search import Found
 from paceline.record.units import number, percent, size
 
@@ -26,6 +27,12 @@ TIMES = {
     "offload_s": "to the host and back",
     "waiting_s": "for the slowest rank",
 }
+OF_A_PASS = {
+    "data_s": "waiting for counts",
+    "compute_s": "one read of the counts",
+    "update_s": "the next point",
+}
+"""What the same times are in a pass of a topic model."""
 TEXT_COLUMNS = 98
 ROOMY = 20
 """Characters of a layout's name that leave two spaces between columns."""
@@ -41,13 +48,14 @@ def show(plan: Plan) -> Iterator[Any]:
     if plan.rows:
         yield from _below_devices(plan)
     chosen = plan.chosen
-    for found in (chosen.found,) if chosen else plan.out[-1:]:
+    for found in () if plan.subject.counts is not None else (chosen.found,) if chosen else plan.out[-1:]:
         yield ""
         if found.prices:
             yield _layouts(found.devices, found.prices, chosen.price if chosen else None)
         yield from _refused(found)
     if chosen is not None:
-        yield from _wrapped(chosen.found.usual, "  ")
+        if plan.subject.counts is None:
+            yield from _wrapped(chosen.found.usual, "  ")
         yield ""
         yield _terms(chosen.price)
     yield ""
@@ -63,14 +71,24 @@ def _wrapped(text: str, mark: str) -> Iterator[str]:
         yield (mark if place == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
 
 
-def _head(plan: Plan) -> Iterator[str]:
-    subject, site = plan.subject, plan.site
-    where = site.whole
+def _model(plan: Plan) -> str:
+    subject = plan.subject
     each = f" × {number(subject.units_per_sample, 3)} {subject.unit}" if subject.unit != "samples" else ""
-    yield (
+    return (
         f"{plan.spec.name}: {_count(subject.params)} parameters, batch {subject.global_batch:,}{each}, "
         f"{plan.spec.train.precision}" + (f", {subject.steps:,} steps" if subject.steps else "")
     )
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    subject, site = plan.subject, plan.site
+    where = site.whole
+    if subject.counts is not None:
+        yield from _wrapped(
+            f"{plan.spec.name}: {subject.counts.words()}; {subject.steps:,} passes, fewer if converged before", ""
+        )
+    else:
+        yield _model(plan)
     links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
     network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
     price = f"{plan.usd_per_device_hour:g} USD per device and hour" if plan.usd_per_device_hour is not None else ""
@@ -102,21 +120,23 @@ def _table(*columns: str, left: int = 1, longest: int = 0) -> Any:
 
 
 def _devices(plan: Plan) -> Any:
-    columns = ["", "devices", "layout", "step", "speed-up", "eff.", "comp/comm", "hours", "device-h", "kWh"]
+    topics = plan.subject.counts is not None
+    names = ("counts", "pass") if topics else ("layout", "step")
+    columns = ["", "devices", *names, "speed-up", "eff.", "comp/comm", "fit" if topics else "hours", "device-h", "kWh"]
     priced = plan.usd_per_device_hour is not None
-    longest = max(len(family_name(row.price.layout)) for row in plan.rows)
+    longest = ROOMY + 1 if topics else max(len(_spread(row.price)) for row in plan.rows)
     table = _table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
     for row in plan.rows:
         mark = "✓" if row is plan.chosen else " "
         cells = [
             mark,
             f"{row.devices:,}",
-            family_name(row.price.layout) + (" *" if row.price.layout.offload else ""),
+            _spread(row.price),
             _short(row.price.step_s),
             _times(row.speedup),
             percent(row.efficiency),
             _ratio(row.price.compute_over_comm),
-            _amount(row.hours),
+            _short(row.hours * 3600) if topics and row.hours is not None else _amount(row.hours),
             _amount(row.device_hours),
             _amount(row.energy_kwh),
         ]
@@ -124,6 +144,13 @@ def _devices(plan: Plan) -> Any:
             cells.append(_amount(row.cost_usd))
         table.add_row(*cells, style="bold" if row is plan.chosen else "")
     return table
+
+
+def _spread(p: Price) -> str:
+    """The layout or, of a topic model, where its counts come from."""
+    if isinstance(p.memory, PassMemory):
+        return p.memory.tier
+    return family_name(p.layout) + (" *" if p.layout.offload else "")
 
 
 def _not_possible(plan: Plan) -> Iterator[str]:
@@ -157,14 +184,15 @@ def _below_devices(plan: Plan) -> Iterator[str]:
     amdahl = f"{_times(ceilings.amdahl)} by Amdahl ({share})" if ceilings.amdahl else ""
     comm = f"{_times(ceilings.communication)} by communication" if ceilings.communication else ""
     if amdahl or comm:
-        yield "limits of the speed-up with this batch: " + ", ".join(part for part in (amdahl, comm) if part)
+        of = "this batch" if plan.subject.counts is None else "these counts"
+        yield f"limits of the speed-up with {of}: " + ", ".join(part for part in (amdahl, comm) if part)
     if not plan.alone_fits:
         yield "speed-ups are over one device with enough memory"
 
 
 def _who(row: Row) -> str:
     cost = f", {_amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
-    hours = f" ({_amount(row.hours)} h{cost})" if row.hours is not None else ""
+    hours = f" ({_hours(row.hours)}{cost})" if row.hours is not None else ""
     return f"{row.devices:,}{hours}"
 
 
@@ -219,21 +247,26 @@ def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
 
 def _terms(p: Price) -> Any:
     """Memory and time of the chosen layout, side by side."""
-    table = _table("memory per device", "", "  time per step", "", "", left=1)
+    of_pass = isinstance(p.memory, PassMemory)
+    table = _table("memory per device", "", "  time per pass" if of_pass else "  time per step", "", "", left=1)
     table.columns[2].justify = "left"
     table.columns[4].justify = "left"
-    memory = [(words, size(value)) for name, words in TERMS.items() if (value := getattr(p.memory, name)) > 0]
+    memory = [(words, size(value)) for name, words in p.terms.items() if (value := getattr(p.memory, name)) > 0]
     total = p.memory.total_bytes
     memory.append((f"total, ± {percent(MEMORY_BAND)}", size(total)))
     memory.append(("of", size(p.capacity_bytes)))
     if p.memory.host_bytes:
         memory.append(("host memory", size(p.memory.host_bytes)))
+    if isinstance(p.memory, PassMemory) and p.memory.disk_bytes:
+        memory.append(("left on disk", size(p.memory.disk_bytes)))
     times = [
         (name, _short(value), words)
-        for name, words in TIMES.items()
+        for name, words in (TIMES | (OF_A_PASS if of_pass else {})).items()
         if (value := getattr(p.time, name)) > 5e-4 * p.step_s or name == "compute_s"
     ]
     times.append(("step_s", _short(p.step_s), "the sum"))
+    if p.start_s:
+        times.append(("start_s", _short(p.start_s), "before the first pass"))
     if p.time.comm_s:
         times.append(("comm_s", _short(p.time.comm_s), "in flight, hidden or not"))
     for k in range(max(len(memory), len(times))):
@@ -256,6 +289,11 @@ def _short(seconds: float) -> str:
         if seconds >= scale * (1 if unit == "s" else 1.5):
             return f"{number(seconds / scale, 3)} {unit}"
     return f"{number(seconds * 1e3, 3)} ms"
+
+
+def _hours(hours: float) -> str:
+    """Hours as such, unless they are seconds."""
+    return f"{_amount(hours)} h" if hours >= 0.01 else _short(hours * 3600)
 
 
 def _times(ratio: float) -> str:

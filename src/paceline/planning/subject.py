@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.planning.shape import LAUNCHES_PER_OPERATION, Block, ModelShape
+from paceline.planning.shape import LAUNCHES_PER_OPERATION, Block, Matmul, ModelShape
 from paceline.planning.spread import NUMBERS, Numbers
+from paceline.planning.topics import Counted, counted, passes_of
 from paceline.spec import RunSpec
 
 Blocks = tuple[Block, ...]
@@ -66,6 +67,8 @@ class Subject:
     """Has repeated layers, which activation checkpointing computes again."""
     records: bool = False
     """One CUDA device compiles the step and runs it as a recorded graph."""
+    counts: Counted | None = None
+    """Of a topic model: a step is a pass over all its documents, and ranks divide nothing but those."""
     assumptions: tuple[str, ...] = field(default=())
 
     @property
@@ -102,6 +105,8 @@ def subject_of(spec: RunSpec, samples: int | None = None, tokens: float | None =
             return _classifier(spec, samples, tokens)
         case "lm":
             return _language_model(spec, samples, tokens)
+        case "topics":
+            return _topics(spec, samples, tokens)
         case _:
             from paceline.planning.fake import measured
 
@@ -238,6 +243,35 @@ def _streams(data: Any) -> Any:
         return find(data)
     except (UserError, OSError):
         return None
+
+
+def _topics(spec: RunSpec, samples: int | None, tokens: float | None) -> Subject:
+    counts, assumptions = counted(spec, samples, tokens)
+    each = Block(
+        "topics",
+        1,
+        params=counts.k * (counts.documents + counts.terms),
+        matmuls=(Matmul(1, counts.k, round(counts.per_document)),),
+        attention=None,
+        moved_elements=0,
+        saved_split_elements=0,
+        saved_whole_elements=0,
+        edge_elements=0,
+        kernels=0,
+    )
+    return Subject(
+        name=spec.name,
+        workload=spec.workload,
+        blocks=(each,),
+        global_batch=counts.documents,
+        numbers=NUMBERS["fp32"],
+        steps=passes_of(spec),
+        samples=counts.documents,
+        unit="documents",
+        recomputes=False,
+        counts=counts,
+        assumptions=tuple(assumptions),
+    )
 
 
 def _section(spec: RunSpec, name: str) -> Any:

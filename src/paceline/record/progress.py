@@ -63,6 +63,7 @@ class Progress:
         now = time.monotonic()
         self._pace.add(now, event)
         self._event = event
+        self.total = event.get("of_samples", self.total)  # a fit that converges knows its length by and by
         log_s = min(LINE_MOST_S, max(LINE_S, (now - self._began) / 50))  # the log of a long run stays readable
         if self._shown is None or now - self._drawn >= (log_s if self._live is None else REDRAW_S):
             self._draw(now)

@@ -68,6 +68,8 @@ def _scaling(s: Series, name: str) -> Table:
         )
     columns = 7 if tokens else 6 if s.timed else 5
     note = "The same batch on every row." if s.kind == "strong" else "The batch grows with the ranks."
+    if any(row.fits for row in s.rows):
+        note = "Each step is a pass over all documents."
     return Table(
         "scaling",
         f"Scaling{name}",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import RunFailed
+from paceline.explain import equations
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
 from paceline.measuring.timers import Flights, Reading
@@ -57,6 +58,22 @@ class Job:
     evaluation: dict[str, Any] = field(default_factory=dict)
     best: float | None = None
     """The highest score so far."""
+
+    @property
+    def parameters(self) -> int:
+        return self.state.spread.parameters
+
+    @property
+    def spread_over(self) -> str:
+        """The ranks and the batch, as an equation."""
+        equation = self.layout.equation()
+        return equation if self.layout.plain else f"{self.layout.grid()}; {equation}"
+
+    def over(self, step: int) -> bool:
+        return step == self.steps
+
+    def equations(self) -> list[str]:
+        return equations(self.spec, self.order.samples)
 
 
 def train_loop(job: Job) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.explain import equations
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
@@ -22,7 +21,7 @@ from paceline.record.events import EventWriter, metrics_of, read_events, read_st
 from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
-from paceline.workload import one_line, own_trace
+from paceline.workload import one_line, own_trace, workload_of
 
 if TYPE_CHECKING:
     import torch
@@ -123,8 +122,8 @@ def _train(
 ) -> dict[str, Any]:
     from paceline.record.audience import audience
     from paceline.training.checkpoint import Checkpoints
-    from paceline.training.loop import train_loop
-    from paceline.training.setup import build_job, go_back
+
+    build_job, go_back, work = _way_of(spec)
 
     with (
         run.held(say) if place.rank == 0 else nullcontext(),
@@ -135,18 +134,18 @@ def _train(
         try:
             job = build_job(spec, place, device, events, checkpoints, stop, run.path)
             first = go_back(job, run, place.world, say)
-            if first == job.steps:
+            if job.over(first):
                 return _done_already(run, job, say) if place.rank == 0 else {}
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, place, first, again)
             if place.rank > 0:
-                train_loop(job)
+                work(job)
                 checkpoints.wait()
                 _peaks(device, place.world)
                 return {}
             _announce(job, run, first, again, say)
             with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.shown:
-                status = train_loop(job)
+                status = work(job)
                 checkpoints.wait()
                 job.shown({"kind": "end", "status": status})
             events.write("end", status=status)
@@ -158,6 +157,18 @@ def _train(
     if show:
         _show(summary, run, say)
     return summary
+
+
+def _way_of(spec: RunSpec) -> tuple[Callable[..., Any], Callable[..., int], Callable[[Any], str]]:
+    """(build the job, go back to its newest checkpoint, do it): by gradients, or as a fit of the workload's own."""
+    if workload_of(spec).fits:
+        from paceline.training import fitting
+
+        return fitting.build_fit, fitting.go_back, fitting.fit_loop
+    from paceline.training.loop import train_loop
+    from paceline.training.setup import build_job, go_back
+
+    return build_job, go_back, train_loop
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -208,7 +219,7 @@ def _note_start(job: Job, place: Place, first: int, again: bool) -> None:
 
 def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
     say(f"{run.path}")
-    for line in equations(job.spec, job.order.samples):
+    for line in job.equations():
         say(f"  {line}")
     if first:
         say(f"  going on from step {first} of {job.steps}")
@@ -228,13 +239,13 @@ def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "")
     }
     summary = summarise(
         job.spec,
-        job.layout.equation() if job.layout.plain else f"{job.layout.grid()}; {job.layout.equation()}",
+        job.spread_over,
         read_steps(run.events_file(0)),
         job.evaluation,
         status,
         seconds=seconds_of(run.events_file(0)),
         epoch_samples=job.order.samples,
-        parameters=job.state.spread.parameters,
+        parameters=job.parameters,
         peak_bytes_per_rank=peaks,
         best=evaluations[max(evaluations)] if evaluations else None,
         differs_from=differs_from(job.spec.parallel),

@@ -175,7 +175,9 @@
     return { type: "line", data: { datasets: sets }, options: set };
   }
 
-  const loss = (d) => curves(d, axis("loss", { type: "linear" }), 0, (v) => v.toPrecision(6));
+  // the loss of a topic model is a sum over all documents: many digits, of which the last ones change
+  const sum = (v) => (Math.abs(v) >= 1e4 ? v.toLocaleString("en", { maximumSignificantDigits: 7 }) : short(v));
+  const loss = (d) => curves(d, axis("loss", { type: "linear", ticks: { color: colour("faint"), callback: sum } }), 0, (v) => (Math.abs(v) >= 1e4 ? sum(v) : v.toPrecision(6)));
   const decades = (d) => {
     const found = d.lines.flatMap((line) => line.points.map((p) => p[1]));
     if (!found.length) return { min: 1e-9, max: 1e-6 };

@@ -1,0 +1,193 @@
+"""Time and memory of one pass over all documents of a topic model, on each of its ranks.
+
+A rank keeps its documents as high as they fit: on the device, in host memory, on disk. A pass reads them once, makes
+three products of each count, updates the rank's rows of L, and adds up the k × terms statistic of F over all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from paceline.planning.comm import all_reduce_s, exposed_s, group
+from paceline.planning.compute import matmul_rate
+from paceline.planning.hardware import Device
+from paceline.planning.physics import Physics
+from paceline.planning.site import Where
+from paceline.planning.steptime import StepTime
+from paceline.planning.topics import Counted
+
+SPECIAL_FLOPS = 16.0
+"""Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
+SPECIALS = 2.0
+"""Of them per dense count: x / p, and log p for the loss."""
+CACHED = 1.35
+"""Times the memory's bandwidth at which a GPU reads rows of F and adds to rows of S: most are in its cache."""
+CORE_COUNT_FLOPS = 160.0
+"""Plain operations in whose time a core converts a dense count, divides it and takes its logarithm."""
+CORE_NONZERO_FLOPS = 300.0
+"""The same for a nonzero, with finding its row of F."""
+CORE_GATHERED = 0.16
+"""Fraction of its peak that a core reaches in the products of a nonzero, which are k long."""
+NEWTON = 3.8
+"""Times an EM pass over nonzeros: a pass with Newton steps."""
+NEWTON_TOPICS = 64
+"""With more, the fit takes EM steps."""
+UPDATE_BYTES = 80.0
+"""Read and written per element of L and F to find the next point: ratio, power, clamps and sums, in 4 bytes each."""
+LAUNCHES = 30.0
+"""Kernels of a pass that no other kernel hides: the loss is waited for."""
+START_S = 1.0
+"""First topics, from a sample of fixed size, by the host."""
+STORAGE_BYTES_S = 6.7e9
+"""That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
+HOST_MEMORY = 2.0
+"""Host memory per device, in its own memory: as servers are sold."""
+DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
+"""Of what is free: what the fit takes for counts (paceline.topics.tiers)."""
+FUSED_TOPICS = 64
+"""With more topics, counts on a device are read twice in a pass."""
+PAD = 256
+"""Rows and columns of dense counts on a device come in multiples of it."""
+BLOCK_BYTES = 256 << 20
+"""Of the counts that are on their way to a device; there are two of them."""
+CORE_BLOCK_BYTES = 32 << 20
+L_COPIES, F_COPIES = 4, 5
+"""Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes on the fullest rank's device, and of its counts in the tiers below."""
+
+    counts_bytes: float
+    mixtures_bytes: float
+    topics_bytes: float
+    operands_bytes: float
+    context_bytes: float
+    host_bytes: float = 0.0
+    disk_bytes: float = 0.0
+
+    terms: ClassVar[dict[str, str]] = {
+        "counts_bytes": "counts",
+        "mixtures_bytes": "L and its copies",
+        "topics_bytes": "F, its copies and sums",
+        "operands_bytes": "operands, blocks",
+        "context_bytes": "driver, libraries",
+    }
+
+    @property
+    def total_bytes(self) -> float:
+        return float(sum(getattr(self, f.name) for f in fields(self) if f.name in self.terms))
+
+    @property
+    def allocated_bytes(self) -> float:
+        return self.total_bytes - self.context_bytes
+
+    @property
+    def tier(self) -> str:
+        """The lowest place that counts are read from in every pass, and how many of them are there."""
+        lowest, place = (self.disk_bytes, "disk") if self.disk_bytes else (self.host_bytes, "host")
+        if not lowest:
+            return "in memory"
+        share = lowest / (self.counts_bytes + self.host_bytes + self.disk_bytes)
+        return f"{max(1, round(100 * share))} % on {place}"
+
+
+def topics_padded(k: int, device: Device) -> int:
+    """Of the operands: sixteen or a power of two for products on a GPU, multiples of eight for a core."""
+    return -(-k // 8) * 8 if device.synchronous else max(16, 1 << (k - 1).bit_length())
+
+
+def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> PassMemory:
+    """Of a rank with so many documents."""
+    device, physics = where.cluster.device, where.physics
+    K, m = topics_padded(counts.k, device), counts.terms
+    context = physics.context_bytes + (physics.communicator_bytes if ranks > 1 else 0.0)
+    held = documents * counts.document_bytes
+    operands = 8.0 * m * K
+    on_device, on_host, on_disk = held, 0.0, 0.0
+    if device.synchronous:
+        if counts.resident:
+            on_device = counts.documents * counts.document_bytes  # every rank has read all of them
+        else:
+            on_device, on_disk, operands = 0.0, held, operands + 2.0 * CORE_BLOCK_BYTES
+    else:
+        if not counts.sparse:
+            held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD
+            operands = (documents + m) * K * 6.0
+        on_device = min(held, DEVICE_SHARE * max(0.0, device.memory_bytes - context))
+        most_there = math.inf if counts.resident else HOST_SHARE * HOST_MEMORY * device.memory_bytes
+        on_host = min(held - on_device, most_there)
+        on_disk = held - on_device - on_host
+        operands += 2.0 * BLOCK_BYTES if on_device < held else 0.0
+    return PassMemory(
+        counts_bytes=on_device,
+        mixtures_bytes=4.0 * L_COPIES * documents * counts.k,
+        topics_bytes=4.0 * F_COPIES * m * counts.k,
+        operands_bytes=operands,
+        context_bytes=context,
+        host_bytes=on_host,
+        disk_bytes=on_disk,
+    )
+
+
+def pass_time(counts: Counted, documents: float, ranks: int, where: Where, memory: PassMemory) -> StepTime:
+    """Of a rank with so many documents. Counts of lower tiers come while those before them are worked on."""
+    device, physics = where.cluster.device, where.physics
+    work = work_s(counts, documents, device, physics)
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    of_rows, of_topics = (UPDATE_BYTES * n * counts.k / bandwidth for n in (documents, counts.terms))
+    members = group(ranks, 1, where.cluster, physics)
+    comm = all_reduce_s(4.0 * counts.k * counts.terms, members, physics, 2)
+    exposed = exposed_s(comm, of_rows, physics)  # the next rows of L are found while sums travel
+    overhead = LAUNCHES * physics.launch_s
+    stored = counts.stored_bytes / (counts.documents * counts.document_bytes)  # of a byte that is worked on
+    streamed = memory.host_bytes / (device.pcie_bytes_s * physics.link_efficiency)
+    streamed += memory.disk_bytes * stored / disk_bytes_s(members.in_node, physics)
+    busy = max(work, streamed) + of_rows + of_topics + overhead
+    return StepTime(
+        compute_s=work,
+        comm_s=comm,
+        exposed_s=exposed,
+        bubble_s=0.0,
+        update_s=of_rows + of_topics,
+        overhead_s=overhead,
+        waiting_s=physics.jitter * math.log2(ranks) * (busy + exposed),
+        data_s=max(0.0, streamed - work),
+    )
+
+
+def work_s(counts: Counted, documents: float, device: Device, physics: Physics) -> float:
+    """Arithmetic of a pass over so many documents whose counts are at hand: three products of each, 6 K operations."""
+    n, K = documents * counts.per_document, topics_padded(counts.k, device)
+    plain = device.peak_flops_s("fp32")
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    if counts.sparse:
+        slower = NEWTON if counts.newton and counts.k <= NEWTON_TOPICS else 1.0
+        if device.synchronous:
+            return slower * n * (CORE_NONZERO_FLOPS + 6.0 * K / CORE_GATHERED) / plain
+        touched = documents * counts.document_bytes + n * 8.0 * K
+        return slower * touched / (CACHED * device.bandwidth_bytes_s)
+    moved = documents * counts.document_bytes
+    if device.synchronous:
+        products = 6.0 * counts.k / matmul_rate(device, "fp32", physics)
+        return max(n * (products + CORE_COUNT_FLOPS / plain), moved / bandwidth)
+    reads = 2 if K > FUSED_TOPICS else 1
+    kind = "fp16" if counts.element_bytes == 1 else "tf32"
+    products = (4.0 + 2.0 * reads) * K / matmul_rate(device, kind, physics)
+    others = SPECIALS * SPECIAL_FLOPS * (1 + reads) / 2 / plain
+    return max(n * (products + others), reads * moved / bandwidth)
+
+
+def start_s(counts: Counted, documents: float, ranks: int, where: Where, step_s: float) -> float:
+    """Before the first pass: counts are read and added up, first topics are found, and rows of L for them."""
+    own = 1.0 if counts.resident else documents / counts.documents
+    in_node = group(ranks, 1, where.cluster, where.physics).in_node
+    return START_S + own * counts.stored_bytes / disk_bytes_s(in_node, where.physics) + step_s
+
+
+def disk_bytes_s(in_node: int, physics: Physics) -> float:
+    """That a rank reads with: its own rate, or its part of the host's."""
+    return min(physics.input_bytes_s, STORAGE_BYTES_S / in_node)

@@ -1,0 +1,194 @@
+"""Documents by terms, handed out in blocks: dense rows, or their nonzeros.
+
+Each block has the smallest type that holds its counts exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Csr:
+    """The nonzeros of some rows. Those of row r are at indptr[r] : indptr[r + 1]."""
+
+    indptr: np.ndarray  # int64, rows + 1, starts at 0
+    indices: np.ndarray  # int32, the terms, ascending within a row
+    data: np.ndarray  # uint8, uint16, int32 or float32; no zeros
+
+    @property
+    def rows(self) -> int:
+        return len(self.indptr) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Consecutive documents. Dense values are C-contiguous rows of uint8, uint16, int32 or float32."""
+
+    start: int
+    values: np.ndarray | Csr
+
+    @property
+    def stop(self) -> int:
+        return self.start + (self.values.rows if isinstance(self.values, Csr) else len(self.values))
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """Documents by terms. `resident` means that a block costs next to nothing, again and again."""
+
+    @property
+    def documents(self) -> int: ...
+    @property
+    def terms(self) -> int: ...
+    @property
+    def sparse(self) -> bool: ...
+    @property
+    def resident(self) -> bool: ...
+    @property
+    def stored_bytes(self) -> int:
+        """What one pass over all documents reads."""
+        ...
+
+    @property
+    def vocabulary(self) -> Sequence[str] | None: ...
+    @property
+    def names(self) -> Sequence[str] | None: ...
+    def block(self, start: int, stop: int) -> Block: ...
+    def weights(self) -> np.ndarray:
+        """The work per document: its nonzeros where sparse, else the number of terms. int64."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCounts:
+    """Rows in memory."""
+
+    values: np.ndarray
+    vocabulary: Sequence[str] | None = None
+    names: Sequence[str] | None = None
+    fractional: bool = False
+
+    sparse = False
+    resident = True
+
+    @property
+    def documents(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def terms(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.values.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        return self.terms * self.values.itemsize
+
+    def block(self, start: int, stop: int) -> Block:
+        return Block(start, self.values[start:stop])
+
+    def weights(self) -> np.ndarray:
+        return np.full(self.documents, self.terms, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseCounts:
+    """Nonzeros in memory, row by row."""
+
+    values: Csr
+    terms: int
+    vocabulary: Sequence[str] | None = None
+    names: Sequence[str] | None = None
+    fractional: bool = False
+
+    sparse = True
+    resident = True
+
+    @property
+    def documents(self) -> int:
+        return self.values.rows
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.values.indptr.nbytes + self.values.indices.nbytes + self.values.data.nbytes
+
+    def block(self, start: int, stop: int) -> Block:
+        first, last = (int(self.values.indptr[at]) for at in (start, stop))
+        indptr = self.values.indptr[start : stop + 1]
+        return Block(
+            start,
+            Csr(indptr - first if first else indptr, self.values.indices[first:last], self.values.data[first:last]),
+        )
+
+    def weights(self) -> np.ndarray:
+        return np.diff(self.values.indptr)
+
+
+def named(counts: Any, vocabulary: Sequence[str] | None, names: Sequence[str] | None) -> Any:
+    """The same counts with names for terms and documents."""
+    return replace(counts, vocabulary=vocabulary, names=names)
+
+
+def allows_fractions(counts: Counts) -> bool:
+    return bool(getattr(counts, "fractional", False))
+
+
+def allowing_fractions(counts: Counts) -> Counts:
+    """The same counts with fractions allowed, where they know of such a thing."""
+    if allows_fractions(counts) or not hasattr(counts, "fractional"):
+        return counts
+    changeable: Any = counts
+    return replace(changeable, fractional=True)
+
+
+def no_rows(start: int, terms: int, sparse: bool) -> Block:
+    """A block without documents."""
+    if not sparse:
+        return Block(start, np.empty((0, terms), np.uint8))
+    return Block(start, Csr(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)))
+
+
+def joined(parts: Sequence[Csr]) -> Csr:
+    """Nonzeros of rows after rows."""
+    if len(parts) == 1:
+        return parts[0]
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    indptr = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    return Csr(indptr, np.concatenate([part.indices for part in parts]), stacked([part.data for part in parts]))
+
+
+def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays one after the other, in the widest of their types; beside fractions, large counts are float32 too."""
+    if len(parts) == 1:
+        return parts[0]
+    fractions = any(part.dtype.kind == "f" for part in parts)
+    return np.concatenate(parts, dtype=np.float32 if fractions else None, casting="unsafe")
+
+
+def dense_rows(values: Csr, terms: int) -> np.ndarray:
+    """The rows with their zeros."""
+    dense = np.zeros((values.rows, terms), values.data.dtype)
+    at = np.repeat(np.arange(values.rows, dtype=np.int64) * terms, np.diff(values.indptr))
+    dense.ravel()[at + values.indices] = values.data
+    return dense
+
+
+def sparse_rows(values: np.ndarray) -> Csr:
+    """The nonzeros of dense rows."""
+    rows, terms = values.shape
+    there = values.view(np.bool_) if values.dtype == np.uint8 else values != 0
+    lengths = np.count_nonzero(there, axis=1)
+    indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    at = np.flatnonzero(there)
+    data = values.ravel()[at]
+    at -= np.repeat(np.arange(rows, dtype=np.int64) * terms, lengths)
+    return Csr(indptr, at.astype(np.int32), data)

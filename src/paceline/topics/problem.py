@@ -1,0 +1,109 @@
+"""One rank's part of a fit: its documents, where their counts are kept, and the first point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from paceline.errors import UserError
+from paceline.topics.blocks import Counts
+from paceline.topics.device import Pass
+from paceline.topics.engine import Documents, Fit, Stop
+from paceline.topics.rows import cpu_pass
+from paceline.topics.start import first_rows, first_topics
+from paceline.topics.stream import blocks
+from paceline.topics.totals import totals
+
+Tensor = Any  # torch.Tensor; torch is not typed here
+MOST_TOPICS = 512
+STREAM_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The documents start..stop of some counts, for one device. `share` is what each term is of all counts."""
+
+    counts: Counts
+    start: int
+    stop: int
+    per_document: Tensor  # float32, of these documents
+    per_term: np.ndarray  # float64, of all documents
+    share: Tensor  # float32
+    device: torch.device
+    documents: Documents
+
+    def begin(self, k: int, *, start: str, seed: int, rows: str, stop: Stop) -> Fit:
+        """The first point: topics of a sample, the same on every rank, and rows of L for them."""
+        Ft = torch.empty(self.counts.terms, k)
+        if not _several() or dist.get_rank() == 0:
+            Ft = first_topics(self.counts, self.per_term, k, how=start, seed=seed)
+        Ft = Ft.to(self.device)
+        if _several():
+            dist.broadcast(Ft, 0)
+        L = torch.empty(self.stop - self.start, k, device=self.device)
+        for first, last, work in self.documents():
+            L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share)
+        return self.resume(L, Ft, rows=rows, stop=stop)
+
+    def resume(self, L: Tensor, Ft: Tensor, *, rows: str, stop: Stop) -> Fit:
+        return Fit(self.documents, L, Ft, stop, rows, all_documents=self.counts.documents if _several() else 0)
+
+
+def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False) -> Problem:
+    """This rank's problem: of N ranks each takes the next N-th part of the documents."""
+    device = torch.device(device)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if _several() else (0, 1)
+    start, stop = part_of(counts.documents, rank, world)
+    found = totals(counts, start, stop, fractional=fractional)
+    per_term = torch.from_numpy(found.per_term)
+    if _several():
+        sums = per_term.to(device)
+        dist.all_reduce(sums)
+        per_term = sums.cpu()
+    if not per_term.any():
+        raise UserError(f"all {counts.documents:,} x {counts.terms:,} counts are zero: there is nothing to learn")
+    per_document = torch.from_numpy(found.per_document).float().to(device)
+    share = (per_term / per_term.sum()).float().to(device)
+    documents = _reader(counts, start, stop, per_document, share, device)
+    return Problem(counts, start, stop, per_document, per_term.numpy(), share, device, documents)
+
+
+def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:
+    """The documents of a rank: parts of equal size, of which the last may be smaller."""
+    size = -(-documents // world)
+    return min(documents, rank * size), min(documents, (rank + 1) * size)
+
+
+def check_topics(k: Any, counts: Counts) -> None:
+    most = min(counts.documents, counts.terms, MOST_TOPICS)
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= most:
+        what = f"{counts.documents:,} documents and {counts.terms:,} terms"
+        raise UserError(f"k={k} topics for {what}: give a whole number from 1 to {most}")
+
+
+def _reader(
+    counts: Counts, start: int, stop: int, per_document: Tensor, share: Tensor, device: torch.device
+) -> Documents:
+    if device.type == "cuda":
+        from paceline.topics.tiers import Tiers
+
+        return Tiers(counts, per_document, share, device, start=start, stop=stop).steps
+    if counts.resident:
+        whole: list[tuple[int, int, Pass]] = [(0, stop - start, cpu_pass(counts.block(start, stop), share))]
+        return lambda: whole if stop > start else []
+    return partial(_streamed, counts, start, stop, share)
+
+
+def _streamed(counts: Counts, start: int, stop: int, share: Tensor) -> Iterable[tuple[int, int, Pass]]:
+    for block in blocks(counts, start, stop, STREAM_BYTES):
+        yield block.start - start, block.stop - start, cpu_pass(block, share)
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized()

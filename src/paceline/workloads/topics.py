@@ -1,0 +1,192 @@
+"""Topics of documents, as a workload of a run file: the fit of paceline.topics on any number of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from paceline.errors import UserError
+from paceline.explain import shared_documents
+from paceline.layout import Layout
+from paceline.spec import TopicsData, TopicsModel
+from paceline.topics.blocks import Counts, Csr
+from paceline.topics.engine import WINDOW, Fit, Stop
+from paceline.topics.model import TopicFit
+from paceline.topics.problem import check_topics, problem_of
+from paceline.topics.start import sample
+from paceline.workload import Workload
+
+MOST_PASSES = 1000
+MODEL_FILE = "model.safetensors"
+
+
+class Topics(Workload):
+    """Reads counts or texts, and fits."""
+
+    Model, Data = TopicsModel, TopicsData
+    fits = True
+
+    def counts(self) -> Counts:
+        from paceline.topics.counts import read_counts
+        from paceline.topics.documents import is_text
+        from paceline.topics.shards import convert
+        from paceline.topics.text import TextOptions
+
+        data = self._data
+        if data.path is None:
+            raise UserError("data.path is missing: give the matrix, the shards or the texts, as  data.path=counts.npz")
+        if not is_text(data.path):
+            return read_counts(data.path, fractional=data.fractional)
+        shards = data.cache.expanduser() / "topics" / self._name_of_texts(data.path)
+        return read_counts(shards) if shards.exists() else convert(data.path, shards, text=TextOptions(**self._text()))
+
+    def _name_of_texts(self, path: Path) -> str:
+        """Texts are counted once, by whoever comes first; ranks then read the counts."""
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
+        return hashlib.sha256(json.dumps([described, self._text()]).encode()).hexdigest()[:24]
+
+    def _text(self) -> dict[str, Any]:
+        data = self._data
+        return {"column": data.text, "min_df": data.min_df, "max_df": data.max_df, "max_terms": data.max_terms}
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        check_topics(self._model.k, self.counts())
+
+    def suits(self, layout: Layout) -> None:
+        if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
+            raise UserError(
+                "workload=topics spreads documents over ranks and nothing else; "
+                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks"
+            )
+
+    def fingerprint(self) -> str:
+        """Of the shape and of a sample of the documents: a matrix may be too large to be read for its name."""
+        counts = self.counts()
+        few = sample(counts, 0)
+        values = few.block(0, few.documents).values
+        parts = (values.indptr, values.indices, values.data) if isinstance(values, Csr) else (values,)
+        digest = hashlib.sha256(f"{counts.documents} {counts.terms}".encode())
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()[:16]
+
+    def passes(self, device: Any) -> TopicPasses:
+        counts = self.counts()
+        check_topics(self._model.k, counts)
+        train, model = self.spec.train, self._model
+        most = train.steps or train.epochs or MOST_PASSES
+        problem = problem_of(counts, device, fractional=self._data.fractional)
+        stop = Stop(model.tolerance, passes=most)
+        fit = problem.begin(model.k, start=model.start, seed=train.seed, rows=model.rows, stop=stop)
+        return TopicPasses(fit, counts, {**model.model_dump(), "seed": train.seed, "text": self._text()})
+
+    @property
+    def _data(self) -> TopicsData:
+        assert isinstance(self.spec.data, TopicsData)
+        return self.spec.data
+
+    @property
+    def _model(self) -> TopicsModel:
+        assert isinstance(self.spec.model, TopicsModel)
+        return self.spec.model
+
+    def model(self) -> nn.Module:
+        raise UserError("workload=topics has no gradients; it is fitted, by  paceline train  or  paceline topics")
+
+
+class TopicPasses:
+    """The fit of one rank, as the loop of fits wants it."""
+
+    def __init__(self, fit: Fit, counts: Counts, settings: Mapping[str, Any]) -> None:
+        self.fit, self.counts, self.settings = fit, counts, settings
+        self.samples, self.most = counts.documents, fit.stop.passes
+        self.parameters = fit.L.shape[1] * (counts.documents + counts.terms)
+
+    @property
+    def why_done(self) -> str:
+        return self.fit.why_done
+
+    def step(self, flag: bool) -> dict[str, Any]:
+        turn = self.fit.step(flag)
+        return {
+            "loss": turn.loss,
+            "gain": self._gain(),
+            "residual": turn.residual,
+            "accepted": turn.accepted,
+            "of_samples": self._passes_expected() * self.samples,
+            "step_s": turn.step_s,
+            "data_s": turn.data_s,
+            "comm_s": turn.comm_s,
+            "exposed_s": turn.exposed_s,
+            "flagged": turn.flagged,
+        }
+
+    def tensors(self) -> dict[str, Any]:
+        fit = self.fit
+        L, Ft = fit.result()
+        return {"model": {"L": self._whole(L), "Ft": Ft}, "fit": {"L": self._whole(fit.L), "Ft": fit.Ft}}
+
+    def meta(self) -> dict[str, Any]:
+        fit = self.fit
+        names = ("losses", "passes", "momentum", "residual", "has_before", "leaped")
+        return {name: getattr(fit, name) for name in names}
+
+    def restored(self, meta: Mapping[str, Any]) -> None:
+        for name, value in meta.items():
+            setattr(self.fit, name, value)
+
+    def equations(self, ranks: int) -> list[str]:
+        k = self.fit.L.shape[1]
+        product = f"({self.samples:,} × {k}) ({k} × {self.counts.terms:,})"
+        return [f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}", shared_documents(self.samples, ranks)]
+
+    def conclude(self, result: Mapping[str, Tensor], folder: Path, summary: str) -> None:
+        counts, fit = self.counts, self.fit
+        TopicFit(
+            L=result["L"].numpy(),
+            F=np.ascontiguousarray(result["Ft"].numpy().T),
+            losses=list(fit.losses),
+            terms=None if counts.vocabulary is None else list(counts.vocabulary),
+            names=None if counts.names is None else list(counts.names),
+            passes=fit.passes,
+            converged=fit.converged,
+            stopped_because=summary,
+            settings=dict(self.settings),
+        ).save(folder / MODEL_FILE)
+
+    def _whole(self, L: Tensor) -> Tensor:
+        """Rows of this rank as a part of all rows: a checkpoint puts them together, for any number of ranks."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return L
+        mesh = init_device_mesh(L.device.type, (dist.get_world_size(),))
+        shape = (self.samples, L.shape[1])
+        return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
+
+    def _gain(self) -> float | None:
+        losses = self.fit.losses
+        return (losses[-2] - losses[-1]) / abs(losses[-1]) if len(losses) > 1 else None
+
+    def _passes_expected(self) -> int:
+        """How many passes there will be in all, if the gain goes on falling as it did."""
+        losses, most = self.fit.losses, self.most
+        if self.fit.why_done:
+            return self.fit.passes
+        if len(losses) < 2 * WINDOW + 1 or not self.fit.stop.gain:
+            return most
+        gains = [(losses[-1 - WINDOW - at] - losses[-1 - at]) / WINDOW / abs(losses[-1]) for at in (WINDOW, 0)]
+        if not 0 < gains[1] < gains[0]:
+            return most
+        left = WINDOW * math.log(self.fit.stop.gain / gains[1]) / math.log(gains[1] / gains[0])
+        return min(most, self.fit.passes + max(1, math.ceil(left)))

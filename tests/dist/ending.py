@@ -1,0 +1,38 @@
+"""Waiting for what processes do and for their end; what is waited for decides, and time only when all is lost."""
+
+import os
+import time
+
+import psutil
+
+TOO_LONG_S = 120.0
+
+
+def wait_until(condition, process=None, look_every_s=0.02):
+    """True once the condition holds; False if the process ends before."""
+    deadline = time.monotonic() + TOO_LONG_S
+    while not condition():
+        if process is not None and process.poll() is not None:
+            return False
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(look_every_s)
+    return True
+
+
+def wait_until_gone(group):
+    """All processes of a killed group have ended: nobody writes into its folder any more."""
+    wait_until(lambda: not any(group_of(p.pid) == group and _lives(p) for p in psutil.process_iter()))
+
+
+def group_of(pid):
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _lives(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended while it was looked at
+        return False

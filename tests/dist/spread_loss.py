@@ -1,0 +1,38 @@
+"""What the ranks of `test_lm_loss.py` do."""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from paceline.launch.environment import detect
+from paceline.launch.group import joined
+from paceline.workloads.chunked_loss import chunked_losses, vocabulary_rows
+
+
+def compare_all(cases):
+    place = detect(os.environ)
+    with joined(place, "cpu", 1, 60):
+        for vocab, precision in cases:
+            compare(place.rank, place.world, vocab, precision)
+    return len(cases)
+
+
+def compare(rank, ranks, vocab, precision):
+    torch.manual_seed(0)
+    x, whole = torch.randn(3, 7, 8, dtype=precision), torch.randn(vocab, 8, dtype=precision)
+    x.requires_grad_()
+    whole.requires_grad_()
+    targets = torch.randint(0, vocab, (3, 7))
+    targets[1, 3:] = -100
+    losses = F.cross_entropy((x @ whole.T).flatten(0, 1), targets.flatten(), reduction="none").view(3, 7).sum(1)
+    expected = torch.autograd.grad(2 * losses.sum(), (x, whole))
+    first, rows = vocabulary_rows(vocab, ranks, rank)
+    part = whole.detach()[first : first + rows].clone().requires_grad_()
+    ours = chunked_losses(x, part, targets, 4, dist.group.WORLD, first)
+    grads = torch.autograd.grad(2 * ours.sum(), (x, part))
+    close = {"rtol": 0, "atol": 1e-10 if precision == torch.float64 else 1e-4}
+    torch.testing.assert_close(ours, losses, **close)
+    torch.testing.assert_close(grads[0], expected[0], **close)
+    torch.testing.assert_close(grads[1], expected[1][first : first + rows], **close)

@@ -1,0 +1,121 @@
+"""A topic model on real ranks: the answer of one rank, killed and resumed, on as many ranks as one likes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import paceline.topics as pt
+from paceline.record.events import read_events, read_steps
+from paceline.record.run_dir import RunDir
+from paceline.spec import build
+from paceline.training.checkpoint import newest
+from paceline.training.run import resume, train
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+K = 4
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory):
+    file = tmp_path_factory.mktemp("counts") / "x.npy"
+    X, _, _ = pt.generate_synthetic_data(n=301, m=90, k=K, avg_doc_length=60, seed=3, sparse=False)
+    np.save(file, np.asarray(X))
+    return file
+
+
+def spec_of(counts, ranks, **train_values):
+    values = {
+        "name": f"on{ranks}",
+        "workload": "topics",
+        "model": {"k": K, "tolerance": 0},
+        "data": {"path": str(counts)},
+        "train": {"steps": 60, **train_values},
+        "parallel": {"ranks": ranks, "threads": 1},
+    }
+    return build(values)
+
+
+@pytest.fixture(scope="module")
+def on_one(counts, tmp_path_factory):
+    return train(spec_of(counts, 1), tmp_path_factory.mktemp("one"), show=False)
+
+
+def model_of(run):
+    return pt.TopicFit.load(run.path / "model.safetensors")
+
+
+def agree(found, expected):
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert np.abs(found.L - expected.L).max() < 1e-4
+    assert np.abs(found.F - expected.F).max() < 1e-6
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_answer_is_that_of_one_rank(counts, on_one, tmp_path, ranks):
+    """301 documents do not divide by 2 or 3."""
+    run = train(spec_of(counts, ranks), tmp_path, show=False)
+    assert run.status == "finished"
+    agree(model_of(run), model_of(on_one))
+    steps = read_steps(RunDir(run.path).events_file(ranks - 1))
+    assert len(steps) == 60
+    assert all(step["comm_s"] > 0 for step in steps)
+    assert run.summary["parameters"] == K * (301 + 90)
+
+
+def test_the_same_as_in_one_process(counts, on_one):
+    agree(pt.fit(counts, K, tolerance=0, passes=60), model_of(on_one))
+
+
+def test_the_familiar_name(counts, on_one):
+    X = np.load(counts)
+    model, losses = pt.fit_model_distributed(X, K, num_epochs=60, ranks=2, tolerance=0)
+    agree(model, model_of(on_one))
+    assert losses == model.losses
+
+
+def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):
+    """Killed in the middle of passes; what goes on from the last checkpoint ends as if nothing had happened."""
+    spec = spec_of(counts, 2, checkpoint_every=10)
+    file = tmp_path / "run.yaml"
+    import yaml
+
+    file.write_text(yaml.safe_dump(spec.dump()))
+    slow = "import time, paceline.topics.engine as e; step = e.Fit.step\n"
+    slow += "e.Fit.step = lambda self, flag=False: (time.sleep(0.05 if self.all_documents == 301 else 0), step(self, flag))[1]\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "train", str(file), "--out", str(tmp_path / "runs"), "--quiet"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        start_new_session=True,
+    )
+    folder = RunDir(tmp_path / "runs" / "on2")
+    deadline = time.monotonic() + 120
+    while newest(folder.checkpoints, lambda text: None) is None:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    reached = newest(folder.checkpoints, lambda text: None).step
+    assert 10 <= reached < 60
+    run = resume(folder.path, ["parallel.ranks=1"], show=False)
+    assert run.status == "finished"
+    assert next(read_events(folder.events_file(0), "resume"))["step"] >= 10
+    agree(model_of(run), model_of(on_one))
+    again = resume(folder.path, show=False)
+    assert again.status == "finished"
+    assert len(read_steps(folder.events_file(0))) == 60
+
+
+def test_under_torchrun(counts, on_one, tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "paceline", "topics"]
+    words += [str(counts), "-k", str(K), "--passes", "60", "--tolerance", "0", "--out", str(tmp_path / "fit"), "--quiet"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    agree(pt.TopicFit.load(tmp_path / "fit" / "model.safetensors"), model_of(on_one))

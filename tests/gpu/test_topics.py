@@ -1,0 +1,193 @@
+"""The kernels of the topic model against float64: on a CUDA device, or under TRITON_INTERPRET=1 on the CPU."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="no Triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="no CUDA device")
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+LARGE = not INTERPRETED
+
+
+def problem(n, m, k, dtype, density=0.6, seed=0):
+    """Counts with an empty document and an empty term, and factors that are not at the optimum."""
+    random = np.random.default_rng(seed)
+    largest = {"uint8": 255, "uint16": 60_000, "int32": 200_000, "float32": 9}[dtype]
+    X = random.poisson(2.0, (n, m)) * (random.random((n, m)) < density)
+    X[0, :2] = largest
+    X = X.astype(dtype)
+    if dtype == "float32":
+        X *= np.float32(0.5)
+    X[n // 2], X[:, m // 2] = 0, 0
+    L = random.random((n, k)) + 0.05
+    F = random.random((m, k)) + 0.05
+    return X, L / L.sum(1, keepdims=True), F / F.sum(0)
+
+
+def reference(X, L, Ft):
+    """Both statistics, the updated rows and the loss, in float64."""
+    X = X.astype(np.float64)
+    P = L @ Ft.T
+    R = X / P
+    new = L * (R @ Ft)
+    norm = new.sum(1, keepdims=True)
+    new = np.where(norm > 0, new / np.maximum(norm, 1e-300), L)
+    return R.T @ L, new, -(X * np.log(P)).sum()
+
+
+def as_csr(X):
+    from paceline.topics.blocks import Csr
+
+    rows, columns = X.nonzero()
+    pointer = np.concatenate([[0], np.cumsum((X != 0).sum(1))]).astype(np.int64)
+    return Csr(pointer, columns.astype(np.int32), X[rows, columns])
+
+
+def run(X, L, Ft, *, sparse, rows="em", loss=True, by_terms=False):
+    from paceline.topics.blocks import Block
+    from paceline.topics.device import SparsePass, make_pass
+
+    per_document = torch.from_numpy(X.astype(np.float64).sum(1))
+    share = X.astype(np.float64).sum(0) + 0.5
+    step = make_pass(Block(0, as_csr(X) if sparse else X), per_document, share / share.sum(), DEVICE)
+    if by_terms:
+        step = SparsePass(step.csr, step.per_document, step.share, by_terms=True)
+    rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
+    S = torch.zeros(Ft.shape, device=DEVICE)
+    value = step(rows_of_L, torch.tensor(Ft, dtype=torch.float32, device=DEVICE), S, rows=rows, loss=loss)
+    return S.double().cpu().numpy(), rows_of_L.double().cpu().numpy(), float(value)
+
+
+def error(a, b):
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
+@pytest.mark.parametrize("k", [3, 20, 40, 100, 200, 512])
+def test_the_dense_pass_equals_float64(dtype, k):
+    if INTERPRETED and k > 40 and dtype != "uint8":
+        pytest.skip("slow in the interpreter")
+    X, L, Ft = problem(*((700, 1100) if LARGE else (70, 300)), k, dtype)
+    S, new, loss = run(X, L, Ft, sparse=False)
+    S_true, new_true, loss_true = reference(X, L, Ft)
+    assert error(S, S_true) < 1e-3
+    assert error(new, new_true) < 1e-3
+    assert abs(loss - loss_true) < 1e-5 * abs(loss_true)
+    assert not S[X.shape[1] // 2].any()
+    np.testing.assert_allclose(new[X.shape[0] // 2], L[X.shape[0] // 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
+@pytest.mark.parametrize("k", [3, 20, 100, 512])
+@pytest.mark.parametrize("by_terms", [False, True])
+def test_the_sparse_pass_equals_float64(dtype, k, by_terms):
+    X, L, Ft = problem(*((700, 1100) if LARGE else (20, 150)), k, dtype, density=0.1)
+    S, new, loss = run(X, L, Ft, sparse=True, by_terms=by_terms)
+    S_true, new_true, loss_true = reference(X, L, Ft)
+    assert error(S, S_true) < 1e-4
+    assert error(new, new_true) < 1e-4
+    assert abs(loss - loss_true) < 1e-6 * abs(loss_true)
+
+
+@pytest.mark.parametrize("by_terms", [False, True])
+@pytest.mark.parametrize("k", [3, 20, 64])
+def test_a_newton_pass_lowers_the_loss_more_than_em(k, by_terms):
+    X, L, Ft = problem(*((700, 1100) if LARGE else (20, 150)), k, "uint8", density=0.1)
+    S, new, loss = run(X, L, Ft, sparse=True, rows="newton", by_terms=by_terms)
+    _, em, loss_true = reference(X, L, Ft)
+    assert abs(loss - loss_true) < 1e-6 * abs(loss_true)
+    S_after, _, loss_after = reference(X, new, Ft)
+    assert error(S, S_after) < 1e-3
+    assert loss_after < reference(X, em, Ft)[2] < loss_true
+    np.testing.assert_allclose(new.sum(1), 1, atol=1e-5)
+
+
+def test_without_the_loss_the_pass_is_the_same():
+    X, L, Ft = problem(60, 130, 20, "uint8")
+    with_loss, without = run(X, L, Ft, sparse=False), run(X, L, Ft, sparse=False, loss=False)
+    assert without[2] == 0
+    assert error(without[0], with_loss[0]) < 1e-6
+    assert error(without[1], with_loss[1]) < 1e-6
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no copy engine")
+def test_sums_by_the_copy_engine_equal_those_by_atomics():
+    import dataclasses
+
+    from paceline.topics import triton_calls as calls
+    from paceline.topics.blocks import Block
+    from paceline.topics.device import make_pass
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    X, L, Ft = problem(700, 1100, 20, "uint8")
+    step = make_pass(Block(0, X), X.sum(1, dtype=np.float64), np.full(1100, 1 / 1100), DEVICE)
+    L, Ft = (torch.tensor(part, dtype=torch.float32, device=DEVICE) for part in (L, Ft))
+    sums = []
+    for bulk in (False, True):
+        step.tile = dataclasses.replace(calls.dense_tile(step.counts, 20), bulk=bulk)
+        sums.append(torch.zeros_like(Ft))
+        step(L.clone(), Ft, sums[-1], rows="em", loss=False)
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
+def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
+    from paceline.topics.counts import read_counts
+    from paceline.topics.tiers import Tiers
+
+    X, L, Ft = problem(300, 200, 5, "uint8", density=0.1)
+    source = read_counts(X)
+    if sparse:
+        import scipy.sparse
+
+        source = read_counts(scipy.sparse.csr_array(X))
+    share = (X.sum(0) + 0.5) / (X.sum(0) + 0.5).sum()
+    tiers = Tiers(
+        source, X.sum(1), share, DEVICE, device_bytes=100 * 256 // (8 if sparse else 1), host_bytes=host_bytes,
+        block_bytes=8000,
+    )  # fmt: skip
+    for _ in range(2):  # the second pass uses what the first kept
+        rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
+        F = torch.tensor(Ft, dtype=torch.float32, device=DEVICE)
+        S = torch.zeros_like(F)
+        loss = sum(step(rows_of_L[first:last], F, S, rows="em") for first, last, step in tiers.steps())
+        S_true, new_true, loss_true = reference(X, L, Ft)
+        assert error(S.double().cpu().numpy(), S_true) < 1e-3
+        assert error(rows_of_L.double().cpu().numpy(), new_true) < 1e-3
+        assert abs(float(loss) - loss_true) < 1e-5 * abs(loss_true)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_products(sparse, dtype):
+    from paceline.topics.blocks import Block
+    from paceline.topics.device import make_pass
+
+    X, L, Ft = problem(70, 300, 30, dtype)
+    step = make_pass(Block(0, as_csr(X) if sparse else X), X.sum(1), np.full(300, 1 / 300), DEVICE)
+    B = torch.tensor(Ft - Ft.mean(), dtype=torch.float32, device=DEVICE)
+    C = torch.tensor(L, dtype=torch.float32, device=DEVICE)
+    X = torch.from_numpy(X.astype(np.float64))
+    assert error(step.multiply(B).double().cpu().numpy(), (X @ B.double().cpu()).numpy()) < 2e-3
+    assert error(step.multiply_t(C).double().cpu().numpy(), (X.T @ C.double().cpu()).numpy()) < 2e-3
+
+
+def test_the_kernel_for_least_squares_equals_plain_sweeps():
+    from paceline.topics.start_ls import plain_sweeps
+    from paceline.topics.triton_calls import least_squares_columns
+
+    random = torch.Generator().manual_seed(0)
+    basis = torch.randn(12, 5, generator=random)
+    target, free = torch.randn(5, 300, generator=random), torch.rand(5, 300, generator=random)
+    gram = basis.T @ basis
+    device = free.to(DEVICE, copy=True)
+    least_squares_columns(target.to(DEVICE), gram.to(DEVICE), device, 3)
+    plain_sweeps(target, gram, free, 3)
+    torch.testing.assert_close(device.cpu(), free, rtol=1e-4, atol=1e-4)

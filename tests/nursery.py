@@ -1,0 +1,144 @@
+"""A process that has imported torch and stays, for tests of what ranks compute and not of how they are started.
+
+`paceline.launch.seed` imports torch and then forks the ranks. The import takes two seconds of one core, and the tests
+start ranks more than a hundred times. Here it is done once: every launch is a fork of this process, in which the seed's
+own code goes on as it would in a new one, with the same pipes, environment, folder and standard streams. The launcher
+does not notice: what it gets in place of a `Popen` has the same methods.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import importlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+MODULES = (
+    *("paceline.launch.group", "paceline.training.loop", "paceline.training.setup", "paceline.workloads.lm"),
+    *("paceline.workloads.classifier", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
+    *("paceline.parallel.fsdp", "paceline.parallel.zero1", "paceline.parallel.compress", "paceline.parallel.local"),
+    *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),
+    *("paceline.workloads.topics", "paceline.topics.rows_kernels"),
+    *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
+)
+MOST_DESCRIPTORS = 64
+MOST_BYTES = 1 << 20
+
+
+class Nursery:
+    """The other end, in the process of the tests. One launch at a time."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self.ours, theirs):
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, buffer, 2 * MOST_BYTES)
+        command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+        theirs.close()
+
+    def start(self, command: list[str], *, stdin: int, pass_fds: list[int], env: dict[str, str]) -> Child:
+        """In place of `subprocess.Popen` of the seed."""
+        assert Path(command[2]).name == "seed.py"
+        assert command[3:] == [str(descriptor) for descriptor in pass_fds]
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        request = pickle.dumps((env, os.getcwd()))
+        descriptors = array.array("i", [1, 2, *pass_fds])
+        self.ours.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        (pid,) = struct.unpack("i", self.ours.recv(4))
+        return Child(pid, self.ours)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.process.wait()
+
+
+class Child:
+    """What a launcher needs of a `Popen`."""
+
+    def __init__(self, pid: int, ends: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ends = ends
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(BlockingIOError):
+            return self._listen(socket.MSG_DONTWAIT)
+        return None
+
+    def wait(self) -> int:
+        return self._listen(0)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _listen(self, flags: int) -> int:
+        if self.returncode is None:
+            (self.returncode,) = struct.unpack("i", self._ends.recv(4, flags))
+        return self.returncode
+
+
+def main(tests: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for module in MODULES:
+        importlib.import_module(module)
+    while True:
+        request, ancillary, _, _ = tests.recvmsg(MOST_BYTES, socket.CMSG_SPACE(4 * MOST_DESCRIPTORS))
+        if not request:  # the tests are over
+            return
+        descriptors = array.array("i")
+        for _, _, data in ancillary:
+            descriptors.frombytes(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, as in the seed
+            pid = os.fork()
+        if pid == 0:
+            tests.close()
+            code = 1
+            try:
+                code = _be_the_seed(*pickle.loads(request), list(descriptors))
+            finally:
+                os._exit(code)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        tests.send(struct.pack("i", pid))
+        _, status = os.waitpid(pid, 0)
+        tests.send(struct.pack("i", os.waitstatus_to_exitcode(status)))
+
+
+def _be_the_seed(environ: dict[str, str], folder: str, descriptors: list[int]) -> Any:
+    from multiprocessing.connection import Connection
+
+    from paceline.launch import seed
+
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    out, err, *pipes = descriptors
+    for ours, theirs in ((1, out), (2, err)):
+        os.dup2(theirs, ours)
+        os.close(theirs)
+    control, *ends = (Connection(pipe) for pipe in pipes)
+    code = seed.main(control, ends)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
