@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test lint bench bench-gpu bench-plan bench-plan-local clean
+.PHONY: demo test lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
@@ -38,6 +38,9 @@ bench-gpu: .venv/ready-dev
 # prices it; BY=source leaves out single tables. And against this machine, which should be idle meanwhile.
 bench-plan: .venv/ready-dev
 	$(BIN)/python benchmarks/plan_published.py $(or $(MEASUREMENTS),measurements.csv) --by $(or $(BY),family)
+
+bench-topics: .venv/ready-dev
+	$(BIN)/python benchmarks/topics.py $(DATA)
 
 bench-plan-local: .venv/ready-dev
 	$(BIN)/python benchmarks/plan_local.py $(if $(SHAPED),--shaped)

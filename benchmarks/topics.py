@@ -46,6 +46,7 @@ ASKED = {
 STREAM_TERMS, STREAM_WORDS, STREAM_POOL = 25_000, 1_300, 2_000
 STREAM_K, STREAM_PASSES = 20, 3
 READ_BYTES = 4 << 20
+STARTS = 8  # of the fit that is compared with the shipped one, beside the single fit
 FEW, MANY = 5, 25  # passes of two runs, whose difference is that of the passes alone
 
 
@@ -110,6 +111,14 @@ class Ours:
 
         model = fit(self.problem.X, self.problem.k, device="cpu", passes=passes)
         return exact_loss(self.problem.X, model.L, model.F)
+
+    def best_of(self, starts: int) -> tuple[float, float]:
+        """(loss in float64, seconds for all of them) of the best of several fits."""
+        from paceline.topics import exact_loss, fit
+
+        began = time.perf_counter()
+        model = fit(self.problem.X, self.problem.k, device="cpu", starts=starts)
+        return exact_loss(self.problem.X, model.L, model.F), time.perf_counter() - began
 
     def _fit(self) -> tuple[Any, float, list[tuple[float, float]]]:
         from paceline.topics import fit
@@ -192,15 +201,20 @@ def race_report(problem: Problem, results: list[Result], ours: Ours) -> str:
     if rows:
         lines.append(f"  at or below the loss of {'both' if len(rows) == 2 else 'it'}: {yes(all(below))}")
     if problem.reference is not None:
-        reference = exact_loss(problem.X, *problem.reference)
-        gain = 100 * (reference - ours.loss) / abs(reference)
-        hit = ours.reach(reference)
-        when = f"; reached after {hit[1]:.2f} s" if hit else ""
-        lines.append(
-            f"  fit shipped with the data: loss {reference:,.0f}, ours lower by {gain:.4f} %{when}; "
-            f"log-likelihood at or above it: {yes(ours.loss <= reference)}"
-        )
+        lines += against_shipped(ours, exact_loss(problem.X, *problem.reference))
     return "\n".join(lines)
+
+
+def against_shipped(ours: Ours, reference: float) -> list[str]:
+    """One fit as it comes, and the best of several: the optimum that is found depends on the start."""
+    lines = [f"  fit shipped with the data: loss {reference:,.0f}"]
+    best, seconds = ours.best_of(STARTS)
+    named = (("one fit", ours.loss, ours.seconds), (f"the best of starts={STARTS}", best, seconds))
+    for name, loss, taken in named:
+        gain = 100 * (reference - loss) / abs(reference)
+        verdict = f"log-likelihood at or above it: {yes(loss <= reference)} (loss lower by {gain:.4f} %)"
+        lines.append(f"    {name}: loss {loss:,.0f} in {taken:.2f} s; {verdict}")
+    return lines
 
 
 def yes(true: bool) -> str:

@@ -78,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--out", type=Path, metavar="FILE.json", help="where to (~/.cache/paceline/calibration.json)"
     )
+    calibrate.add_argument(
+        "--from", dest="measured", type=Path, metavar="FOLDER", help="correct it by what  paceline measure  found there"
+    )
     calibrate.set_defaults(do=do_calibrate)
 
     measure = verbs.add_parser("measure", help="train under several layouts and say where the time goes")
@@ -231,8 +234,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
         with foreseen(spec):
             workload = workload_of(spec)
             workload.prepare(lambda text: print(text, file=sys.stderr))
-            fitted = getattr(workload, "counts", None)
-            samples = fitted().documents if workload.fits and fitted else len(samples_of(workload))
+            samples = workload.documents() if workload.fits else len(samples_of(workload))
     derived = equations(spec, samples)
     console = _console()
     console.print(explain(spec))

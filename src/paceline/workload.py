@@ -71,8 +71,16 @@ class Passes(Protocol):
         """One pass: its "loss", its times, whether a rank's `flagged`, and what else is worth a line of the record."""
         ...
 
+    def begin(self) -> None:
+        """Make the first point, unless one was restored."""
+        ...
+
     def tensors(self) -> dict[str, Any]:
-        """What resuming needs, by name; loading writes into these very tensors. "model" holds the result."""
+        """What resuming needs, by name. "model" holds the result."""
+        ...
+
+    def room(self) -> dict[str, Any]:
+        """Tensors of these names and shapes, into which what was saved is read."""
         ...
 
     def meta(self) -> dict[str, Any]:
@@ -80,13 +88,13 @@ class Passes(Protocol):
         ...
 
     def restored(self, meta: Mapping[str, Any]) -> None:
-        """Called once `tensors` hold what was saved beside `meta`."""
+        """Called once `room` holds what was saved beside `meta`."""
         ...
 
     def equations(self, ranks: int) -> list[str]: ...
 
-    def conclude(self, result: Mapping[str, Tensor], folder: Path, summary: str) -> None:
-        """Done once, by the main rank, with the whole result: write what people want to see into the run's folder."""
+    def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the whole result into the run's folder, for people. Done by the main rank; safe to do again."""
         ...
 
 
@@ -128,6 +136,10 @@ class Workload:
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, how many there were); never a mean."""
+        raise NotImplementedError
+
+    def documents(self) -> int:
+        """For workloads that fit: the number of samples that each pass goes through."""
         raise NotImplementedError
 
     def passes(self, device: Any) -> Passes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.measuring.links import Link, _rank
 from paceline.measuring.timers import union
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
@@ -23,3 +24,12 @@ def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:
     steps = read_steps(RunDir(result.path).events_file(int(os.environ["RANK"])))
     theirs = union([(flight.start / 1e6, flight.end / 1e6) for flight in flights])
     return sum(step["comm_s"] for step in steps), theirs
+
+
+def links_between_hosts(sizes_bytes: tuple[int, ...]) -> list[Link]:
+    """As on one host for each rank."""
+    import os
+    from unittest import mock
+
+    with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
+        return _rank(sizes_bytes, 1)

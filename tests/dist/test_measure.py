@@ -6,16 +6,18 @@ import textwrap
 import time
 
 import pytest
-from measuring import comm_twice
+from measuring import comm_twice, links_between_hosts
 
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.measuring.links import COLLECTIVES, _rank, factor
+from paceline.measuring.recalibrate import recalibrate
 from paceline.measuring.result import read_measurement
 from paceline.measuring.sweep import measure
 from paceline.measuring.timers import Flights
+from paceline.planning import calibrate
 from paceline.record.events import read_steps
-from paceline.record.files import read_json
+from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import load
 from paceline.training.run import PRELOAD
@@ -136,6 +138,16 @@ def test_what_is_written_can_be_read_back(swept):
     assert again.findings == swept.findings
 
 
+def test_real_ranks_correct_a_real_calibration(swept, tmp_path):
+    file = tmp_path / "calibration.json"
+    write_json(file, calibrate.measure([1, 2], lambda text: None, threads=1, enough_s=0.01))
+    correction, planned = recalibrate(swept.folder, file)
+    assert [row.ranks for row in correction.rows] == [1, 2]
+    assert [row.label for row in planned] == ["1 rank", "2 ranks"]
+    for row, plan in zip(swept.rows, planned, strict=False):
+        assert plan.after_s == pytest.approx(row.compute_s + row.exposed_s + row.other_s, rel=0.05)
+
+
 def test_nothing_is_done_twice(swept, run_file, tmp_path):
     """Started again: one more repeat of the rows that worked, and no other run. A half-done run is done anew."""
     folder = tmp_path / swept.folder.name
@@ -181,6 +193,12 @@ def test_links_between_two_ranks():
         assert 1e6 < link.bandwidth_bits_s < 1e13
     assert factor("all_reduce", 2) == 1.0
     assert factor("all_gather", 4) == 0.75
+
+
+def test_every_pair_of_hosts_is_written_down():
+    links = run_ranks(links_between_hosts, ((1_000, 10_000),), 3)[0]
+    pairs = [link.between for link in links if link.between != "all ranks"]
+    assert pairs == ["host0 and host1", "host0 and host2", "host1 and host2"]
 
 
 @pytest.fixture(scope="module")

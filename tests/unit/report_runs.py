@@ -6,6 +6,7 @@ import json
 import math
 import random
 
+from paceline.measuring.links import COLLECTIVES, Link, as_json, factor
 from paceline.measuring.reading import read_times
 from paceline.measuring.result import FORMAT, concluded
 from paceline.measuring.rows import Row, combined
@@ -77,4 +78,16 @@ def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
     specs = {f"{n} rank{'s' * (n > 1)}": spec.replace({"parallel.ranks": n}) for n in steps_s}
     found = concluded(folder, state, rows, rates, 12_800_000, price, specs)
     write_json(folder / "measure.json", {**state, **found.as_json()})
+    return folder
+
+
+def make_links(folder, pairs=("a and b", "a and c", "b and c")):
+    """Links of 1 ms and 1 Gbit/s."""
+    folder.mkdir(exist_ok=True)
+    found = []
+    for name, between, ranks in [*((c, "all ranks", 3) for c in COLLECTIVES), *(("all_reduce", p, 2) for p in pairs)]:
+        sizes = (1_000, 1_000_000, 4_000_000)
+        seconds = tuple(1e-3 + 8 * factor(name, ranks) * s / 1e9 for s in sizes)
+        found.append(Link(name, between, ranks, sizes, seconds, 1e-3, 1e9))
+    write_json(folder / "links.json", as_json(found))
     return folder

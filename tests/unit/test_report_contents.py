@@ -10,12 +10,13 @@ import pytest
 from paceline.cli import main
 from paceline.errors import UserError
 from paceline.record.events import read_steps
+from paceline.reporting.charts import exhibits
 from paceline.reporting.contents import gather
 from paceline.reporting.curve import read_run, thinned
 from paceline.reporting.report import report
 from paceline.reporting.texts import tex
 from paceline.reporting.times import read_times_file
-from unit.report_runs import make_measurement, make_run
+from unit.report_runs import make_links, make_measurement, make_run
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +129,46 @@ def test_damaged_runs_are_named_and_the_rest_is_shown(tmp_path, capsys):
     assert "good" not in error
     page = (tmp_path / "out" / "report.html").read_text()
     assert "rank0.jsonl is empty" in page
+
+
+def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
+    alone = report([make_links(tmp_path / "net")], tmp_path / "alone")
+    assert alone.figures == ("links",)
+    assert alone.contents.title == "net"
+    assert alone.contents.verdict[0].startswith("A link of net carries 1 Gbit/s")
+    text = (alone.folder / "report.md").read_text()
+    assert text.count("| 1 Gbit/s |") == 6
+    assert "| all-reduce | b and c | 2 | 1 ms | 1 Gbit/s | 4 MB |" in text
+    line = alone.contents.links[0].places[4].line
+    assert '"collective": "all_reduce"' in (tmp_path / "net" / "links.json").read_text().splitlines()[line - 1]
+    points = exhibits(alone.contents, tmp_path)[0].data["lines"][0]["points"]
+    assert points[-1] == [4_000_000, pytest.approx(8 * 4 / 3 * 4e6 / (1e-3 + 8 * 4 / 3 * 4e6 / 1e9) / 1e9, rel=1e-4)]
+
+    both = tmp_path / "both"
+    shutil.copytree(measured, make_links(both), dirs_exist_ok=True)
+    found = gather([both])
+    assert len(found.links) == len(found.series) == 1
+    assert found.verdict[0].startswith("Take 4 ranks")
+    assert {"scaling", "links"} <= {exhibit.name for exhibit in exhibits(found, tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"format": 1}', '{"format": 2, "links": []}', '{"format": 1, "links": []}',
+     '{"format": 1, "links": [3]}',
+     '{"format": 1, "links": [{"collective": "gossip", "between": "all ranks", "ranks": 2, "sizes_bytes": [1], '
+     '"seconds": [1], "latency_s": 1, "bandwidth_bits_s": 1}]}'],
+)  # fmt: skip
+def test_damaged_links_are_named_and_left_out(tmp_path, capsys, text):
+    run, net = make_run(tmp_path, "good"), tmp_path / "net"
+    net.mkdir()
+    (net / "links.json").write_text(text)
+    found = gather([run, net])
+    assert len(found.runs) == 1
+    assert not found.links
+    assert len(found.left_out) == 1
+    assert "net/links.json" in found.left_out[0]
+    assert "links.json" in refused(capsys, net, "--out", tmp_path / "out")
 
 
 def refused(capsys, *words):

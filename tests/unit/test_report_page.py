@@ -6,16 +6,17 @@ import subprocess
 import pytest
 
 from paceline.reporting.report import report
-from unit.report_runs import make_measurement
+from unit.report_runs import make_links, make_measurement
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHARTS = 5
+CHARTS = 6
 PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = make_measurement(tmp_path_factory.mktemp("runs") / "docstrings-measure")
+    make_links(folder)
     return report([folder], tmp_path_factory.mktemp("report"))
 
 
@@ -51,6 +52,11 @@ COLOURS = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
     if (data[i + 3] > 200) found.add((data[i] << 16) + (data[i + 1] << 8) + data[i + 2]);
   }
   return found.size;
+})"""
+INSIDE = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+  const [chart, card] = [canvas, canvas.closest("section")].map((one) => one.getBoundingClientRect());
+  const caption = canvas.closest("section").querySelector(".caption").getBoundingClientRect();
+  return chart.height > 80 && chart.height < 600 && chart.right <= card.right && chart.bottom <= caption.top;
 })"""
 WIDTHS = "() => [document.documentElement.scrollWidth, window.innerWidth]"
 BACK = "() => getComputedStyle(document.body).backgroundColor"
@@ -105,9 +111,15 @@ def test_print_is_light_and_complete(browser, made, tmp_path):
     page, said = opened(browser, made, scheme="dark")
     page.emulate_media(media="print")
     page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+    assert page.evaluate(INSIDE) == [True] * CHARTS  # not over what comes after them
+    assert page.locator("summary:visible").count() == 0
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 20_000
+    page.emulate_media(media="screen")
+    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    assert page.locator("details[open]").count() == 0
+    assert page.evaluate(INSIDE) == [True] * CHARTS
     assert said == []
     page.context.close()
 

@@ -120,6 +120,13 @@ def test_report_of_a_race(bench, peers, problem):
     assert "at or below the loss of both: NO" in text
 
 
+def test_one_fit_and_the_best_of_several_are_told_apart(bench):
+    ours = type("Ours", (), {"loss": 101.0, "seconds": 2.0, "best_of": lambda self, starts: (99.0, 16.0)})()
+    _, one, best = bench.against_shipped(ours, 100.0)
+    assert "one fit: loss 101 in 2.00 s; log-likelihood at or above it: NO" in one
+    assert "best of starts=8: loss 99 in 16.00 s; log-likelihood at or above it: yes" in best
+
+
 def test_counter_of_the_loopback(bench):
     lines = (
         "Inter-| Receive | Transmit",

@@ -74,6 +74,39 @@ def test_empty_documents_and_terms():
         assert model.F[:, 15:].max() < 1e-6
 
 
+def test_the_loss_is_that_of_the_model(made):
+    X, _, _ = made
+    for passes in (1, 2, 50):
+        model = pt.fit(X, k=3, passes=passes)
+        assert model.loss == pytest.approx(pt.exact_loss(X, model.L, model.F), rel=1e-6)
+
+
+def test_many_documents_are_added_up_without_loss():
+    """One topic is the shares of the terms, however many documents there are."""
+    rng = np.random.default_rng(0)
+    often = rng.integers(1, 4, 400_000).astype(np.uint8)
+    X = sp.csr_array((often, rng.integers(0, 2, 400_000), np.arange(400_001)), shape=(400_000, 2))
+    model = pt.fit(X, k=1, passes=3)
+    np.testing.assert_allclose(model.F[0], X.sum(0) / X.sum(), rtol=2e-6)
+
+
+def test_a_sample_has_more_documents_than_topics(made, monkeypatch):
+    monkeypatch.setattr("paceline.topics.start.DENSE_WORK", 400)
+    X, _, _ = made
+    dense = X.toarray() if sp.issparse(X) else np.asarray(X)
+    assert pt.fit(dense, k=30, passes=5).k == 30
+
+
+def test_small_and_huge_numbers():
+    X = sp.random_array((60, 40), density=0.3, rng=np.random.default_rng(0)).tocsr()
+    for factor in (1e-6, 1.0, 1e6):
+        model = pt.fit(X * factor, k=3, fractional=True, passes=20)
+        assert np.isfinite(model.L).all()
+        assert model.F.sum() == pytest.approx(3, rel=1e-5)
+    with pytest.raises(UserError, match="add up to"):
+        pt.fit(X * 1e36, k=3, fractional=True)
+
+
 def test_the_best_of_several_starts(made):
     X, _, _ = made
     losses = [pt.fit(X, k=5, seed=seed, start="random", passes=40).loss for seed in range(3)]
@@ -89,8 +122,13 @@ def test_the_best_of_several_starts(made):
         ({"k": True}, "whole number"),
         ({"k": 3, "start": "best"}, "auto, race, least_squares, random"),
         ({"k": 3, "rows": "gd"}, "em, newton"),
-        ({"k": 3, "passes": 0}, "passes=0: give 1 or more"),
+        ({"k": 3, "passes": 0}, "passes=0: give a whole number, 1 or more"),
         ({"k": 3, "starts": 0}, "starts=0"),
+        ({"k": 3, "passes": 2.5}, "passes=2.5"),
+        ({"k": 3, "seed": -1}, "seed=-1"),
+        ({"k": 3, "seed": 1.5}, "seed=1.5"),
+        ({"k": 3, "tolerance": "a"}, "tolerance=a"),
+        ({"k": 3, "device": "x"}, "auto, cpu, cuda"),
         ({"k": 3, "tolerance": -1.0}, "tolerance=-1.0"),
         ({"k": 3, "tolerance": float("nan")}, "tolerance=nan"),
     ],
@@ -165,6 +203,15 @@ def test_texts(tmp_path, capsys):
     assert mixture.max() > 0.8
 
 
+def test_a_folder_of_texts_with_a_broken_link(tmp_path, capsys):
+    for number, words in enumerate(("cat dog fur", "sun moon star") * 8):
+        (tmp_path / f"{number}.txt").write_text(f"{words} " * 3)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    code, _, error = run(capsys, tmp_path, "-k", 2, "--out", tmp_path / "fit", "--quiet")
+    assert (code, error.count("\n")) in ((0, 0), (2, 1))
+
+
 def test_only_shards(made, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.asarray(made[0].toarray() if sp.issparse(made[0]) else made[0]))
     code, out, _ = run(capsys, tmp_path / "x.npy", "--shards", tmp_path / "shards", "--quiet")
@@ -182,6 +229,7 @@ def test_only_shards(made, tmp_path, capsys):
         (["x.npy", "-k", 11], "from 1 to 10"),
         (["x.npy", "-k", 3, "--passes", 0], "train.steps"),
         (["x.npy", "-k", 3, "--ranks", 0], "parallel.ranks"),
+        (["x.npy", "-k", 3, "--out", "my fit"], "--out"),
         (["x.npy", "-k", 3, "--seed", -1], "train.seed"),
         (["x.npy", "-k", 3, "--tolerance", -1], "model.tolerance"),
         (["negative.npy", "-k", 3], "-1"),
@@ -195,7 +243,7 @@ def test_a_wrong_command_is_one_line(made, tmp_path, capsys, monkeypatch, words,
     np.save("negative.npy", -np.ones((10, 10), np.int8))
     np.save("zero.npy", np.zeros((10, 10), np.uint8))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-30])
-    code, _, error = run(capsys, *words, "--out", "fit")
+    code, _, error = run(capsys, *words, *([] if "--out" in words else ["--out", "fit"]))
     assert code == 2
     assert said in error
     assert error.count("\n") == 1

@@ -152,7 +152,9 @@ def test_bad_texts(tmp_path):
         assert "\n" not in str(error.value)
 
     refused(
-        "x.csv", r"no column 'text', did you mean 'texts'\? \(there: id, texts\); pass  column=NAME", b"id,texts\n1,a\n"
+        "x.csv",
+        r"no column 'text', did you mean 'texts'\? \(there: id, texts\); name it as  --text NAME",
+        b"id,texts\n1,a\n",
     )
     refused("x.csv", "no column 'name'", b"id,text\n1,a\n", TextOptions(name_column="name"))
     refused("x.csv", "row 1: 1 columns, the header has 2", b"id,text\n1\n")

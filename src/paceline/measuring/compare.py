@@ -49,7 +49,6 @@ def compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Pla
 
 
 def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Planned], list[Row]]:
-    from paceline.planning.price import Ways, price
     from paceline.planning.site import site_of
     from paceline.planning.subject import subject_of
 
@@ -67,8 +66,7 @@ def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Pl
             where = site.at(row.ranks)
         except PacelineError:
             continue
-        ways = Ways(cast(Any, spec.parallel.reduce), spec.parallel.local_steps)
-        found = price(subject, _layout(spec, subject), where, ways)
+        found = price_of(spec, subject, where)
         if alone is None and row.ranks == 1:
             alone = found.samples_s
         calibrated = bool(site.calibrated) or not site.shared
@@ -77,6 +75,23 @@ def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Pl
         if peak and row.samples_per_s and not site.shared and subject.counts is None:
             shares[row.label] = subject.flops_per_sample * row.samples_per_s / row.ranks / peak
     return planned, [replace(row, mfu=shares.get(row.label)) for row in rows]
+
+
+def price_of(spec: RunSpec, subject: Any, where: Any) -> Any:
+    """The layout of the run file, as the planner prices it."""
+    from paceline.planning.price import Ways, price
+
+    ways = Ways(cast(Any, spec.parallel.reduce), spec.parallel.local_steps)
+    return price(subject, _layout(spec, subject), where, ways)
+
+
+def terms_of(time: Any) -> dict[str, float]:
+    """A planned step in the terms that are measured."""
+    return {
+        "data_s": time.data_s,
+        "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
+        "exposed_s": time.exposed_s + time.waiting_s,
+    }
 
 
 def _layout(spec: RunSpec, subject: Any) -> Any:
@@ -90,11 +105,7 @@ def _layout(spec: RunSpec, subject: Any) -> Any:
 
 def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Planned:
     time = found.time
-    terms = {
-        "data_s": time.data_s,
-        "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
-        "exposed_s": time.exposed_s + time.waiting_s,
-    }
+    terms = terms_of(time)
     assert row.step_s is not None
     apart = {name: (getattr(row, name) or 0.0) - value for name, value in terms.items()}
     worst = max(apart, key=lambda name: abs(apart[name]))

@@ -14,10 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+from paceline.errors import UserError
 from paceline.launch.environment import detect
+from paceline.measuring.rows import as_tuples
+from paceline.record.files import read_json
 
+FORMAT = 1
 SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000)
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
 TIMEOUT_S = 300.0
@@ -72,10 +77,11 @@ def _rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
         found = [_measured(name, "all ranks", sizes_bytes, None, device) for name in COLLECTIVES]
         for pair, members in _pairs(place.world):
             group = dist.new_group(list(members))
+            told: list[Any] = [None]
             if place.rank in members:
-                link = _measured("all_reduce", pair, sizes_bytes, group, device)
-                found += [link] if place.rank == 0 else []
-            dist.barrier()
+                told = [_measured("all_reduce", pair, sizes_bytes, group, device)]
+            dist.broadcast_object_list(told, members[0])  # rank 0 writes them all down
+            found += told
     return found
 
 
@@ -158,5 +164,31 @@ def _bits_s(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float
     return 8 * factor(name, ranks) / slope
 
 
+def bits_s_by_size(link: Link) -> list[tuple[int, float]]:
+    """(bytes of the message, bits per second through one link), latency and all."""
+    crossing = 8 * factor(link.collective, link.ranks)
+    return [(sent, crossing * sent / took) for sent, took in zip(link.sizes_bytes, link.seconds, strict=True)]
+
+
+def read_links(file: Path) -> list[Link]:
+    """What `--links --out` wrote; UserError where it is damaged."""
+    values = read_json(file)
+    if values.get("format") != FORMAT:
+        raise UserError(f"{file} is not a measurement of links of format {FORMAT}")
+    try:
+        found = [Link(**as_tuples(row)) for row in values["links"]]
+        if not found or not all(_possible(link) for link in found):
+            raise ValueError("it has no links, or such as cannot be")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None
+    return found
+
+
+def _possible(link: Link) -> bool:
+    times = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes]
+    known = link.collective in COLLECTIVES and link.ranks > 1 and isinstance(link.between, str)
+    return known and len(link.sizes_bytes) == len(link.seconds) > 0 and all(value > 0 for value in times)
+
+
 def as_json(links: Sequence[Link]) -> dict[str, Any]:
-    return {"format": 1, "links": [asdict(link) for link in links]}
+    return {"format": FORMAT, "links": [asdict(link) for link in links]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,15 +90,19 @@ def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
 
 def _terms(common: Sequence[Sequence[Step]]) -> dict[str, float]:
     """A rank that is done early waits for the others inside its collective: what all ranks see is communication."""
-    found = {
-        name: statistics.median(statistics.fmean(event[name] for event in step) for step in common)
-        for name in TERMS[:-1]
-    }
-    waits = [
-        statistics.fmean(event["exposed_s"] for event in step) - min(event["exposed_s"] for event in step)
-        for step in common
-    ]
+    found = {name: statistics.median(_means(_by_step(common, name))) for name in TERMS[:-1]}
+    exposed = _by_step(common, "exposed_s")
+    waits = [mean - min(values) for mean, values in zip(_means(exposed), exposed, strict=True)]
     return {**found, "waiting_s": statistics.median(waits)}
+
+
+def _by_step(common: Sequence[Sequence[Step]], name: str) -> list[list[float]]:
+    return [[event[name] for event in step] for step in common]
+
+
+def _means(by_step: Sequence[Sequence[float]]) -> list[float]:
+    """As `statistics.fmean` of each, which takes three times as long for a few values."""
+    return [math.fsum(values) / len(values) for values in by_step]
 
 
 def _busy(step: Step) -> float:

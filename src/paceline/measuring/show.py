@@ -139,7 +139,8 @@ def _beside_plan(found: Measurement) -> Iterator[Any]:
         if plan.off:
             yield from wrapped(f"{plan.label}: {plan.off}", "  ")
     if any(plan.off for plan in found.planned):
-        yield "  measure this machine with  paceline calibrate,  and plan again"
+        again = f"paceline calibrate --from {found.folder}" if found.planned[0].calibrated else "paceline calibrate"
+        yield f"  to plan by this machine:  {again}"
 
 
 def say_fit(fit: Fit, most: int) -> str:

@@ -74,6 +74,43 @@ def _tiles(rows: int, outer: int) -> int:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """Times of a training with that many ranks, over what the probes foretell."""
+
+    ranks: int
+    compute: float
+    communication: float | None
+    """None on one rank."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a measured training says about the probes: `paceline calibrate --from`."""
+
+    origin: str
+    date: str
+    rows: tuple[Scaled, ...]
+
+    def at(self, ranks: int) -> tuple[float, float]:
+        """(compute, communication) of the nearest number of ranks that says something about it."""
+        talking = [row for row in self.rows if row.communication is not None]
+        talking = sorted(talking, key=lambda row: _distance(row.ranks, ranks))
+        nearest = min(self.rows, key=lambda row: _distance(row.ranks, ranks))
+        return nearest.compute, (talking[0].communication or 1.0) if talking else 1.0
+
+    def words(self) -> str:
+        told = []
+        for row in self.rows:
+            link = f", communication ×{row.communication:.3g}" if row.communication is not None else ""
+            told.append(f"{row.ranks} rank{'s' * (row.ranks > 1)}: compute ×{row.compute:.3g}{link}")
+        return f"corrected by {self.origin}, {self.date}: {'; '.join(told)}"
+
+
+def _distance(ranks: int, wanted: int) -> tuple[float, int]:
+    return abs(math.log(ranks / wanted)), ranks
+
+
+@dataclass(frozen=True)
 class Calibration:
     host: str
     cpu: str
@@ -83,9 +120,10 @@ class Calibration:
     torch: str
     measured: tuple[Measured, ...]
     """By number of ranks, in order."""
+    correction: Correction | None = None
 
     def nearest(self, ranks: int) -> Measured:
-        return min(self.measured, key=lambda m: (abs(math.log(m.ranks / ranks)), m.ranks))
+        return min(self.measured, key=lambda m: _distance(m.ranks, ranks))
 
     def machine(self, most_ranks: int) -> Cluster:
         """The machine as a cluster of one node, with a rank per core or what was measured, whichever is more."""
@@ -96,6 +134,8 @@ class Calibration:
         """The cluster and the physics for that many ranks, all on this machine, over the links of `where`."""
         found = self.nearest(ranks)
         call_s, ring_bytes_s = found.all_reduce_fit()
+        compute, communication = self.correction.at(ranks) if self.correction else (1.0, 1.0)
+        call_s, ring_bytes_s = call_s * communication, ring_bytes_s / communication
         rate, half_tiles = found.matmul_fit()
         physics = replace(
             Physics(),
@@ -119,6 +159,9 @@ class Calibration:
         )
         device = self._device(ranks)
         device = _slower(device, found.layer_s / _parts_s(device, physics) * max(1.0, ranks / found.ranks))
+        device = _slower(device, compute)
+        device = replace(device, update_bytes_s=(device.update_bytes_s or 0.0) / compute)
+        physics = replace(physics, launch_s=physics.launch_s * compute)
         if where.nodes > 1:
             nodes, per_node = max(1, math.ceil(ranks / where.per_node)), min(ranks, where.per_node)
             wire_bytes_s = min(ring_bytes_s, where.node_bytes_s * WIRE)
@@ -172,9 +215,18 @@ def read_calibration(path: Path) -> Calibration:
     try:
         rows = tuple(_measured(row) for row in values["measured"])
         facts = {name: values[name] for name in ("host", "cpu", "cores", "memory_bytes", "date", "torch")}
+        correction = _correction(values["correction"]) if "correction" in values else None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
-    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)))
+    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)), correction=correction)
+
+
+def _correction(values: dict[str, Any]) -> Correction:
+    rows = tuple(Scaled(**row) for row in values["rows"])
+    factors = [value for row in rows for value in (row.ranks, row.compute, row.communication) if value is not None]
+    if not rows or not all(math.isfinite(value) and value > 0 for value in factors):
+        raise ValueError("its correction cannot be")
+    return Correction(str(values["origin"]), str(values["date"]), rows)
 
 
 def _measured(row: dict[str, Any]) -> Measured:

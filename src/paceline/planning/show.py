@@ -101,6 +101,8 @@ def _head(plan: Plan) -> Iterator[str]:
         calibration = site.calibration
         assert calibration is not None
         yield f"calibrated on {calibration.host}, {calibration.date}: {site.calibrated}"
+        if calibration.correction is not None:
+            yield from _wrapped(calibration.correction.words(), "  ")
     elif site.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if words := plan.limits.words():

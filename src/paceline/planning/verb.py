@@ -73,6 +73,8 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
     from paceline.planning.calibrate import measure, table
     from paceline.planning.calibration import usual_file
 
+    if arguments.measured is not None:
+        return _recalibrate(arguments.measured, arguments.out or usual_file(), console)
     ranks = numbers(arguments.ranks, "--ranks")
     if min(ranks) < 1 or max(ranks) > 64:
         raise UserError(f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64")
@@ -84,4 +86,17 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
     write_json(path, found)
     console.print(table(path))
     console.print(f"written: {path}; plans for cluster: local use it")
+    return 0
+
+
+def _recalibrate(folder: Path, file: Path, console: Any) -> int:
+    from paceline.measuring.recalibrate import recalibrate
+    from paceline.record.units import duration
+
+    correction, rows = recalibrate(folder, file)
+    for row in rows:
+        before, after = duration(row.before_s), duration(row.after_s)
+        console.print(f"{row.label}: {duration(row.step_s)} per step; planned {before} before, {after} now")
+    console.print(correction.words(), soft_wrap=True)
+    console.print(f"written: {file}; plans for cluster: local use it")
     return 0

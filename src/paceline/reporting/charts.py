@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.measuring.diagnose import NAMES
+from paceline.measuring.links import bits_s_by_size
+from paceline.reporting.between import called
 from paceline.reporting.contents import Contents, link
 from paceline.reporting.curve import RunView, apart, thinned
 from paceline.reporting.series import Place, Series
@@ -53,6 +55,8 @@ def exhibits(contents: Contents, folder: Path) -> list[Exhibit]:
             found.append(_difference(contents, folder))
     if any(row.peak_bytes_per_rank for s in contents.layouts for row in s.rows):
         found.append(_memory(contents, folder))
+    if contents.links:
+        found.append(_links(contents, folder))
     return found
 
 
@@ -203,6 +207,22 @@ def _memory(contents: Contents, folder: Path) -> Exhibit:
         caption += " The mark is what was planned."
     sources, more = _sources(_row_places(series), folder)
     return Exhibit("memory", "Memory", caption, {"labels": labels, "peaks": peaks, "plan": plans}, sources, more)
+
+
+def _links(contents: Contents, folder: Path) -> Exhibit:
+    several = len(contents.links) > 1
+    lines = [
+        {
+            "name": f"{b.name}, {called(one)}" if several else called(one),
+            "points": [[sent, _r(bits_s / 1e9)] for sent, bits_s in bits_s_by_size(one)],
+            "source": link(place, folder)[0],
+        }
+        for b in contents.links
+        for one, place in zip(b.links, b.places, strict=True)
+    ]
+    caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
+    sources, more = _sources([place for b in contents.links for place in b.places], folder)
+    return Exhibit("links", "What a link carries", caption, {"lines": lines}, sources, more, tall=True)
 
 
 def _r(value: float | None, digits: int = 5) -> float:

@@ -14,6 +14,7 @@ from paceline.errors import UserError
 from paceline.measuring.result import read_measurement
 from paceline.parity import TOLERANCE
 from paceline.record.units import number, percent, size
+from paceline.reporting.between import Between, from_links
 from paceline.reporting.curve import RunView, apart, read_run
 from paceline.reporting.series import Place, Series, from_measurement, from_runs, from_times
 from paceline.reporting.times import read_times_file
@@ -30,6 +31,7 @@ class Contents:
     verdict: tuple[str, ...]
     series: tuple[Series, ...]
     runs: tuple[RunView, ...]
+    links: tuple[Between, ...]
     same: str
     """Whether the runs trained the same thing, as a sentence; empty where there is nothing to compare."""
     left_out: tuple[str, ...]
@@ -52,8 +54,15 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
     series: list[Series] = []
     runs: list[RunView] = []
     plain: list[RunView] = []
+    links: list[Between] = []
     left_out: list[str] = []
     for path in inputs:
+        linked = (path / "links.json").is_file()
+        if linked:
+            try:
+                links.append(from_links(path))
+            except UserError as error:
+                left_out.append(f"{error}; the links are left out")
         if path.suffix.lower() in TABLES:
             series += [from_times(name, rows, path, price) for name, rows in read_times_file(path).items()]
         elif (path / "measure.json").is_file():
@@ -61,11 +70,11 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
             series.append(from_measurement(found, price))
             for row in found.rows:
                 _add(runs, left_out, [path / name for name in row.runs[:1]], row.label)
-        else:
+        elif not linked or (path / "spec.yaml").is_file():
             _must_be_a_run(path)
             _add(plain, left_out, [path], "")
     runs += plain
-    if not series and not runs:
+    if not series and not runs and not links:
         raise UserError(f"nothing can be shown: {left_out[0]}")
     _one_workload(runs)
     runs = _distinct(runs)
@@ -73,13 +82,15 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         series.append(together)
     same = _same_training(runs)
     names = list(dict.fromkeys([*(s.name for s in series if s.name != "runs"), *(r.spec.name for r in plain)]))
+    names = names or [b.name for b in links]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return Contents(
         title=title or ", ".join(names[:MOST_NAMED]) + more,
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
-        verdict=_verdict(series, runs, same),
+        verdict=_verdict(series, runs, same) if series or runs else tuple(b.verdict for b in links),
         series=tuple(series),
         runs=tuple(runs),
+        links=tuple(links),
         same=same,
         left_out=tuple(left_out),
         spec=_spec(runs),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.errors import UserError
 from paceline.measuring.reading import RunTimes, read_times
@@ -16,8 +16,7 @@ from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     step: int
     loss: float
     line: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.measuring.diagnose import NAMES
 from paceline.measuring.rows import Row
 from paceline.record.units import duration, number, percent, size
+from paceline.reporting.between import Between
 from paceline.reporting.contents import Contents
 from paceline.reporting.series import Series
 
@@ -37,6 +38,7 @@ def tables(contents: Contents) -> list[Table]:
         found.append(_benefit(s, name))
         if s.fits:
             found.append(_fits(s, name))
+    found += [_links(b, f": {b.name}" if len(contents.links) > 1 else "") for b in contents.links]
     if contents.runs:
         found.append(_runs(contents))
     return found
@@ -177,6 +179,23 @@ def _runs(contents: Contents) -> Table:
         )
     head = ("run", "status", "ranks", "steps", "first loss", "last loss", "evaluation")
     return Table("runs", "Runs", head, tuple(rows), left=2)
+
+
+def _links(b: Between, name: str) -> Table:
+    rows = [
+        (
+            link.collective.replace("_", "-"),
+            link.between,
+            str(link.ranks),
+            duration(link.latency_s),
+            f"{number(link.bandwidth_bits_s / 1e9, 3)} Gbit/s",
+            size(link.sizes_bytes[-1]),
+        )
+        for link in b.links
+    ]
+    head = ("collective", "between", "ranks", "latency", "bandwidth", "up to")
+    note = "Bandwidth is the slope between the largest sizes, as bits through one link."
+    return Table("links", f"Links{name}", head, tuple(rows), left=2, note=note)
 
 
 def _times(value: float | None) -> str:

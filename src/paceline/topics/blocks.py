@@ -24,6 +24,10 @@ class Csr:
     def rows(self) -> int:
         return len(self.indptr) - 1
 
+    @property
+    def parts(self) -> tuple[np.ndarray, ...]:
+        return self.indptr, self.indices, self.data
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -31,6 +35,11 @@ class Block:
 
     start: int
     values: np.ndarray | Csr
+
+    @property
+    def parts(self) -> tuple[np.ndarray, ...]:
+        """The arrays that hold the values."""
+        return self.values.parts if isinstance(self.values, Csr) else (self.values,)
 
     @property
     def stop(self) -> int:

@@ -57,16 +57,12 @@ def make_pass(block: Block, per_document: Tensor, q: Tensor, device: Any) -> Pas
     if device.type == "cuda" and not triton_runs_on(device):
         say_plain()
     if isinstance(block.values, Csr):
-        csr = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in _parts(block.values))
+        csr = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts)
         csr = tuple(part.to(device, non_blocking=True) for part in csr)
         return SparsePass(csr, per_document, share) if triton_runs_on(device) else PlainSparse(csr, share)
     if triton_runs_on(device):
         return DensePass(upload(block.values, device), per_document, share)
     return PlainDense(torch.from_numpy(block.values).to(device))
-
-
-def _parts(csr: Csr) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return csr.indptr, csr.indices, csr.data
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

@@ -110,6 +110,6 @@ def column_at(columns: Sequence[str], name: str, path: Path, where: str = "") ->
         return list(columns).index(name)
     there = ", ".join(columns) or "nothing"
     raise UserError(
-        f"{path}{where}: there is no column {name!r}{nearest(name, columns)} (there: {there}); pass  column=NAME  "
-        "(--column NAME)"
+        f"{path}{where}: there is no column {name!r}{nearest(name, columns)} (there: {there}); name it as  "
+        "--text NAME  or  TextOptions(column=NAME)"
     )

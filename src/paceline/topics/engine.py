@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.errors import UserError
 from paceline.topics.device import Pass
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -68,10 +69,13 @@ class Fit:
     losses: list[float] = field(default_factory=list)
     passes: int = 0
     momentum: float = 1.0
-    residual: float = math.inf
+    residual: float = 1.0
+    """Of the pass before the last one."""
+    moved: float = 1.0
 
     def __post_init__(self) -> None:
         self.alone = not self.all_documents
+        self.leads = self.alone or dist.get_rank() == 0
         self.all_documents = self.all_documents or len(self.L)
         self.L_before, self.Ft_before = self.L.clone(), self.Ft.clone()
         self.has_before = self.leaped = False
@@ -95,7 +99,8 @@ class Fit:
         """One pass over all documents of all ranks. A flag that is up on one of them is seen by all."""
         began = perf_counter()
         data_s = 0.0
-        sums = torch.tensor([0.0, flag], dtype=torch.float64, device=self.Ft.device)
+        moved = self.moved if self.leads else 0.0  # one rank's word, so that all of them end at the same pass
+        sums = torch.tensor([0.0, flag, moved], dtype=torch.float64, device=self.Ft.device)
         self.S.zero_()
         waiting = perf_counter()
         for first, last, work in self.documents():
@@ -112,7 +117,7 @@ class Fit:
         for flight in flights:
             flight.wait()
         landed = perf_counter()
-        total, flags = sums.tolist()
+        total, flags, self.residual = sums.tolist()
         found, accepted = self._settle(total + self.all_documents, leap, beyond)
         return Turn(
             found,
@@ -129,6 +134,16 @@ class Fit:
         """The last image: L of this rank, and F transposed."""
         return self.L_before, self.Ft_before
 
+    def final_loss(self) -> float:
+        """The loss of the result: one more read of the documents."""
+        L, Ft = self.result()
+        total = torch.zeros((), dtype=torch.float64, device=Ft.device)
+        for first, last, work in self.documents():
+            total += work(L[first:last].clone(), Ft, self.S, rows="em")
+        if not self.alone:
+            dist.all_reduce(total)
+        return float(total) + self.all_documents
+
     def _settle(self, loss: float, leap: float, beyond: Tensor | None) -> tuple[float, bool]:
         """Take the image and leap on, or go back."""
         self.passes += 1
@@ -138,8 +153,10 @@ class Fit:
             self.has_before = self.leaped = False
             self.momentum = max(1.0, self.momentum * BACK)
             return self.losses[-1], False
+        if not math.isfinite(loss):
+            raise UserError("the counts are too large: the loss is not finite; divide them by their largest value")
         image = self._normalised(self.S.mul_(self.Ft))
-        self.residual = float((image - self.Ft).abs().sum() / (2 * self.Ft.shape[1]))
+        self.moved = float((image - self.Ft).abs().sum() / (2 * self.Ft.shape[1]))
         self.losses.append(loss)
         self.momentum = (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
         F_beyond = image if beyond is None else self._beyond(image, self.Ft_before, 0, leap)

@@ -8,6 +8,7 @@ On several ranks, with checkpoints and a record, the same fit runs as the worklo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from paceline.topics.stream import blocks
 if TYPE_CHECKING:
     from paceline.topics.engine import Fit, Turn
 
-STARTS = ("auto", "race", "least_squares", "random")
 ROWS = ("em", "newton")
 EXACT_BYTES = 4 << 20
 
@@ -49,32 +49,38 @@ def fit(
     """
     from paceline.topics.engine import Stop
     from paceline.topics.problem import check_topics, problem_of
+    from paceline.topics.start import STARTS
 
     for name, value, allowed in (("start", start, STARTS), ("rows", rows, ROWS)):
         if value not in allowed:
             raise UserError(f"{name}={value!r}: give one of {', '.join(allowed)}")
-    for name, least, number in (("starts", 1, starts), ("passes", 1, passes), ("tolerance", 0, tolerance)):
-        if not number >= least:
-            raise UserError(f"{name}={number}: give {least} or more")
+    for name, least, number in (("starts", 1, starts), ("passes", 1, passes), ("seed", 0, seed)):
+        if not isinstance(number, int | np.integer) or not least <= number < 1 << 31:
+            raise UserError(f"{name}={number}: give a whole number, {least} or more")
+    if not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise UserError(f"tolerance={tolerance}: give 0 or more")
     counts = read_counts(X, fractional=fractional)
     check_topics(k, counts)
     began = perf_counter()
     problem = problem_of(counts, device_of(device), fractional=fractional)
-    fits = []
+    best, loss = None, math.inf
     for number in range(starts):
         found = problem.begin(k, start=start, seed=seed + number, rows=rows, stop=Stop(tolerance, passes=passes))
         while not found.why_done:
             turn = found.step()
             if progress is not None:
                 progress(found, turn)
-        fits.append(found)
-    best = min(fits, key=lambda found: found.losses[-1])
+        reached = found.final_loss()
+        if best is None or reached < loss:
+            best, loss = found, reached
+    assert best is not None
     L, Ft = best.result()
     settings = {"k": k, "seed": seed, "start": start, "starts": starts, "rows": rows, "tolerance": tolerance}
     return TopicFit(
         L=L.cpu().numpy(),
         F=np.ascontiguousarray(Ft.cpu().numpy().T),
         losses=list(best.losses),
+        loss=loss,
         terms=None if counts.vocabulary is None else list(counts.vocabulary),
         names=None if counts.names is None else list(counts.names),
         passes=best.passes,
@@ -125,6 +131,8 @@ def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False
 def device_of(name: str) -> str:
     import torch
 
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device={name!r}: give one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda, but there is no CUDA device; use device=cpu")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.topics.blocks import Counts
+from paceline.topics.blocks import Block, Counts, Csr, sparse_rows
 from paceline.topics.device import Pass
 from paceline.topics.engine import Documents, Fit, Stop
+from paceline.topics.memory import SPARSE_BELOW
 from paceline.topics.rows import cpu_pass
 from paceline.topics.start import first_rows, first_topics
 from paceline.topics.stream import blocks
@@ -23,6 +25,7 @@ from paceline.topics.totals import totals
 Tensor = Any  # torch.Tensor; torch is not typed here
 MOST_TOPICS = 512
 STREAM_BYTES = 32 << 20
+LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ class Problem:
         L = torch.empty(self.stop - self.start, k, device=self.device)
         for first, last, work in self.documents():
             L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share)
-        return self.resume(L, Ft, rows=rows, stop=stop)
+        return self.at(L, Ft, rows=rows, stop=stop)
 
-    def resume(self, L: Tensor, Ft: Tensor, *, rows: str, stop: Stop) -> Fit:
+    def at(self, L: Tensor, Ft: Tensor, *, rows: str, stop: Stop) -> Fit:
+        """A fit that goes on from a point."""
         return Fit(self.documents, L, Ft, stop, rows, all_documents=self.counts.documents if _several() else 0)
 
 
@@ -68,6 +72,10 @@ def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional
         per_term = sums.cpu()
     if not per_term.any():
         raise UserError(f"all {counts.documents:,} x {counts.terms:,} counts are zero: there is nothing to learn")
+    if not float(per_term.sum()) < LARGEST:
+        raise UserError(
+            f"the counts add up to {float(per_term.sum()):.3g}; divide them so that it is below {LARGEST:g}"
+        )
     per_document = torch.from_numpy(found.per_document).float().to(device)
     share = (per_term / per_term.sum()).float().to(device)
     documents = _reader(counts, start, stop, per_document, share, device)
@@ -102,7 +110,18 @@ def _reader(
 
 def _streamed(counts: Counts, start: int, stop: int, share: Tensor) -> Iterable[tuple[int, int, Pass]]:
     for block in blocks(counts, start, stop, STREAM_BYTES):
-        yield block.start - start, block.stop - start, cpu_pass(block, share)
+        yield block.start - start, block.stop - start, cpu_pass(_without_zeros(block), share)
+
+
+def _without_zeros(block: Block) -> Block:
+    """Rows that are mostly zeros as their nonzeros: a pass over those is many times as fast as one over all."""
+    values = block.values
+    if isinstance(values, Csr) or importlib.util.find_spec("numba") is None:
+        return block
+    there = values.view(np.bool_) if values.dtype == np.uint8 else values
+    if np.count_nonzero(there) >= SPARSE_BELOW * values.size:
+        return block
+    return Block(block.start, sparse_rows(values))
 
 
 def _several() -> bool:

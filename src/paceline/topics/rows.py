@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from paceline.topics.blocks import Block, Csr, sparse_rows
-from paceline.topics.device import Pass, PlainDense, PlainSparse, keep_or_normalise
+from paceline.topics.device import NEWTON_K, Pass, PlainDense, PlainSparse, keep_or_normalise
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 SWEEPS = 2
+FEW = 4096  # documents whose statistic is added up in float32; it loses the last ones of many
 EM_STEPS = 10  # for one Newton step
-NEWTON_K = 64
 DENSE_STEP = 1 << 18  # counts that are worked on at a time: they stay in the cache
 
 
@@ -28,8 +28,7 @@ def cpu_pass(block: Block, share: Tensor) -> Pass:
         return DenseRows(torch.from_numpy(block.values))
     if importlib.util.find_spec("numba") is None:
         say_plain()
-        parts = (block.values.indptr, block.values.indices, block.values.data)
-        return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in parts), share)
+        return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts), share)
     return SparseRows(block.values, len(share))
 
 
@@ -41,13 +40,30 @@ class DenseRows(PlainDense):
         self.step = min(len(counts), max(1, DENSE_STEP // counts.shape[1]))
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+        """Each thread works on documents of its own: no operation waits for the threads of another one."""
+        count = min(torch.get_num_threads(), -(-len(L) // self.step))
+        if count <= 1:
+            return self._part(0, len(L), L, Ft, S, loss)
+        ends = [len(L) * at // count for at in range(count + 1)]
+        sums = [S, *(torch.zeros_like(S) for _ in range(count - 1))]
+
+        def work(at: int) -> Tensor:
+            return self._part(ends[at], ends[at + 1], L, Ft, sums[at], loss)
+
+        found = list(threads(count).map(work, range(count)))
+        for more in sums[1:]:
+            S.add_(more)
+        return sum(found[1:], found[0])
+
+    def _part(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
         F = Ft.T.contiguous()
         x_room, p_room = (torch.empty(self.step, len(Ft)) for _ in range(2))
         total = torch.zeros((), dtype=torch.float64)
-        for first in range(0, len(L), self.step):
-            rows_L = L[first : first + self.step]
+        for first in range(start, stop, self.step):
+            last = min(stop, first + self.step)
+            rows_L = L[first:last]
             x, p = x_room[: len(rows_L)], p_room[: len(rows_L)]
-            x.copy_(self.counts[first : first + self.step])
+            x.copy_(self.counts[first:last])
             torch.mm(rows_L, F, out=p).clamp_min_(1e-30)
             r = torch.div(x, p, out=x) if not loss else x.div(p)
             if loss:
@@ -74,7 +90,7 @@ class SparseRows:
 
         def work(part: tuple[int, int]) -> tuple[float, Tensor]:
             first, last = part
-            sums = torch.zeros_like(wide)
+            sums = torch.zeros(wide.shape, dtype=torch.float32 if last - first <= FEW else torch.float64)
             what = (self.values.indptr[first : last + 1], self.values.indices, self.values.data)
             args = (*what, shares[first:last], table, sums.numpy(), loss)
             if rows == "newton" and k <= NEWTON_K:
@@ -144,7 +160,8 @@ def cut_evenly(indptr: np.ndarray, parts: int) -> list[tuple[int, int]]:
 
 @functools.cache
 def threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="paceline-topics")
+    one = functools.partial(torch.set_num_threads, 1)  # of the thread that calls it
+    return ThreadPoolExecutor(count, thread_name_prefix="paceline-topics", initializer=one)
 
 
 @functools.cache

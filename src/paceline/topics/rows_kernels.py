@@ -17,6 +17,7 @@ TINY = np.float32(1e-30)
 SHRINK = np.float32(0.05)  # of its value a share keeps at least, in one Newton step: every p stays positive
 LEAST = np.float32(1e-10)
 LOG2 = math.log(2)
+HUGE = 1e300
 ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2) in float32
 
 
@@ -129,7 +130,7 @@ def newton(indptr, indices, data, L, Ft, S, want_loss, sweeps):
 
 @compiled
 def solve(indptr, indices, data, L, Ft, steps, tolerance, sweeps):
-    """Newton steps for each row of L, until its loss gains less than `tolerance`. Returns the sum of -x log p."""
+    """Newton steps for each row of L, until its loss changes by less than `tolerance`. Returns the sum of -x log p."""
     rows, k = L.shape
     K = Ft.shape[1]
     longest = _longest(indptr)
@@ -143,14 +144,18 @@ def solve(indptr, indices, data, L, Ft, steps, tolerance, sweeps):
         if count == 0:
             continue
         u[:k] = L[i]
-        best = np.inf
+        best = HUGE
         for _ in range(steps + 1):
-            L[i] = u[:k]
+            now = u[:k].copy()
             _newton_step(indices[first : first + count], data[first : first + count], Ft, u, g, H, x, p, sweeps)
-            found = -_sum_x_log(x, p, bits, count)  # before that step: of the row that L holds
+            found = -_sum_x_log(x, p, bits, count)  # of the row before that step
             gain = best - found
-            best = found
-            if gain <= tolerance * abs(found):
+            if gain > 0:
+                best = found
+                L[i] = now
+            else:
+                u[:k] = (now + L[i]) / 2  # the step was too long: half way back
+            if abs(gain) <= tolerance * abs(found):
                 break
         loss += best
     return loss

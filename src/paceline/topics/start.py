@@ -21,7 +21,7 @@ RUNS = 64  # of consecutive documents that a sample is made of
 SAMPLE_WORK = 300_000  # nonzeros of a sparse sample
 SAMPLE_ROWS = 500  # documents of it, at least
 DENSE_WORK = 50_000_000  # counts of a dense sample
-TRIES = 3
+TRIES = 2
 SURPLUS = 3  # times k documents that a try begins with
 FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
 ROW_SWEEPS = 10
@@ -41,8 +41,9 @@ def first_topics(counts: Counts, per_term: np.ndarray, k: int, *, how: str = "au
     shares = torch.from_numpy(per_term)
     if how == "random":
         return random_topics(shares, k, seed)
-    few, terms = _without_unused(sample(counts, seed))
+    few, terms = _without_unused(sample(counts, seed, least=2 * k))
     dense = how == "least_squares" or (how == "auto" and not few.sparse)
+    dense = dense and k <= min(few.documents, few.terms)
     Ft = torch.zeros(counts.terms, k)
     Ft[terms] = _by_least_squares(few, k, seed) if dense else _by_race(few, k, seed)
     return _mixed(Ft, shares)
@@ -56,22 +57,23 @@ def first_rows(work: Pass, Ft: Tensor, per_document: Tensor, share: Tensor) -> T
     k = Ft.shape[1]
     weighted = Ft / share.clamp_min(TINY)[:, None]
     rows = torch.full((k, len(per_document)), 1 / k, device=Ft.device)
-    target = work.multiply(weighted).T / per_document.clamp_min(1)
+    target = work.multiply(weighted).T / per_document.clamp_min(TINY)
     plain_sweeps(target.contiguous(), Ft.T @ weighted, rows, ROW_SWEEPS)
     size = rows.sum(0)[:, None]
     L = torch.where(size > 0, rows.T / size.clamp_min(TINY), torch.full_like(size, 1 / k))
     return ((1 - MIX) * L + MIX / k).contiguous()
 
 
-def sample(counts: Counts, seed: int) -> Counts:
-    """Some of the documents, in memory: short runs of them, spread evenly over all."""
+def sample(counts: Counts, seed: int, least: int = 1) -> Counts:
+    """Some of the documents, `least` or more, in memory: short runs of them, spread evenly over all."""
     weights = counts.weights()
     mean = max(1.0, float(weights.mean()))
     rows = max(SAMPLE_ROWS, int(SAMPLE_WORK / mean)) if counts.sparse else int(DENSE_WORK / mean)
+    rows = max(rows, least)
     if rows >= counts.documents:
         return counts if counts.resident else _in_memory([counts.block(0, counts.documents).values], counts.terms)
-    runs = min(RUNS, max(rows, 1))
-    length = -(-max(rows, 1) // runs)
+    runs = min(RUNS, rows)
+    length = -(-rows // runs)
     stride = counts.documents / runs
     offset = np.random.default_rng(seed).random() * max(0.0, stride - length)
     starts = [int(i * stride + offset) for i in range(runs)]
@@ -97,7 +99,7 @@ def _by_race(few: Counts, k: int, seed: int) -> Tensor:
     """The best of several tries.
 
     Each begins with more topics than asked for, every one of them a document half mixed with the average, and drops
-    those that the fewest words belong to, a third of the surplus at a time: what is left has taken over their words.
+    those that the fewest words belong to, half of the surplus at a time: what is left has taken over their words.
     Better optima are found so than from k random topics, in the time of a few passes over the sample.
     """
     per_document, per_term = _sums(few)
@@ -105,11 +107,12 @@ def _by_race(few: Counts, k: int, seed: int) -> Tensor:
     whole = [(0, few.documents, work)]
     fits = []
     for number in range(TRIES):
-        fit = Fit(lambda: whole, *_documents_as_topics(few, SURPLUS * k, 1000 * seed + number))
+        fit = Fit(lambda: whole, *_documents_as_topics(few, SURPLUS * k, 1000 * seed + number), accelerate=False)
         _passes(fit, FIRST_PASSES)
         while (surplus := fit.L.shape[1] - k) > 0:
-            fit = Fit(lambda: whole, *_largest(*fit.result(), per_document, k + surplus - max(1, surplus // 3)))
-            _passes(fit, EACH_PASSES if surplus > 1 else LAST_PASSES)
+            left = surplus // 2
+            fit = Fit(lambda: whole, *_largest(*fit.result(), per_document, k + left), accelerate=not left)
+            _passes(fit, EACH_PASSES if left else LAST_PASSES)
         fits.append(fit)
     return min(fits, key=lambda fit: min(fit.losses)).result()[1]
 
@@ -118,7 +121,8 @@ def _documents_as_topics(few: Counts, k: int, seed: int) -> tuple[Tensor, Tensor
     """L, the same for every document, and F transposed: k of the longer documents, each mixed with the average."""
     per_document, per_term = _sums(few)
     share = (per_term / per_term.sum()).float()
-    longer = np.flatnonzero(per_document.numpy() >= max(1.0, float(per_document.median())))
+    length = per_document.numpy()
+    longer = np.flatnonzero(length >= np.median(length[length > 0]))
     chosen = np.random.default_rng(seed).choice(longer, k, replace=len(longer) < k)
     Ft = torch.stack([_row(few, int(at)) / per_document[int(at)].float() for at in chosen], 1)
     return torch.full((few.documents, k), 1 / k), 0.5 * Ft + 0.5 * share[:, None]

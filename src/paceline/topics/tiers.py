@@ -113,7 +113,7 @@ class Tiers:
             budget -= block_bytes(block)
             if budget < 0:
                 return block.start
-            self.pinned.append(Block(block.start, pinned(block.values)))
+            self.pinned.append(pinned(block))
         return self.stop
 
     def steps(self) -> Iterator[tuple[int, int, Pass]]:
@@ -155,17 +155,13 @@ class Tiers:
                 done = torch.cuda.current_stream(self.device).record_event() if ready is not None else None
 
 
-def parts(values: np.ndarray | Csr) -> tuple[np.ndarray, ...]:
-    return (values.indptr, values.indices, values.data) if isinstance(values, Csr) else (values,)
-
-
 def block_bytes(block: Block) -> int:
-    return sum(part.nbytes for part in parts(block.values))
+    return sum(part.nbytes for part in block.parts)
 
 
-def pinned(values: np.ndarray | Csr) -> np.ndarray | Csr:
-    fixed = [torch.from_numpy(np.ascontiguousarray(part)).pin_memory().numpy() for part in parts(values)]
-    return Csr(*fixed) if isinstance(values, Csr) else fixed[0]
+def pinned(block: Block) -> Block:
+    fixed = [torch.from_numpy(np.ascontiguousarray(part)).pin_memory().numpy() for part in block.parts]
+    return Block(block.start, Csr(*fixed) if isinstance(block.values, Csr) else fixed[0])
 
 
 def free_device_bytes(device: torch.device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ def run_of(
     from paceline.spec import build
     from paceline.training.run import train
 
+    out = Path(out).expanduser().absolute()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
+        raise UserError(f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'")
     given = {key: value for key, value in (data or {}).items() if value is not None}
     values = {
         "name": out.name,

@@ -30,7 +30,5 @@ def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
         raise UserError(f"{folder.path} has no whole checkpoint; go on with  paceline train --resume {folder.path}")
     header = {"paceline_spec": json.dumps(folder.spec().dump()), "step": str(checkpoint.step)}
     tensors = {name: tensor.contiguous() for name, tensor in read_tensors(checkpoint).items()}
-    if "Ft" in tensors:  # topics are kept term by term, and wanted topic by topic
-        tensors["F"] = tensors.pop("Ft").T.contiguous()
     write_atomic(out, save(tensors, metadata=header))
     return out

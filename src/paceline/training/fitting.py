@@ -58,8 +58,18 @@ class FitJob:
     def over(self, step: int) -> bool:
         return bool(self.passes.why_done)
 
+    @property
+    def ended(self) -> str:
+        return f"{self.step} passes, {self.passes.why_done}"
+
     def equations(self) -> list[str]:
         return self.passes.equations(self.layout.ranks)
+
+    def conclude(self) -> None:
+        """The result of the last checkpoint, for people; on the main rank, and again if a kill came before it."""
+        checkpoint = newest(self.folder / "checkpoints", lambda text: None)
+        assert checkpoint is not None
+        self.passes.conclude(read_tensors(checkpoint), self.folder)
 
 
 def build_fit(
@@ -91,7 +101,7 @@ def go_back(job: FitJob, run: RunDir, world: int, say: Callable[[str], None]) ->
     if box[0] is None:
         return 0
     checkpoint = Checkpoint(**box[0])
-    restore(checkpoint, job.passes.tensors())
+    restore(checkpoint, job.passes.room())
     job.passes.restored(checkpoint.meta["fit"])
     job.step = checkpoint.step
     return checkpoint.step
@@ -99,6 +109,7 @@ def go_back(job: FitJob, run: RunDir, world: int, say: Callable[[str], None]) ->
 
 def fit_loop(job: FitJob) -> str:
     """Pass after pass, until the fit is done or asked to stop; returns how it ended."""
+    job.passes.begin()
     every = job.spec.train.checkpoint_every or SAVED_EVERY
     while not job.passes.why_done:
         found = dict(job.passes.step(job.stop.requested))
@@ -114,9 +125,7 @@ def fit_loop(job: FitJob) -> str:
     job.checkpoints.wait()
     _event(job, "done", step=job.step, why=job.passes.why_done)
     if job.rank == 0:
-        checkpoint = newest(job.folder / "checkpoints", lambda text: None)
-        assert checkpoint is not None
-        job.passes.conclude(read_tensors(checkpoint), job.folder, job.passes.why_done)
+        job.conclude()
     return "finished"
 
 

@@ -72,6 +72,13 @@ class Job:
     def over(self, step: int) -> bool:
         return step == self.steps
 
+    @property
+    def ended(self) -> str:
+        return f"all of its {self.steps} steps are done"
+
+    def conclude(self) -> None:
+        """A run that trains has nothing to add to its last checkpoint."""
+
     def equations(self) -> list[str]:
         return equations(self.spec, self.order.samples)
 

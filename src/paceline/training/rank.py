@@ -185,7 +185,8 @@ def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exce
 
 def _done_already(run: RunDir, job: Job, say: Say) -> dict[str, Any]:
     """Nothing is left to train: the summary as it was written, or now, if a kill came before it."""
-    say(f"{run.path} is finished: all of its {job.steps} steps are done")
+    job.conclude()
+    say(f"{run.path} is finished: {job.ended}")
     try:
         summary = read_json(run.summary_file)
     except UserError:

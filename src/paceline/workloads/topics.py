@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,16 @@ from paceline.errors import UserError
 from paceline.explain import shared_documents
 from paceline.layout import Layout
 from paceline.spec import TopicsData, TopicsModel
-from paceline.topics.blocks import Counts, Csr
+from paceline.topics.blocks import Counts
 from paceline.topics.engine import WINDOW, Fit, Stop
 from paceline.topics.model import TopicFit
-from paceline.topics.problem import check_topics, problem_of
+from paceline.topics.problem import Problem, check_topics, problem_of
 from paceline.topics.start import sample
 from paceline.workload import Workload
 
 MOST_PASSES = 1000
 MODEL_FILE = "model.safetensors"
+SAVED = ("losses", "passes", "momentum", "residual", "moved", "has_before", "leaped")
 
 
 class Topics(Workload):
@@ -37,6 +40,7 @@ class Topics(Workload):
     Model, Data = TopicsModel, TopicsData
     fits = True
 
+    @cached_property
     def counts(self) -> Counts:
         from paceline.topics.counts import read_counts
         from paceline.topics.documents import is_text
@@ -49,11 +53,18 @@ class Topics(Workload):
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
         shards = data.cache.expanduser() / "topics" / self._name_of_texts(data.path)
-        return read_counts(shards) if shards.exists() else convert(data.path, shards, text=TextOptions(**self._text()))
+        if not shards.exists():
+            try:
+                return convert(data.path, shards, text=TextOptions(**self._text()))
+            except UserError:
+                if not shards.exists():  # else another rank was faster
+                    raise
+        return read_counts(shards)
 
     def _name_of_texts(self, path: Path) -> str:
         """Texts are counted once, by whoever comes first; ranks then read the counts."""
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
+        files = [file for file in files if file.is_file()]
         described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
         return hashlib.sha256(json.dumps([described, self._text()]).encode()).hexdigest()[:24]
 
@@ -61,8 +72,11 @@ class Topics(Workload):
         data = self._data
         return {"column": data.text, "min_df": data.min_df, "max_df": data.max_df, "max_terms": data.max_terms}
 
+    def documents(self) -> int:
+        return self.counts.documents
+
     def prepare(self, say: Callable[[str], None]) -> None:
-        check_topics(self._model.k, self.counts())
+        check_topics(self._model.k, self.counts)
 
     def suits(self, layout: Layout) -> None:
         if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
@@ -73,24 +87,21 @@ class Topics(Workload):
 
     def fingerprint(self) -> str:
         """Of the shape and of a sample of the documents: a matrix may be too large to be read for its name."""
-        counts = self.counts()
+        counts = self.counts
         few = sample(counts, 0)
-        values = few.block(0, few.documents).values
-        parts = (values.indptr, values.indices, values.data) if isinstance(values, Csr) else (values,)
         digest = hashlib.sha256(f"{counts.documents} {counts.terms}".encode())
-        for part in parts:
+        for part in few.block(0, few.documents).parts:
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 
     def passes(self, device: Any) -> TopicPasses:
-        counts = self.counts()
+        counts = self.counts
         check_topics(self._model.k, counts)
         train, model = self.spec.train, self._model
-        most = train.steps or train.epochs or MOST_PASSES
         problem = problem_of(counts, device, fractional=self._data.fractional)
-        stop = Stop(model.tolerance, passes=most)
-        fit = problem.begin(model.k, start=model.start, seed=train.seed, rows=model.rows, stop=stop)
-        return TopicPasses(fit, counts, {**model.model_dump(), "seed": train.seed, "text": self._text()})
+        most = train.steps or train.epochs or MOST_PASSES
+        settings = {**model.model_dump(), "seed": train.seed, "text": self._text()}
+        return TopicPasses(problem, settings, Stop(model.tolerance, passes=most))
 
     @property
     def _data(self) -> TopicsData:
@@ -109,17 +120,35 @@ class Topics(Workload):
 class TopicPasses:
     """The fit of one rank, as the loop of fits wants it."""
 
-    def __init__(self, fit: Fit, counts: Counts, settings: Mapping[str, Any]) -> None:
-        self.fit, self.counts, self.settings = fit, counts, settings
-        self.samples, self.most = counts.documents, fit.stop.passes
-        self.parameters = fit.L.shape[1] * (counts.documents + counts.terms)
+    def __init__(self, problem: Problem, settings: Mapping[str, Any], stop: Stop) -> None:
+        self.problem, self.counts, self.settings, self.stop = problem, problem.counts, settings, stop
+        self.samples, self.most, self.k = self.counts.documents, stop.passes, int(settings["k"])
+        self.parameters = self.k * (self.counts.documents + self.counts.terms)
+        self.final_loss = math.nan
+        self.seconds = 0.0
+        self._fit: Fit | None = None
+
+    def begin(self) -> None:
+        if self._fit is None:
+            began = perf_counter()
+            how, seed, rows = (self.settings[name] for name in ("start", "seed", "rows"))
+            self._fit = self.problem.begin(self.k, start=how, seed=seed, rows=rows, stop=self.stop)
+            self.seconds += perf_counter() - began
+
+    @property
+    def fit(self) -> Fit:
+        assert self._fit is not None
+        return self._fit
 
     @property
     def why_done(self) -> str:
-        return self.fit.why_done
+        return "" if self._fit is None else self._fit.why_done
 
     def step(self, flag: bool) -> dict[str, Any]:
         turn = self.fit.step(flag)
+        self.seconds += turn.step_s
+        if self.why_done:
+            self.final_loss = self.fit.final_loss()
         return {
             "loss": turn.loss,
             "gain": self._gain(),
@@ -136,33 +165,40 @@ class TopicPasses:
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
         L, Ft = fit.result()
-        return {"model": {"L": self._whole(L), "Ft": Ft}, "fit": {"L": self._whole(fit.L), "Ft": fit.Ft}}
+        return {"model": {"L": self._whole(L), "F": Ft.T}, "fit": {"L": self._whole(fit.L), "F": fit.Ft.T}}
 
     def meta(self) -> dict[str, Any]:
-        fit = self.fit
-        names = ("losses", "passes", "momentum", "residual", "has_before", "leaped")
-        return {name: getattr(fit, name) for name in names}
+        done = {"final_loss": self.final_loss if self.why_done else None, "seconds": self.seconds}
+        return done | {name: getattr(self.fit, name) for name in SAVED}
+
+    def room(self) -> dict[str, Any]:
+        L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
+        Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
+        self._fit = self.problem.at(L, Ft, rows=self.settings["rows"], stop=self.stop)
+        return self.tensors()
 
     def restored(self, meta: Mapping[str, Any]) -> None:
-        for name, value in meta.items():
-            setattr(self.fit, name, value)
+        self.final_loss, self.seconds = meta["final_loss"] or math.nan, meta["seconds"]
+        for name in SAVED:
+            setattr(self.fit, name, meta[name])
 
     def equations(self, ranks: int) -> list[str]:
-        k = self.fit.L.shape[1]
-        product = f"({self.samples:,} × {k}) ({k} × {self.counts.terms:,})"
+        product = f"({self.samples:,} × {self.k}) ({self.k} × {self.counts.terms:,})"
         return [f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}", shared_documents(self.samples, ranks)]
 
-    def conclude(self, result: Mapping[str, Tensor], folder: Path, summary: str) -> None:
+    def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         counts, fit = self.counts, self.fit
         TopicFit(
             L=result["L"].numpy(),
-            F=np.ascontiguousarray(result["Ft"].numpy().T),
+            F=result["F"].numpy(),
             losses=list(fit.losses),
+            loss=self.final_loss,
             terms=None if counts.vocabulary is None else list(counts.vocabulary),
             names=None if counts.names is None else list(counts.names),
             passes=fit.passes,
             converged=fit.converged,
-            stopped_because=summary,
+            stopped_because=fit.why_done,
+            seconds=self.seconds,
             settings=dict(self.settings),
         ).save(folder / MODEL_FILE)
 

@@ -23,7 +23,7 @@
 
   function options(x, y, tooltip, more) {
     return Object.assign({
-      animation: false, responsive: true, maintainAspectRatio: false, parsing: false, normalized: true,
+      animation: false, responsive: true, devicePixelRatio: Math.max(2, window.devicePixelRatio), maintainAspectRatio: false, parsing: false, normalized: true,
       interaction: { mode: "nearest", intersect: false, axis: "xy" },
       scales: { x, y },
       plugins: {
@@ -144,7 +144,7 @@
       set.plugins.legend.labels.usePointStyle = true;
     }
     set.plugins.legend.display = sets.length > 1;
-    return { type: "bar", plugins: [marks(plan)], data: { labels, datasets: sets }, options: set };
+    return { type: "bar", plugins: [marks(plan)], data: { labels, datasets: sets.map((one) => ({ grouped: stacked, ...one })) }, options: set };
   }
 
   function breakdown(d) {
@@ -184,11 +184,31 @@
     const low = found.reduce((a, b) => Math.min(a, b)), high = found.reduce((a, b) => Math.max(a, b));
     return { min: 10 ** Math.floor(Math.log10(low)), max: 10 ** Math.ceil(Math.log10(high * 1.2)) };
   };
+  const tens = (tell) => ({ color: colour("faint"), maxRotation: 0, callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? tell(v) : "") });
   const difference = (d) => curves(d, axis("relative difference", {
-    type: "logarithmic", ...decades(d), ticks: { color: colour("faint"), callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? v.toExponential(0) : "") },
+    type: "logarithmic", ...decades(d), ticks: tens((v) => v.toExponential(0)),
   }), 1, (v) => v.toExponential(1));
 
-  const makers = { scaling, breakdown, loss, difference, memory };
+  const bytes = (v) => (v >= 1e9 ? v / 1e9 + " GB" : v >= 1e6 ? v / 1e6 + " MB" : v >= 1e3 ? v / 1e3 + " kB" : v + " B");
+  function links(d) {
+    const sets = d.lines.map((line, i) => ({
+      label: line.name, data: line.points.map(([x, y]) => ({ x, y, source: line.source })),
+      borderColor: series(i), backgroundColor: series(i), borderWidth: 2, pointRadius: 3.5, pointStyle: "circle",
+    }));
+    const set = options(
+      axis("size of the message", { type: "logarithmic", ticks: tens(bytes) }),
+      axis("Gbit/s", { type: "logarithmic", ...decades(d), ticks: tens(short) }),
+      {
+        title: (items) => (items.length ? bytes(items[0].parsed.x) : ""),
+        label: (item) => item.dataset.label + ": " + short(item.parsed.y) + " Gbit/s",
+        afterLabel: (item) => item.raw.source,
+      });
+    set.plugins.legend.display = d.lines.length <= 24;
+    Object.assign(set.plugins.legend.labels, { boxHeight: 7, boxWidth: 7 });
+    return { type: "line", data: { datasets: sets }, options: set };
+  }
+
+  const makers = { scaling, breakdown, loss, difference, memory, links };
 
   function draw() {
     charts.forEach((chart) => chart.destroy());
@@ -213,7 +233,15 @@
   });
   dark.addEventListener("change", () => theme());
   printing.addEventListener("change", () => theme());
-  window.addEventListener("beforeprint", () => { theme("light"); charts.forEach((chart) => chart.resize()); });
-  window.addEventListener("afterprint", () => { theme(); charts.forEach((chart) => chart.resize()); });
+  let opened = [];
+  window.addEventListener("beforeprint", () => {
+    theme("light");
+    opened = [...document.querySelectorAll("details:not([open]):not(.sources)")];
+    opened.forEach((details) => { details.open = true; });
+  });
+  window.addEventListener("afterprint", () => {
+    theme();
+    opened.forEach((details) => { details.open = false; });
+  });
   theme();
 })();
