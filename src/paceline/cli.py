@@ -151,7 +151,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _count_or_share(text: str) -> int | float:
     """5 is five documents, 0.5 half of them."""
-    return int(text) if text.isdigit() else float(text)
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; 5 is five documents, 0.5 half of them") from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,12 +7,11 @@ around it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
@@ -20,8 +19,9 @@ from paceline.layout import Layout, layout_of
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
-from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, read_tensors, restore
+from paceline.training.checkpoint import Checkpoints, newest, read_tensors, restore
 from paceline.training.data import Order
+from paceline.training.setup import newest_for_all
 from paceline.workload import Passes, Workload, workload_of
 
 SAVED_EVERY = 50
@@ -85,22 +85,27 @@ def build_fit(
     passes = workload.passes(device)
     order = Order(passes.samples, passes.samples, spec.train.seed)
     return FitJob(
-        spec, workload, layout_of(spec), place.rank, device, passes, order, passes.most,
-        checkpoints, events, lambda event: None, stop, folder,
-    )  # fmt: skip
+        spec=spec,
+        workload=workload,
+        layout=layout_of(spec),
+        rank=place.rank,
+        device=device,
+        passes=passes,
+        order=order,
+        steps=passes.most,
+        checkpoints=checkpoints,
+        events=events,
+        shown=lambda event: None,
+        stop=stop,
+        folder=folder,
+    )
 
 
 def go_back(job: FitJob, run: RunDir, world: int, say: Callable[[str], None]) -> int:
     """Restore the newest whole checkpoint, if there is one; returns the pass the run goes on from."""
-    box: list[Any] = [None]
-    if job.rank == 0:
-        found = newest(run.checkpoints, say)
-        box = [asdict(found) if found else None]
-    if world > 1:
-        dist.broadcast_object_list(box)
-    if box[0] is None:
+    checkpoint = newest_for_all(run, job.rank, world, say)
+    if checkpoint is None:
         return 0
-    checkpoint = Checkpoint(**box[0])
     restore(checkpoint, job.passes.room())
     job.passes.restored(checkpoint.meta["fit"])
     job.step = checkpoint.step

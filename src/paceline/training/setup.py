@@ -115,16 +115,21 @@ def way_of(
 
 def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> int:
     """Restore the newest whole checkpoint, if there is one; returns the step the run goes on from."""
-    box: list[Any] = [None]
-    if job.rank == 0:
-        found = newest(run.checkpoints, say)
-        box = [asdict(found) if found else None]
-    if world > 1:
-        dist.broadcast_object_list(box)
-    if box[0] is None:
+    checkpoint = newest_for_all(run, job.rank, world, say)
+    if checkpoint is None:
         return 0
-    checkpoint = Checkpoint(**box[0])
     job.state.restore(lambda tensors: restore(checkpoint, tensors, partly=job.layout.pipeline > 1))
     job.state.step = checkpoint.step
     job.evaluation, job.best = checkpoint.meta["evaluation"], checkpoint.meta["best"]
     return checkpoint.step
+
+
+def newest_for_all(run: RunDir, rank: int, world: int, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint that the main rank finds, on every rank."""
+    box: list[Any] = [None]
+    if rank == 0:
+        found = newest(run.checkpoints, say)
+        box = [asdict(found) if found else None]
+    if world > 1:
+        dist.broadcast_object_list(box)
+    return None if box[0] is None else Checkpoint(**box[0])

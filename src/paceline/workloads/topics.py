@@ -123,6 +123,7 @@ class TopicPasses:
     def __init__(self, problem: Problem, settings: Mapping[str, Any], stop: Stop) -> None:
         self.problem, self.counts, self.settings, self.stop = problem, problem.counts, settings, stop
         self.samples, self.most, self.k = self.counts.documents, stop.passes, int(settings["k"])
+        self._expected = stop.passes
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
         self.final_loss = math.nan
         self.seconds = 0.0
@@ -216,13 +217,12 @@ class TopicPasses:
 
     def _passes_expected(self) -> int:
         """How many passes there will be in all, if the gain goes on falling as it did."""
-        losses, most = self.fit.losses, self.most
+        losses, done = self.fit.losses, self.fit.passes
         if self.fit.why_done:
-            return self.fit.passes
-        if len(losses) < 2 * WINDOW + 1 or not self.fit.stop.gain:
-            return most
-        gains = [(losses[-1 - WINDOW - at] - losses[-1 - at]) / WINDOW / abs(losses[-1]) for at in (WINDOW, 0)]
-        if not 0 < gains[1] < gains[0]:
-            return most
-        left = WINDOW * math.log(self.fit.stop.gain / gains[1]) / math.log(gains[1] / gains[0])
-        return min(most, self.fit.passes + max(1, math.ceil(left)))
+            return done
+        if len(losses) > 2 * WINDOW and self.fit.stop.gain:
+            gains = [(losses[-1 - WINDOW - at] - losses[-1 - at]) / WINDOW / abs(losses[-1]) for at in (WINDOW, 0)]
+            if 0 < gains[1] < gains[0]:  # else what was expected before stands
+                left = WINDOW * math.log(self.fit.stop.gain / gains[1]) / math.log(gains[1] / gains[0])
+                self._expected = min(self.most, done + max(1, math.ceil(left)))
+        return max(self._expected, min(self.most, done + WINDOW))
