@@ -146,6 +146,11 @@ def layout_of(spec: RunSpec) -> Layout:
             "parallel.reduce=powersgd keeps a part of each gradient for the next step, and train.precision=fp16 "
             "changes the scale of gradients between steps; use train.precision=bf16"
         )
+    if spec.train.precision == "fp8" and parallel.tensor > 1:
+        raise UserError(
+            f"train.precision=fp8 scales whole matrices, and parallel.tensor={parallel.tensor} divides them; "
+            "use train.precision=bf16, or parallel.tensor=1"
+        )
     if batch < data:
         raise UserError(
             f"train.global_batch={batch} is smaller than parallel.ranks={parallel.ranks}: "

@@ -183,7 +183,7 @@ class Train(Section):
     beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
     momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
     clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = field("fp32", "", "type of the matrix products")
+    precision: Literal["fp32", "bf16", "fp16", "fp64", "fp8"] = field("fp32", "", "type of the matrix products")
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)

@@ -110,6 +110,12 @@ class Workload:
     draws_by_name: ClassVar[bool] = False
     """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
     which depends on nothing but the seed and its name: a rank then needs no more memory than for its part."""
+    compile_layers: ClassVar[bool] = False
+    """On a CUDA device `train.compile=auto` compiles each layer by itself: for a model of many equal layers whose
+    samples have one shape (and a method `padded`, see Samples). Any other model is compiled whole, if at all."""
+    casts_layers: ClassVar[bool] = False
+    """In bf16 a layer uses each of its weights in bf16, not only those of its products: where layers are sharded, they
+    are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
     fits: ClassVar[bool] = False
     """No gradients: the work is a series of passes of its own, made by `passes` (paceline.training.fitting)."""
     evaluation_chunk: int = 256

@@ -1,23 +1,27 @@
 """What the ranks of `test_engines.py` do: many runs, one after the other, in one start of the ranks."""
 
 import os
+import shutil
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-from paceline.engines import accelerate, deepspeed_config, own_file, surroundings
+from paceline.engines import accelerate, accelerate_config, deepspeed_config, own_file, surroundings
 from paceline.errors import PacelineError
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.record.run_dir import RunDir
 from paceline.training.rank import _train, silent
 
-CONFIG = deepspeed_config.config
+CONFIG, PLUGIN = deepspeed_config.config, accelerate._plugin
 LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
     "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
     "alone": lambda: mock.patch.object(accelerate, "as_torchrun_says", surroundings_of_one),
+    "whole": lambda: mock.patch.object(accelerate, "_plugin", without_layers),
 }
 """Ways in which an engine may get something else than the run file says."""
 
@@ -26,15 +30,41 @@ def surroundings_of_one(place, device):
     return surroundings.alone()
 
 
+def without_layers(said):
+    return PLUGIN({**said, "fsdp_auto_wrap_policy": "NO_WRAP"})
+
+
+@contextmanager
+def as_on_cuda():
+    """On CPUs Accelerate drops FSDP; where it takes them for CUDA devices it does not, and many ranks can be tested."""
+    from accelerate.state import DistributedType, PartialState
+
+    several = ("gloo", DistributedType.MULTI_GPU)
+    with (
+        mock.patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": "cpu"}),
+        mock.patch.object(PartialState, "_prepare_backend", return_value=several),
+    ):
+        yield
+
+
+def after_step(step, run, copy):
+    """A copy of a run as it was when it had saved that step."""
+    shutil.copytree(run, copy)
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name[5:]) > step:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
 def _asks_deepspeed(instead):
     return mock.patch.object(deepspeed_config, "config", lambda *args: own_file.laid_over(CONFIG(*args), instead))
 
 
-def train_all(runs, lies=()):
+def train_all(runs, lies=(), kind="cpu"):
     """Train each (folder, spec), or go on with it; then each (lie, folder, spec). {lie: how the run ended}."""
     place = detect(os.environ) or ALONE
     failed = {}
-    with joined(place, "cpu", 1, 60) as device:
+    with joined(place, kind, 1, 60) as device:
         for folder, spec in runs:
             _train_one(folder, spec, place, device)
         for lie, folder, spec in lies:
@@ -47,8 +77,11 @@ def train_all(runs, lies=()):
 
 
 def _train_one(folder, spec, place, device):
-    if spec.parallel.engine == "accelerate":
-        from accelerate.state import AcceleratorState
+    with ExitStack() as around:
+        if spec.parallel.engine == "accelerate":
+            from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=True)  # one process has one, and here come several
-    _train(RunDir(Path(folder)), spec, place, device, StopRequest(), silent, False)
+            AcceleratorState._reset_state(reset_partial_state=True)  # one process has one, and here come several
+            if device.type == "cpu" and accelerate_config.shards(layout_of(spec)):
+                around.enter_context(as_on_cuda())
+        _train(RunDir(Path(folder)), spec, place, device, StopRequest(), silent, False)

@@ -1,7 +1,6 @@
 """DeepSpeed and Accelerate under the same loop: the same answer, the same checkpoints, refusals in place of silence."""
 
 import json
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from engine_rows import train_all
+from engine_rows import after_step, train_all
 from safetensors.torch import load_file
 
 from paceline import engines, train
+from paceline.engines import accelerate_config
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of
@@ -89,6 +89,10 @@ def deepspeed(strategy, **more):
     return {"parallel.engine": "deepspeed", "parallel.strategy": strategy, **more}
 
 
+def accelerate(strategy, **more):
+    return {"parallel.engine": "accelerate", "parallel.strategy": strategy, **more}
+
+
 ACCELERATE = {"parallel.engine": "accelerate"}
 PASSES = {"parallel.micro_batch": 5}
 OFFLOAD = {"parallel.offload": True, "parallel.bucket_mb": 0.02}
@@ -108,14 +112,18 @@ ROWS = {
     "accelerate-ddp": ("small", {**ACCELERATE, **PASSES}),
     "accelerate-own": ("small", {**ACCELERATE, "parallel.engine_config": "own.yaml"}),
     "accelerate-lm": ("lm", ACCELERATE),
+    "accelerate-fsdp": ("lm", accelerate("fsdp", **PASSES)),  # where it takes CPUs for CUDA devices
+    "accelerate-zero2": ("lamb", accelerate("zero2")),
     "resumed-zero1": ("small", deepspeed("zero1")),
     "resumed-zero3": ("small", deepspeed("zero3", **OFFLOAD)),
     "resumed-accelerate": ("small", ACCELERATE),
+    "resumed-fsdp": ("small", accelerate("fsdp", **PASSES)),
     "resumed-odd": ("odd", deepspeed("zero3")),
     "bf16-ddp": ("bf16", deepspeed("ddp")),
     "bf16-zero3": ("bf16", deepspeed("zero3", **PASSES)),
     "bf16-own": ("bf16", deepspeed("zero2", **{"parallel.engine_config": "own.json"})),
     "bf16-accelerate": ("bf16", ACCELERATE),
+    "bf16-fsdp": ("bf16", accelerate("fsdp")),
 }
 
 
@@ -124,6 +132,7 @@ LIES = {
     "clip": (deepspeed("zero1"), "asked for clipping of its own 0.0 and has 1.0"),
     "offload": (deepspeed("zero2"), "asked for offload False and has True"),
     "alone": (ACCELERATE, "asked for processes 2 and has 1"),
+    "whole": (accelerate("fsdp"), "asked for layers gathered one by one 2 and has 0"),
 }
 LIED: dict[str, str] = {}
 """How the runs of LIES ended."""
@@ -146,6 +155,7 @@ def specs(small, corpus_cache, tmp_path_factory):
     return {
         "small": small,
         "sgd": small.replace(SGD),
+        "lamb": small.replace({"train.optimizer": "lamb"}),
         "bf16": small.replace(BF16),
         "lm": build(lm).replace(SMALL),
         "odd": build(odd).replace({**SMALL, "parallel.threads": 1}),
@@ -168,7 +178,8 @@ def rows(specs, alone, tmp_path_factory):
     for name, (base, changes) in ROWS.items():
         own = {key: str(out / value) for key, value in changes.items() if key == "parallel.engine_config"}
         spec = specs[base].replace({**changes, **own, "parallel.ranks": 2})
-        engines.check(spec, layout_of(spec), {})
+        if "-fsdp" not in name and name != "accelerate-zero2":
+            engines.check(spec, layout_of(spec), {})
         if name.startswith("resumed"):
             folder = after_step(10, alone[base].path, out / name)
         else:
@@ -189,15 +200,6 @@ def rows(specs, alone, tmp_path_factory):
         name: RunResult(Path(folder), json.loads((Path(folder) / "summary.json").read_text()))
         for name, (folder, _) in runs.items()
     }
-
-
-def after_step(step, run, copy):
-    """A copy of a run as it was when it had saved that step."""
-    shutil.copytree(run, copy)
-    for checkpoint in (copy / "checkpoints").iterdir():
-        if int(checkpoint.name[5:]) > step:
-            shutil.rmtree(checkpoint)
-    return copy
 
 
 def steps_of(run):
@@ -240,7 +242,9 @@ def test_the_clip_takes_part(alone):
     assert any(step["grad_norm"] > SMALL["train.clip"] for step in steps_of(alone["small"]))
 
 
-@pytest.mark.parametrize("row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-ddp", "odd-zero3"])
+@pytest.mark.parametrize(
+    "row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-ddp", "accelerate-fsdp", "odd-zero3"]
+)
 def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
     """And gives the file that it would have given."""
     base, _ = ROWS[row]
@@ -269,8 +273,11 @@ def test_the_configuration_is_kept_in_the_run_folder(rows):
     assert made["zero_optimization"]["offload_param"]["device"] == "cpu"
     assert made["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert made["gradient_accumulation_steps"] == 3
-    accelerate = yaml.safe_load((rows["accelerate-ddp"].path / "accelerate.yaml").read_text())
-    assert (accelerate["distributed_type"], accelerate["num_processes"]) == ("MULTI_CPU", 2)
+    copied = yaml.safe_load((rows["accelerate-ddp"].path / "accelerate.yaml").read_text())
+    assert (copied["distributed_type"], copied["num_processes"]) == ("MULTI_CPU", 2)
+    sharded = yaml.safe_load((rows["accelerate-zero2"].path / "accelerate.yaml").read_text())
+    assert sharded["distributed_type"] == "FSDP"
+    assert (sharded["fsdp_config"]["fsdp_version"], sharded["fsdp_config"]["fsdp_reshard_after_forward"]) == (2, False)
 
 
 def test_the_four_times_are_measured(rows):
@@ -300,6 +307,7 @@ def test_accelerate_launch_that_starts_one_process_of_two_is_noticed(small, tmp_
 
 # ------------------------------------------------------------------------------------------------------- refusals
 
+CUDA = {"parallel.device": "cuda"}
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true", "RANK": "0"}
 REFUSED = {
     "hsdp": ({**deepspeed("hsdp"), "parallel.ranks": 4}, {}, "zero1, zero2 or zero3"),
@@ -309,10 +317,24 @@ REFUSED = {
     "fp64": ({**deepspeed("zero1"), "train.precision": "fp64"}, {}, "no fp64"),
     "offload": ({**deepspeed("ddp"), "parallel.offload": True}, {}, "ZeRO 0 would ignore it"),
     "tensor": ({**deepspeed("ddp"), "parallel.tensor": 2}, {}, "parallel.engine=torch"),
-    "accelerate fsdp": ({**ACCELERATE, "parallel.strategy": "fsdp"}, {}, "without a word and trains something else"),
+    "fp8": ({**deepspeed("zero1"), "train.precision": "fp8"}, {}, "fp8 is Paceline's own; use bf16"),
+    "accelerate fp8": ({**ACCELERATE, "train.precision": "fp8"}, {}, "fp8 is Paceline's own; use bf16"),
+    "accelerate fsdp": (
+        accelerate("fsdp", **{"parallel.device": "cpu"}),
+        {},
+        "without a word and trains something else",
+    ),
+    "accelerate zero1": (accelerate("zero1"), {}, "use ddp, fsdp or zero2"),
+    "accelerate hsdp": (accelerate("hsdp", **{"parallel.ranks": 4}), {}, "use ddp, fsdp or zero2"),
+    "accelerate offload": (accelerate("fsdp", **{"parallel.offload": True, **CUDA}), {}, "not offered with Accelerate"),
     "accelerate fp16": ({**ACCELERATE, "train.precision": "fp16"}, {}, "use bf16"),
     "launch precision": (ACCELERATE, {**LAUNCHED, "ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
     "launch fsdp": (ACCELERATE, {**LAUNCHED, "ACCELERATE_USE_FSDP": "true"}, "no --use_fsdp"),
+    "launch fsdp 1": (
+        accelerate("fsdp", **CUDA),
+        {**LAUNCHED, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"},
+        "--fsdp_version 2",
+    ),
     "launch alone": (ACCELERATE, {"ACCELERATE_MIXED_PRECISION": "no"}, "parallel.ranks=2, but"),
 }
 
@@ -376,6 +398,39 @@ def test_an_own_yaml_that_contradicts_the_run_file_is_refused(small, tmp_path, c
     spec = small.replace({**ACCELERATE, **own, "parallel.ranks": 2})
     with pytest.raises(UserError, match=said):
         engines.check(spec, layout_of(spec), {})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"distributed_type": "MULTI_GPU"}, "write FSDP"),
+        ({"fsdp_config": {"fsdp_version": 1}}, "fsdp_config.fsdp_version is 1"),
+        ({"fsdp_config": {"fsdp_reshard_after_forward": False}}, "parallel.strategy=zero3"),
+        ({"fsdp_config": {"fsdp_offload_params": True}}, "parallel.offload=false"),
+        ({"fsdp_config": {"fsdp_activation_checkpointing": True}}, "Paceline recomputes"),
+        ({"fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "Other"}}, 'write "Block"'),
+    ],
+)
+def test_an_own_yaml_on_fsdp_that_contradicts_the_run_file_is_refused(small, tmp_path, content, said):
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(content))
+    own = {"parallel.engine_config": str(tmp_path / "own.yaml"), "parallel.device": "cuda"}
+    spec = small.replace({**accelerate("zero3"), **own, "parallel.ranks": 2})
+    with pytest.raises(UserError, match=said):
+        accelerate_config.config(spec, layout_of(spec), "cuda", ["Block", "Block"])
+
+
+def test_an_own_yaml_on_fsdp_is_taken_over(small, tmp_path):
+    theirs = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_state_dict_type": "FULL_STATE_DICT"}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(theirs))
+    own = {"parallel.engine_config": str(tmp_path / "own.yaml"), "parallel.device": "cuda"}
+    spec = small.replace({**accelerate("fsdp"), **own, "parallel.ranks": 2})
+    engines.check(spec, layout_of(spec), {})
+    found = accelerate_config.config(spec, layout_of(spec), "cuda", ["Block"])["fsdp_config"]
+    assert found["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+    assert found["fsdp_transformer_layer_cls_to_wrap"] == "Block"
+    ddp = spec.replace({"parallel.strategy": "ddp"})
+    with pytest.raises(UserError, match="fsdp_config has no place here"):
+        engines.check(ddp, layout_of(ddp), {})
 
 
 def test_an_own_file_is_found_beside_the_run_file(tmp_path):

@@ -34,6 +34,8 @@ def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
         raise UserError(
             f"parallel.engine={engine}, but {engine} is not installed; type  pip install 'paceline[{engine}]'"
         )
+    if spec.train.precision == "fp8":
+        raise UserError("train.precision=fp8 is Paceline's own; use bf16, or parallel.engine=torch")
     if engine == "deepspeed":
         from paceline.engines import deepspeed_config
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from paceline.errors import UserError
@@ -24,22 +25,34 @@ from paceline.measuring.timers import Flights
 
 
 def shard(
-    model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, layout: Layout, flights: Flights
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    layout: Layout,
+    flights: Flights,
+    gathered: torch.dtype | None = None,
 ) -> nn.Module:
     """Each block is gathered by itself, and given back after its forward pass.
 
     What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
     its layers too, or it would gather them again for every pass.
+
+    Blocks are gathered in the type `gathered`, if one is given; gradients are summed over ranks in fp32 all the same.
     """
     _refuse(model, blocks, layout)
-    layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1
+    layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and layout.shard > 1
     options: dict[str, Any] = {"mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]}
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for module in (*blocks, model):
-        wrapped = fully_shard(module, **options, reshard_after_forward=layer_by_layer and module is not model)
-        wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
-        wrapped.set_force_sum_reduction_for_comms(True)
+        policy = MixedPrecisionPolicy()
+        if gathered is not None and module is not model:  # autocast casts what goes in, as under every other strategy
+            policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
+        keep = module is model or not layer_by_layer
+        wrapped = fully_shard(module, **options, mp_policy=policy, reshard_after_forward=not keep)
+        if layout.data > 1:
+            wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
+            wrapped.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
             wrapped.set_custom_all_gather(_TimedGather(flights))
             wrapped.set_custom_reduce_scatter(_TimedScatter(flights))

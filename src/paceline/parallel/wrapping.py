@@ -1,7 +1,8 @@
 """How an untouched model is spread over ranks: the one place where layouts are applied, in an order that matters.
 
 1. Pipeline cuts first: all that follows works on the layers this rank holds.
-2. Tensor divides the matrices of those layers, which changes what their forward pass computes.
+2. Tensor divides the matrices of those layers, which changes what their forward pass computes; fp8 changes how they
+   are multiplied.
 3. Activation checkpointing wraps each layer's forward pass as tensor left it, so that it is repeated as it was.
 4. Compilation sees the whole of a layer, repetition included.
 5. Data parallelism comes last: it must see the parameters as the optimiser does, and gathers a layer around all of
@@ -11,9 +12,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -27,6 +31,7 @@ from paceline.parallel import ddp
 from paceline.parallel.compress import Exact, Saving, saving_of
 from paceline.parallel.pieces import Pieces, pieces_of
 from paceline.spec import RunSpec
+from paceline.training.precision import HALF
 from paceline.workload import Workload
 
 
@@ -55,16 +60,18 @@ class Spread:
 
 def parallelize(workload: Workload, layout: Layout, device: torch.device, spec: RunSpec, flights: Flights) -> Spread:
     kind = torch.float64 if spec.train.precision == "fp64" else torch.float32
+    late = workload.draws_by_name
+    with torch.device("meta") if late else nullcontext():
+        model = _model(workload).to(kind)
     if layout.plain or layout.strategy == "zero1":
-        return _whole(_model(workload).to(device, kind), workload, layout, device, spec, flights)
+        if late:
+            _draw(model, device, spec)
+        return _whole(model.to(device), workload, layout, device, spec, flights)
 
     from paceline.parallel import fsdp, pipeline, tensor
     from paceline.parallel.mesh import mesh_of
 
     mesh, group = mesh_of(layout, device, spec.parallel.timeout_s)
-    late = workload.draws_by_name
-    with torch.device("meta") if late else nullcontext():
-        model = _model(workload).to(kind)
     if not late:
         model.to("cpu" if layout.offload else device)
         for tensor_of_main in (*model.parameters(), *model.buffers()):  # weights need not come from torch's generator
@@ -78,12 +85,12 @@ def parallelize(workload: Workload, layout: Layout, device: torch.device, spec: 
         blocks = workload.blocks(stage)
         if layout.tensor > 1:
             tensor.divide(stage, workload.shard_rules, mesh["tensor"], layout.sequence)
-        _per_block(stage, blocks, layout, spec)
+        _per_block(stage, workload, layout, spec, device)
         if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
-            fsdp.shard(stage, blocks, mesh, layout, flights)
+            narrow = torch.bfloat16 if workload.casts_layers and spec.train.precision in ("bf16", "fp8") else None
+            fsdp.shard(stage, blocks, mesh, layout, flights, narrow)
         if late:
-            stage.to_empty(device="cpu" if layout.offload else device)
-            cast(Any, stage).initialise(spec.train.seed)
+            _draw(stage, torch.device("cpu") if layout.offload else device, spec)
 
     parts = list(stages.values())
     pieces = pieces_of(parts, layout.tensor * layout.data, group)
@@ -96,7 +103,7 @@ def parallelize(workload: Workload, layout: Layout, device: torch.device, spec: 
 def prepared(workload: Workload, layout: Layout, spec: RunSpec) -> nn.Module:
     """The model before anything wraps it, in host memory: for engines that do so in their own way."""
     model = _model(workload).to(torch.float64 if spec.train.precision == "fp64" else torch.float32)
-    _per_block(model, workload.blocks(model), layout, spec)
+    _per_block(model, workload, layout, spec, torch.device("cpu"))
     return model
 
 
@@ -104,7 +111,7 @@ def _whole(
     model: nn.Module, workload: Workload, layout: Layout, device: torch.device, spec: RunSpec, flights: Flights
 ) -> Spread:
     """Every rank holds the model."""
-    _per_block(model, workload.blocks(model), layout, spec)
+    _per_block(model, workload, layout, spec, device)
     saving = saving_of(spec.parallel, model, flights)
     if layout.ranks == 1 or saving.alone:
         return Spread(model, [model], pieces_of([model], 1), _count(model), saving=saving)
@@ -120,11 +127,36 @@ def _whole(
     return Spread(net, [model], pieces, _count(model), saving=saving)
 
 
+def _draw(model: nn.Module, device: torch.device, spec: RunSpec) -> None:
+    """Give memory to a model that was built without, and its first values."""
+    model.to_empty(device=device)
+    cast(Any, model).initialise(spec.train.seed)
+
+
 def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _per_block(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout, spec: RunSpec) -> None:
+def can_compile(device: torch.device) -> bool:
+    """Whether `train.compile=auto` may compile: a CUDA device, Triton, and a C compiler, which Triton calls."""
+    compiler = os.environ.get("CC") or "gcc"
+    found = any(map(shutil.which, (compiler, "cc", "clang")))
+    return device.type == "cuda" and found and find_spec("triton") is not None
+
+
+def compiles_layers(spec: RunSpec, workload: Workload, device: torch.device) -> bool:
+    """Whether each layer is compiled by itself."""
+    if spec.train.compile == "auto":
+        return workload.compile_layers and spec.train.precision in HALF and can_compile(device)
+    return spec.train.compile == "on"
+
+
+def _per_block(model: nn.Module, workload: Workload, layout: Layout, spec: RunSpec, device: torch.device) -> None:
+    blocks = workload.blocks(model)
+    if spec.train.precision == "fp8":
+        from paceline.training.fp8 import use_fp8
+
+        use_fp8(blocks or [model], device)
     if layout.checkpointing != "none":
         if not blocks:
             raise UserError(
@@ -134,9 +166,12 @@ def _per_block(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout, sp
         from paceline.parallel.recompute import recompute
 
         recompute(blocks, layout.checkpointing)
-    if spec.train.compile == "on":
+    if compiles_layers(spec, workload, device):
+        # DistributedDataParallel's own way would cut each layer in pieces, by buckets that layers already suit
+        torch._dynamo.config.optimize_ddp = False
         for block in blocks or [model]:
-            block.compile()
+            # its forward pass alone: hooks, such as those that gather a layer, stay outside, where they cost nothing
+            block.forward = torch.compile(block.forward, dynamic=False if workload.compile_layers else None)
 
 
 def _model(workload: Workload) -> nn.Module:

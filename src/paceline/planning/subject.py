@@ -20,7 +20,7 @@ Blocks = tuple[Block, ...]
 
 MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}
 """Optimiser states per parameter."""
-TYPES = {"fp32": "fp32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16"}
+TYPES = {"fp32": "fp32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 OPERATIONS_PER_LENGTH = 2
 """For each distinct length in a batch, where attention goes length by length."""
 DROPOUT_PASSES = 33

@@ -177,13 +177,17 @@ def share(turns: Sequence[Turn], samples: Samples, layout: Layout, rank: int, ma
     ]
 
 
-def one_by_one(samples: Samples, finish: Callable[[Any], Any] = lambda batch: batch) -> Make:
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def one_by_one(samples: Samples, finish: Callable[[Any], Any] = as_it_is) -> Make:
     return lambda cuts: [finish(samples.batch(*cut)) for cut in cuts]
 
 
-def all_alike(samples: Any, rows: int) -> Make:
-    """Batches of the same shape, as a pipeline needs them."""
-    return lambda cuts: [samples.padded(*cut, rows) for cut in cuts]
+def all_alike(samples: Any, rows: int, finish: Callable[[Any], Any] = as_it_is) -> Make:
+    """Batches of the same shape, as a pipeline or a compiled layer needs them."""
+    return lambda cuts: [finish(samples.padded(*cut, rows)) for cut in cuts]
 
 
 def serve(

@@ -7,6 +7,7 @@ on how many ranks there are; they are added up without rounding.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def evaluate(
         number = chunk if chunk < chunks else 0
         ids = np.arange(number * size, min((number + 1) * size, len(samples)))
         ids = ids[np.argsort(samples.cost(ids), kind="stable")]
-        with autocast(precision, device):
+        with autocast(precision, device), _uncompiled(device):
             sums = workload.evaluate(model, move(samples.batch(ids, np.zeros_like(ids)), device))
         names = sorted(sums)
         if chunk < chunks:
@@ -53,6 +54,11 @@ def evaluate(
     totals = [math.fsum(column) for column in zip(*table.values(), strict=True)]
     metrics = workload.metrics(dict(zip(names, totals, strict=False)))
     return {"n": int(totals[-1]), **metrics}
+
+
+def _uncompiled(device: torch.device) -> AbstractContextManager[object]:
+    """Layers that are compiled for training run as they are written: a compilation would take longer than it saves."""
+    return torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
 
 
 def _gather(mine: dict[int, list[float]], names: list[str], chunks: int, world: int) -> dict[int, list[float]]:

@@ -1,4 +1,7 @@
-"""The type of the matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`)."""
+"""The type of the matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`).
+
+`fp8` is bf16, but for the products of layers (paceline.training.fp8).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

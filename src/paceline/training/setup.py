@@ -18,19 +18,19 @@ from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout, layout_of
 from paceline.measuring.timers import DeviceFlights, Flights
-from paceline.parallel.wrapping import parallelize
+from paceline.parallel.wrapping import can_compile, compiles_layers, parallelize
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
-from paceline.training.data import Make, Order, all_alike, one_by_one, pinned, total_steps
+from paceline.training.data import Make, Order, all_alike, as_it_is, one_by_one, pinned, total_steps
 from paceline.training.loop import Job
 from paceline.training.optim import optimizer_of
 from paceline.training.precision import HALF, Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import pipeline_step, train_step
-from paceline.workload import Samples, samples_of, workload_of
+from paceline.workload import Samples, Workload, samples_of, workload_of
 
 
 def build_job(
@@ -53,10 +53,10 @@ def build_job(
         spread = parallelize(workload, layout, device, spec, flights)
         state = State(spread, optimizer_of(train, spread.pieces), Scaler(train.precision, device))
         state.allocate()
-        step, make, at_once = way_of(spec, spread.whole, layout, device, samples)
+        step, make, at_once = way_of(spec, workload, spread.whole, layout, device, samples)
     else:
         state, step = engines.start(spec, layout, place, workload, device, folder, flights)
-        make, at_once = one_by_one(samples, pinned) if device.type == "cuda" else one_by_one(samples), 1
+        make, at_once = one_by_one(samples, pinned if device.type == "cuda" else as_it_is), 1
     return Job(
         spec=spec,
         workload=workload,
@@ -81,35 +81,42 @@ def build_job(
 
 
 def way_of(
-    spec: RunSpec, model: nn.Module, layout: Layout, device: torch.device, samples: Samples
+    spec: RunSpec, workload: Workload, model: nn.Module, layout: Layout, device: torch.device, samples: Samples
 ) -> tuple[Callable[..., Tensor], Make, int]:
     """(how a step is done, how batches are made for it, how many of them at once).
 
     Compiled and recorded where that is possible: one CUDA device, half precision, and samples that come in few shapes.
     """
-    train = spec.train
-    if layout.pipeline > 1:
+    train, layer_by_layer = spec.train, compiles_layers(spec, workload, device)
+    finish = pinned if device.type == "cuda" else as_it_is
+    if layout.pipeline > 1 and not hasattr(samples, "padded"):
+        raise UserError(
+            f"parallel.pipeline={layout.pipeline}: {type(samples).__name__} has no method "
+            "padded(ids, keys, rows), and all passes of a pipeline have the same shape; "
+            "see paceline.workload.Samples"
+        )
+    make = one_by_one(samples, finish)
+    if layout.pipeline > 1 or (layer_by_layer and hasattr(samples, "padded")):
         rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
-        if not hasattr(samples, "padded"):
-            raise UserError(
-                f"parallel.pipeline={layout.pipeline}: {type(samples).__name__} has no method "
-                "padded(ids, keys, rows), and all passes of a pipeline have the same shape; "
-                "see paceline.workload.Samples"
-            )
-        return pipeline_step, all_alike(samples, rows), 1
-    if device.type == "cpu":
-        return train_step, one_by_one(samples), 1
-    able = (
-        layout.ranks == 1
+        make = all_alike(samples, rows, finish)
+    if layout.pipeline > 1:
+        return pipeline_step, make, 1
+    recorded = (
+        can_compile(device)
+        and train.compile != "off"
+        and layout.ranks == 1
         and layout.plain
+        and layout.checkpointing == "none"
         and train.precision in HALF
         and train.optimizer in ("adamw", "sgd")
         and hasattr(samples, "steady")
     )
-    if train.compile == "off" or not able:
-        return train_step, one_by_one(samples, pinned), 1
+    if not recorded:
+        return train_step, make, 1
     from paceline.training.capture import AT_ONCE, CapturedStep, in_parcels
 
+    if workload.compile_layers:
+        return CapturedStep(model), in_parcels(samples, layout.micro_batch), 1
     return CapturedStep(torch.compile(model, dynamic=True)), in_parcels(samples, layout.micro_batch), AT_ONCE
 
 

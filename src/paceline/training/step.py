@@ -113,7 +113,7 @@ def finish_step(found: Tensor, samples: int, state: State, train: Train, flights
     spread = state.spread
     spread.pieces.gradients()
     square = spread.pieces.square().to(found.device)
-    totals = torch.cat([found / spread.same_samples, found.new_tensor([float(stop)]), square[None]])
+    totals = torch.cat([found / spread.same_samples, found.new_full((1,), float(stop)), square[None]])
     if dist.is_initialized():
         started = flights.now()
         dist.all_reduce(totals)
@@ -132,7 +132,7 @@ def _finish_alone(found: Tensor, samples: int, state: State, train: Train, fligh
     loss_sum, count = found
     square = state.spread.pieces.square()
     factor = samples / (count.clamp(min=1) * state.scaler.scale)
-    totals = torch.cat([found, found.new_tensor([float(stop)]), (square * factor.square())[None]])
+    totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
     started = flights.now()
     dist.all_reduce(totals)
     flights.waited(started)

@@ -6,10 +6,15 @@ in. Nothing is computed twice, and no more than one chunk of logits is alive.
 
 The vocabulary may be spread over the ranks of a group, each with some rows of the weight. The ranks then agree on each
 token's largest logit, on its sum of exponentials and on the logit of its target.
+
+On a CUDA device products in half precision keep their type, the softmax is one kernel, and the vocabulary is filled up
+to a multiple of ALIGNED: rows of an odd length slow a matrix product down several times.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 NOT_COUNTED = -100
-CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}
+CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
 """About as many logits are in a chunk, by device: enough for products to run at full speed."""
 MIN_TOKENS, MAX_TOKENS = 128, 8192
+ALIGNED = 64
 
 
 def chunked_losses(
@@ -38,7 +44,7 @@ def chunked_losses(
     With a group, x_BSD is the same on all its ranks, and weight_VD holds the rows of the vocabulary from `first` on
     (see `vocabulary_rows`). All ranks get the same losses and the same gradient of x_BSD.
     """
-    chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0])
+    chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0], targets_BS.numel())
     return _ChunkedLosses.apply(x_BSD, weight_VD, targets_BS, chunk_tokens, group, first, torch.is_grad_enabled())
 
 
@@ -49,9 +55,11 @@ def vocabulary_rows(vocab: int, parts: int, part: int) -> tuple[int, int]:
     return first, min(each, vocab - first)
 
 
-def _chunk_tokens(device: str, vocab: int) -> int:
+def _chunk_tokens(device: str, vocab: int, tokens: int) -> int:
+    """Chunks of equal size, as near as can be to what suits the device."""
     wanted = CHUNK_LOGITS.get(device, CHUNK_LOGITS["cuda"]) // max(1, vocab)
-    return min(MAX_TOKENS, max(MIN_TOKENS, wanted))
+    chunks = -(-tokens // min(MAX_TOKENS, max(MIN_TOKENS, wanted)))
+    return -(-tokens // max(1, chunks))
 
 
 class _ChunkedLosses(torch.autograd.Function):
@@ -70,19 +78,25 @@ class _ChunkedLosses(torch.autograd.Function):
         wide = torch.promote_types(narrow, torch.float32)
         grads = torch.bfloat16 if narrow == torch.float16 else narrow  # gradients come unscaled: too small for fp16
         device = x_BSD.device
+        vocab = weight_VD.shape[0]
+        fused = group is None and _has_kernel(device, narrow)
         with torch.autocast(device.type, enabled=False):
             x_ND, targets_N = x_BSD.reshape(-1, x_BSD.shape[-1]), targets_BS.reshape(-1)
-            weight_narrow_VD = weight_VD.to(narrow)
+            weight_narrow_VD = _filled_up(weight_VD, narrow) if fused else weight_VD.to(narrow)
             losses_N = torch.empty(len(x_ND), dtype=wide, device=device)
             if gradients:
-                weight_grads_VD = weight_VD.to(grads)
+                weight_grads_VD = weight_narrow_VD if grads == narrow else weight_VD.to(grads)
                 dx_ND = torch.empty(x_ND.shape, dtype=torch.promote_types(x_BSD.dtype, grads), device=device)
-                dweight_VD = torch.zeros(weight_VD.shape, dtype=wide, device=device)
+                dweight_VD = torch.zeros(weight_narrow_VD.shape, dtype=wide, device=device)
             for begin in range(0, len(x_ND), chunk_tokens):
                 part = slice(begin, begin + chunk_tokens)
                 x_CD = x_ND[part].to(narrow)
-                logits_CV = (x_CD @ weight_narrow_VD.T).to(wide)
-                losses_N[part], dlogits_CV = _softmax(logits_CV, targets_N[part], group, first, gradients)
+                if fused:
+                    dlogits_CV = x_CD @ weight_narrow_VD.T
+                    losses_N[part] = _fused_softmax(dlogits_CV, targets_N[part], vocab, gradients)
+                else:
+                    logits_CV = (x_CD @ weight_narrow_VD.T).to(wide)
+                    losses_N[part], dlogits_CV = _softmax(logits_CV, targets_N[part], group, first, gradients)
                 if gradients:
                     dlogits_CV = dlogits_CV.to(grads)
                     dx_ND[part] = dlogits_CV @ weight_grads_VD
@@ -90,7 +104,7 @@ class _ChunkedLosses(torch.autograd.Function):
             if gradients:
                 if group is not None:
                     dist.all_reduce(dx_ND, group=group)
-                ctx.save_for_backward(dx_ND.view(x_BSD.shape), dweight_VD)
+                ctx.save_for_backward(dx_ND.view(x_BSD.shape), dweight_VD[:vocab])
                 ctx.types = x_BSD.dtype, weight_VD.dtype
             return losses_N.view(targets_BS.shape).sum(1)
 
@@ -118,6 +132,28 @@ def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)
     return weight.dtype
+
+
+@cache
+def _has_kernel(device: torch.device, kind: torch.dtype) -> bool:
+    """fp16 is left out: its gradients come unscaled, and need a wider type than the logits."""
+    return device.type == "cuda" and kind == torch.bfloat16 and find_spec("triton") is not None
+
+
+def _filled_up(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
+    """The weight in that type, with rows of 0 up to a multiple of ALIGNED."""
+    vocab, width = weight_VD.shape
+    if vocab % ALIGNED == 0:
+        return weight_VD.to(kind)
+    out = torch.zeros(-(-vocab // ALIGNED) * ALIGNED, width, dtype=kind, device=weight_VD.device)
+    out[:vocab] = weight_VD
+    return out
+
+
+def _fused_softmax(logits_CV: Tensor, targets_C: Tensor, vocab: int, gradients: bool) -> Tensor:
+    from paceline.workloads.loss_kernel import losses_in_place
+
+    return losses_in_place(logits_CV, targets_C, vocab, gradients)
 
 
 def _softmax(

@@ -10,12 +10,15 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.workloads.chunked_loss import chunked_losses
 from paceline.workloads.shapes import DecoderShape
@@ -23,23 +26,50 @@ from paceline.workloads.shapes import DecoderShape
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-5
 HALF = (torch.bfloat16, torch.float16)
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""On CUDA devices, by measurement (docs/performance.md)."""
+
+Tables = tuple[Tensor, Tensor]
+
+
+class Norm(nn.RMSNorm):
+    """The weight takes the type of the stream; the mean square is computed in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.head_dim, self.rotary = shape.head_dim, shape.positions == "rotary"
+        self.head_dim = shape.head_dim
         self.q = nn.Linear(shape.width, shape.heads * shape.head_dim, bias=False)
         self.k = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.v = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.out = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (self.q(x_BSD), self.k(x_BSD), self.v(x_BSD)))
-        if self.rotary:
-            cos_Sd, sin_Sd = rotary_tables(q.shape[1], self.head_dim, q.device, q.dtype)
+    def forward(self, x_BSD: Tensor, *, tables: Tables | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.projections(x_BSD))
+        if tables is not None:
+            cos_Sd, sin_Sd = (table[: q.shape[1]] for table in tables)
             q, k = rotate(q, cos_Sd, sin_Sd), rotate(k, cos_Sd, sin_Sd)
         return self.out(causal_attention(q, k, v).flatten(-2))
+
+    def projections(self, x_BSD: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values. A compiler joins the three matrices while it casts them: one product is faster."""
+        layers = (self.q, self.k, self.v)
+        if not torch.compiler.is_compiling() or any(
+            type(p.weight) is DTensor or type(p) is not nn.Linear for p in layers
+        ):
+            return [layer(x_BSD) for layer in layers]
+        joined = F.linear(x_BSD, torch.cat([layer.weight for layer in layers]))
+        q, k, v = joined.split([layer.out_features for layer in layers], dim=-1)
+        return q, k, v.contiguous()  # what is kept for the backward pass: a view would keep all three
 
 
 def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
@@ -50,11 +80,12 @@ def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
         k_BSKd, v_BSKd = (x.repeat_interleave(shared, dim=2) for x in (k_BSKd, v_BSKd))
         grouped = False
     q, k, v = (x.transpose(1, 2) for x in (q_BSHd, k_BSKd, v_BSKd))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True) if q.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
-def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(cos, sin) of each position and pair of features. Cheap beside the projections, so nothing is kept."""
+def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tables:
+    """(cos, sin) of each position and pair of features."""
     wide = torch.promote_types(dtype, torch.float32)
     pairs_d = torch.arange(0, head_dim, 2, device=device, dtype=wide)
     speeds_d = torch.exp(pairs_d * (-math.log(ROTARY_BASE) / head_dim))
@@ -67,6 +98,13 @@ def rotate(x_BSHd: Tensor, cos_Sd: Tensor, sin_Sd: Tensor) -> Tensor:
     left, right = x_BSHd.chunk(2, dim=-1)
     cos, sin = cos_Sd[:, None, :], sin_Sd[:, None, :]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x_BSHd.dtype)
+
+
+def _stream(x: Tensor) -> Tensor:
+    """What runs through the layers is in bf16 where products are: half the bytes. fp16 has not the range for it."""
+    kind = x.device.type
+    narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return x.to(torch.bfloat16) if narrow else x
 
 
 class FeedForward(nn.Module):
@@ -88,13 +126,13 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.attention_norm = Norm(shape.width, eps=NORM_EPS)
         self.attention = Attention(shape)
-        self.ffn_norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.ffn_norm = Norm(shape.width, eps=NORM_EPS)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
+    def forward(self, x_BSD: Tensor, tables: Tables | None = None) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables=tables)
         return x_BSD + self.ffn(self.ffn_norm(x_BSD))
 
 
@@ -122,8 +160,9 @@ class Decoder(nn.Module):
         learned = shape.positions == "learned"
         self.positions: nn.Embedding | None = nn.Embedding(shape.context, shape.width) if learned else None
         self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
-        self.norm: nn.RMSNorm | None = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.norm: Norm | None = Norm(shape.width, eps=NORM_EPS)
         self.head: Head | None = Head(shape.vocab, shape.width, shape.tied)
+        self._tables: Tables | None = None
         self.initialise()
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -143,9 +182,24 @@ class Decoder(nn.Module):
                 x = x + self.positions(torch.arange(ids_BS.shape[1], device=ids_BS.device))
             if self.shape.tied:
                 x = x * math.sqrt(self.shape.width)  # small numbers suit the head, the stream needs ordinary ones
+            x = _stream(x)
+        tables = self.rotary_tables(x)
         for layer in self.layers.values():
-            x = layer(x)
+            x = layer(x, tables)
         return x if self.norm is None else self.norm(x)
+
+    def rotary_tables(self, x_BSD: Tensor) -> Tables | None:
+        """Made once and kept: a compiler would work the angles out again for every head of every sample.
+
+        Where the sequence is divided over ranks, x_BSD is a part of it, and the context is the whole.
+        """
+        if self.shape.positions != "rotary":
+            return None
+        length, kind = max(self.shape.context, x_BSD.shape[1]), torch.promote_types(x_BSD.dtype, torch.float32)
+        made = self._tables
+        if made is None or len(made[0]) < length or (made[0].device, made[0].dtype) != (x_BSD.device, kind):
+            made = self._tables = rotary_tables(length, self.shape.head_dim, x_BSD.device, kind)
+        return made
 
     def shared_weight(self) -> Tensor | None:
         """The weight that a tied head takes from the embedding."""
@@ -171,20 +225,25 @@ class Decoder(nn.Module):
         Each weight has a random stream of its own, by its name: a stage, a shard and the whole model draw the same.
         """
         seed = torch.initial_seed() if seed is None else seed
-        for name, parameter in self.named_parameters():
-            if parameter.is_meta:
-                continue
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-                continue
-            generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
-            whole = torch.empty(parameter.shape, device="cpu")  # the numbers of a core, whatever the device
-            whole.normal_(std=self._std(name, parameter.shape[1]), generator=generator)
-            if isinstance(parameter, DTensor):
-                mesh, placements = parameter.device_mesh, parameter.placements
-                parameter.copy_(distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None))
-            else:
-                parameter.copy_(whole)
+        named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
+        threads = torch.get_num_threads()  # a weight is drawn by one of them, several weights at once
+        with ThreadPoolExecutor(threads) as pool:
+            for begin in range(0, len(named), threads):
+                some = named[begin : begin + threads]
+                drawn = pool.map(lambda one: self._drawn(one[0], one[1], seed), some)
+                for (_, parameter), whole in zip(some, drawn, strict=True):
+                    if isinstance(parameter, DTensor):
+                        mesh, placements = parameter.device_mesh, parameter.placements
+                        whole = distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None)
+                    parameter.copy_(whole)
+
+    def _drawn(self, name: str, parameter: Tensor, seed: int) -> Tensor:
+        """The whole weight, as a core draws it, whatever the device."""
+        whole = torch.empty(parameter.shape, device="cpu")
+        if parameter.ndim == 1:
+            return whole.fill_(1.0)
+        generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
+        return whole.normal_(std=self._std(name, parameter.shape[1]), generator=generator)
 
     def _std(self, name: str, features: int) -> float:
         std = 1 / math.sqrt(features)

@@ -61,6 +61,9 @@ class Windows:
             targets_RS[row, : len(piece) - 1] = piece[1:]
         return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
 
+    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
+        return [self.padded(*cut, most) for cut in cuts]
+
 
 class LanguageModel(Workload):
     Model = LMModel
@@ -68,6 +71,8 @@ class LanguageModel(Workload):
     score = "-loss"
     unit = "tokens"
     draws_by_name = True
+    compile_layers = True
+    casts_layers = True
     shard_rules: ClassVar[Mapping[str, str]] = {
         "tokens": "vocabulary",
         "layers.*.attention_norm": "sequence",

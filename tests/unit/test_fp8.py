@@ -1,0 +1,57 @@
+"""Products in fp8: near those in fp32, with gradients, in place of the linear layers whose sizes suit."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.spec import build
+from paceline.training.fp8 import Fp8Linear, scaled, use_fp8
+
+CPU = torch.device("cpu")
+
+
+def apart(ours, theirs):
+    ours, theirs = ours.detach().float(), theirs.detach().float()
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_and_gradients_are_near(bias):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(64, 32, bias=bias), torch.randn(3, 16, 64, requires_grad=True)
+    names, wanted = list(dict(layer.named_parameters())), [x, *layer.parameters()]
+    exact = layer(x)
+    incoming = torch.randn_like(exact)
+    theirs = torch.autograd.grad(exact, wanted, incoming)
+    use_fp8([nn.Sequential(layer)], CPU)
+    ours = layer(x)
+    assert ours.dtype == torch.bfloat16
+    assert list(dict(layer.named_parameters())) == names
+    assert 1e-3 < apart(ours, exact) < 0.06
+    for mine, reference in zip(torch.autograd.grad(ours, wanted, incoming.bfloat16()), theirs, strict=True):
+        assert mine.dtype == reference.dtype
+        assert apart(mine, reference) < 0.08
+
+
+def test_layers_of_other_sizes_stay_as_they_are():
+    fits, odd, norm = nn.Linear(32, 16), nn.Linear(32, 10), nn.LayerNorm(32)
+    use_fp8([nn.Sequential(fits, odd, norm)], CPU)
+    assert (type(fits), type(odd), type(norm)) == (Fp8Linear, nn.Linear, nn.LayerNorm)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_largest_number_becomes_the_largest_that_the_type_holds(kind):
+    x = torch.tensor([[0.5, -3.0], [1e-3, 0.0]])
+    narrow, scale = scaled(x, kind)
+    assert float(narrow.float().abs().max()) == torch.finfo(kind).max
+    assert apart(narrow.float() * scale, x) < 0.1
+    nothing, scale = scaled(torch.zeros(2, 2), kind)
+    assert float(scale) > 0
+    assert not nothing.float().any()
+
+
+def test_fp8_does_not_go_with_tensor_parallelism():
+    with pytest.raises(UserError, match=r"train.precision=fp8 scales whole matrices, and parallel.tensor=2 divides"):
+        layout_of(build({"train": {"precision": "fp8"}, "parallel": {"tensor": 2, "ranks": 2}}))
