@@ -118,7 +118,8 @@ def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelS
             return KNOWN_SHAPES[name]
         if re.match(r"(GPT|Llama|Nemotron|GPT3)", name) and n["params_b"]:
             gated = "llama" in name.lower()
-            return typical(n["params_b"] * 1e9, int(n["seq_len"] or 2048), int(n["vocab"] or 51_200), gated)
+            shape = typical(n["params_b"] * 1e9, int(n["seq_len"] or 2048), int(n["vocab"] or 51_200), gated)
+            return replace(shape, fused_attention=_fused_attention(raw, year))
         return None
     hidden = int(n["hidden"])
     encoder = "BERT" in name or "bert" in name
@@ -130,8 +131,7 @@ def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelS
     ffn = int(n["ffn_hidden"] or 4 * hidden)
     heads = int(n["heads"] or max(1, hidden // 128))
     layers = int(n["layers"] or round(((n["params_b"] or 0) * 1e9 - vocab * hidden) / (12 * hidden**2)))
-    megatron_deepspeed = "Megatron-DeepSpeed" in raw["notes"]
-    fused = year >= 2023 and not encoder and not megatron_deepspeed
+    fused = _fused_attention(raw, year) and not encoder
     llama = "llama" in name.lower()
     classes = 2 if "squad" in name.lower() else 0
     shape = ModelShape(
@@ -153,6 +153,11 @@ def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelS
     if not n["kv_heads"] and n["params_b"] and shape.params > 1.05e9 * n["params_b"]:
         shape = replace(shape, kv_heads=min(8, heads))  # too large for its name: keys and values are shared
     return shape
+
+
+def _fused_attention(raw: dict[str, str], year: int) -> bool:
+    """Stacks of decoders since 2023 never store the scores; Megatron-DeepSpeed stayed with its old kernels."""
+    return year >= 2023 and "Megatron-DeepSpeed" not in raw["notes"]
 
 
 def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
@@ -228,6 +233,8 @@ def _spread(
     else:
         accumulate = int(n["grad_accum"] or 1)
     modern = year >= 2023 and "Megatron-DeepSpeed" not in notes
+    # a data-parallel script whose attention stores its scores has no other hand-made kernels either
+    plain_script = strategy in ("ddp", "none") and model is not None and not model.fused_attention
     zero = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "": 3}.get(strategy, 0)
     if not zero and ("zero=1" in notes or "distributed" in raw["optimizer"] or (modern and strategy == "3d")):
         zero = 1
@@ -250,7 +257,7 @@ def _spread(
         sequence_parallel=tensor > 1 and modern,
         chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
         overlap=strategy in ("ddp", "fsdp", "none") if not modern else True,
-        kernels=_kernels(notes, modern and strategy != "fsdp"),
+        kernels=_kernels(notes, modern and strategy != "fsdp" and not plain_script),
     )
     if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
         spread = replace(spread, overlap=False)

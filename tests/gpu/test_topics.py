@@ -48,15 +48,13 @@ def as_csr(X):
     return Csr(pointer, columns.astype(np.int32), X[rows, columns])
 
 
-def run(X, L, Ft, *, sparse, rows="em", loss=True, by_terms=False):
+def run(X, L, Ft, *, sparse, rows="em", loss=True):
     from paceline.topics.blocks import Block
-    from paceline.topics.device import SparsePass, make_pass
+    from paceline.topics.device import make_pass
 
     per_document = torch.from_numpy(X.astype(np.float64).sum(1))
     share = X.astype(np.float64).sum(0) + 0.5
     step = make_pass(Block(0, as_csr(X) if sparse else X), per_document, share / share.sum(), DEVICE)
-    if by_terms:
-        step = SparsePass(step.csr, step.per_document, step.share, by_terms=True)
     rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
     S = torch.zeros(Ft.shape, device=DEVICE)
     value = step(rows_of_L, torch.tensor(Ft, dtype=torch.float32, device=DEVICE), S, rows=rows, loss=loss)
@@ -84,27 +82,36 @@ def test_the_dense_pass_equals_float64(dtype, k):
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
 @pytest.mark.parametrize("k", [3, 20, 100, 512])
-@pytest.mark.parametrize("by_terms", [False, True])
-def test_the_sparse_pass_equals_float64(dtype, k, by_terms):
+def test_the_sparse_pass_equals_float64(dtype, k):
     X, L, Ft = problem(*((700, 1100) if LARGE else (20, 150)), k, dtype, density=0.1)
-    S, new, loss = run(X, L, Ft, sparse=True, by_terms=by_terms)
+    S, new, loss = run(X, L, Ft, sparse=True)
     S_true, new_true, loss_true = reference(X, L, Ft)
     assert error(S, S_true) < 1e-4
     assert error(new, new_true) < 1e-4
     assert abs(loss - loss_true) < 1e-6 * abs(loss_true)
 
 
-@pytest.mark.parametrize("by_terms", [False, True])
 @pytest.mark.parametrize("k", [3, 20, 64])
-def test_a_newton_pass_lowers_the_loss_more_than_em(k, by_terms):
+def test_a_newton_pass_lowers_the_loss_more_than_em(k):
     X, L, Ft = problem(*((700, 1100) if LARGE else (20, 150)), k, "uint8", density=0.1)
-    S, new, loss = run(X, L, Ft, sparse=True, rows="newton", by_terms=by_terms)
+    S, new, loss = run(X, L, Ft, sparse=True, rows="newton")
     _, em, loss_true = reference(X, L, Ft)
     assert abs(loss - loss_true) < 1e-6 * abs(loss_true)
     S_after, _, loss_after = reference(X, new, Ft)
     assert error(S, S_after) < 1e-3
     assert loss_after < reference(X, em, Ft)[2] < loss_true
     np.testing.assert_allclose(new.sum(1), 1, atol=1e-5)
+
+
+def test_a_document_without_the_first_topic():
+    """Where the counts end in the middle of a tile, the shares of the others have to do."""
+    X, L, Ft = problem(60, 130, 5, "uint8")
+    L[3], L[3, 1] = 1e-20, 1.0
+    S, new, loss = run(X, L, Ft, sparse=False)
+    S_true, new_true, loss_true = reference(X, L, Ft)
+    assert error(S, S_true) < 1e-3
+    assert error(new, new_true) < 1e-3
+    assert abs(loss - loss_true) < 1e-5 * abs(loss_true)
 
 
 def test_without_the_loss_the_pass_is_the_same():
@@ -191,3 +198,71 @@ def test_the_kernel_for_least_squares_equals_plain_sweeps():
     least_squares_columns(target.to(DEVICE), gram.to(DEVICE), device, 3)
     plain_sweeps(target, gram, free, 3)
     torch.testing.assert_close(device.cpu(), free, rtol=1e-4, atol=1e-4)
+
+
+def planted(n, m, k, words, seed=0):
+    """Counts of documents that are mixtures of k topics, and what they were drawn from."""
+    random = np.random.default_rng(seed)
+    L, F = random.dirichlet(np.full(k, 0.4), n), random.dirichlet(np.full(m, 0.4), k)
+    X = random.poisson(words * (L @ F))
+    X[n // 2], X[:, m // 2] = 0, 0
+    return X, L, F
+
+
+def there(X, dtype="int64", sparse=False):
+    from paceline.topics.on_device import from_tensor
+
+    tensor = torch.tensor(X).to(getattr(torch, dtype)).to(DEVICE)
+    return from_tensor(tensor.float().to_sparse_csr() if sparse else tensor)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_sums_on_the_device(dtype):
+    X = np.random.default_rng(0).integers(0, 256 if dtype == "uint8" else 65_536, (1100, 700))
+    per_document, per_term = there(X, dtype).sums()
+    np.testing.assert_array_equal(per_document.cpu(), X.sum(1))
+    np.testing.assert_array_equal(per_term.cpu(), X.sum(0))
+
+
+@pytest.mark.parametrize(("dtype", "sparse"), [("uint8", False), ("int32", False), ("float32", True)])
+def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse):
+    """Both to the end, from their own starts; the losses in float64."""
+    import paceline.topics as pt
+
+    X, L, F = planted(*((2000, 600, 5, 800) if LARGE else (60, 50, 3, 400)))
+    if dtype == "int32":
+        X = 300 * X
+    model = pt.fit(there(X, dtype, sparse), k=F.shape[0], tolerance=1e-8, passes=1000 if LARGE else 60)
+    same = pt.fit(X, k=F.shape[0], tolerance=1e-8, device="cpu")
+    reached, wanted = pt.exact_loss(X, model.L, model.F), pt.exact_loss(X, same.L, same.F)
+    assert reached == pytest.approx(wanted, rel=1e-6 if LARGE else 1e-4)
+    assert model.loss == pytest.approx(reached, rel=1e-6)
+    assert reached < pt.exact_loss(X, L, F)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="there is no host to copy to")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
+    import paceline.topics as pt
+    from paceline.topics.on_device import DeviceCounts
+
+    monkeypatch.setattr(DeviceCounts, "block", lambda *_: pytest.fail("counts were copied to the host"))
+    X, _, F = planted(3000, 400, 4, 500)
+    tensor = torch.tensor(X, dtype=torch.float32, device=DEVICE)
+    model = pt.fit(tensor.to_sparse_csr() if sparse else tensor, k=4)
+    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (model.F, F)]
+    assert (unit[0] @ unit[1].T).max(1).min() > 0.99
+
+
+def test_many_documents_are_added_up_without_loss():
+    """One topic is the shares of the terms, however many documents there are. Ratios of dense counts are halves, and
+    here there are only a few of them, whose rounding does not cancel."""
+    import paceline.topics as pt
+
+    n = 1_000_000 if LARGE else 60
+    random = np.random.default_rng(0)
+    X = np.zeros((n, 2), np.uint8)
+    X[np.arange(n), random.integers(0, 2, n)] = random.integers(1, 4, n)
+    for sparse, within in ((False, 1e-3), (True, 1e-5)):
+        model = pt.fit(there(X, "uint8", sparse), k=1, passes=3, start="random")
+        np.testing.assert_allclose(model.F[0], X.sum(0, dtype=np.int64) / X.sum(dtype=np.int64), rtol=within)

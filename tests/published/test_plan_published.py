@@ -48,8 +48,8 @@ def test_most_rows_can_be_priced(whole):
 
 def test_step_times(lines):
     line = overall(lines, "step time")
-    assert line.mean < 0.145
-    assert line.median < 0.11
+    assert line.mean < 0.14
+    assert line.median < 0.105
     assert line.mean < 0.5 * line.rival
 
 
@@ -69,3 +69,10 @@ def test_a_family_that_was_left_out_of_the_fit(bench, whole):
     physics = bench.fit(whole.where(lambda r: r.family != "vtrainM"), rounds=6)
     seen = whole.where(lambda r: r.family == "vtrainM")
     assert abs(bench.step_ratios(seen.steps, physics) - 1).mean() < 0.18
+
+
+def test_launch_bound_steps_that_were_left_out_of_the_fit(bench, whole):
+    """Small layers, batch 1: nothing but the host's time to launch kernels, learned from other people's hosts."""
+    physics = bench.fit(whole.where(lambda r: r.family != "vtrainS"), rounds=8)
+    seen = whole.where(lambda r: r.family == "vtrainS")
+    assert abs(bench.step_ratios(seen.steps, physics) - 1).mean() < 0.2

@@ -1,8 +1,11 @@
 """The catalogue and the short forms of clusters."""
 
+from pathlib import Path
+
 import pytest
 
 from paceline.errors import UserError
+from paceline.planning import hardware
 from paceline.planning.hardware import GB, catalogue, cluster, device
 
 
@@ -105,6 +108,9 @@ def test_cluster_files(tmp_path):
     assert c.device.memory_bytes == 39e9
     assert "lab.yaml" in c.device.source
     assert c.node_bytes_s == 25e9 / 8
+    assert c.host_bytes is None
+    file.write_text("device: A100-40GB\nper_node: 4\nhost_memory_gb: 512\n")
+    assert cluster(str(file)).resized(2).host_bytes == 512e9
 
 
 @pytest.mark.parametrize(
@@ -116,6 +122,7 @@ def test_cluster_files(tmp_path):
         ("device: A100\nprice: -1", "price: -1"),
         ("device: A100\ntflops: 3", "a rate per type"),
         ("device: A100\nmemory_gb: -3", "not a positive number"),
+        ("device: A100\nhost_memory_gb: 0", "host_memory_gb: 0 is not a positive number"),
         ("device: [", "cannot be read"),
     ],
 )
@@ -129,3 +136,11 @@ def test_bad_cluster_files_get_one_clear_line(tmp_path, text, says):
 def test_a_missing_cluster_file_is_named():
     with pytest.raises(UserError, match="does not exist"):
         cluster("nowhere.yaml")
+
+
+def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_path):
+    rows = (Path(hardware.__file__).parent / "hardware.csv").read_text().splitlines()
+    mine = [rows[0] + ",host_gb", rows[1].replace("V100-SXM2-16GB", "Mine-16GB") + ",384"]
+    (tmp_path / "mine.csv").write_text("\n".join(mine))
+    (tmp_path / "lab.yaml").write_text("device: Mine-16GB\nper_node: 2\ncatalogue: mine.csv\n")
+    assert cluster(str(tmp_path / "lab.yaml")).host_bytes == 384e9

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.planning.decoder import decoder_blocks
 from paceline.planning.memory import memory
 from paceline.planning.physics import Physics
 from paceline.planning.shape import ModelShape, typical
 from paceline.planning.spread import NUMBERS, Spread
+from paceline.workloads.shapes import DecoderShape
 
 BARE = Physics(context_bytes=0, communicator_bytes=0, fragmentation=0, bucket_bytes=0)
 MODEL = ModelShape(24, 2048, 16, 1024, 50_304)
@@ -62,7 +64,7 @@ def test_offloading_moves_states_and_gradients_to_the_host():
 
 def test_the_context_is_outside_the_allocator():
     m = priced(Spread(replicate=8), physics=replace(BARE, context_bytes=1e9, communicator_bytes=2e9))
-    assert m.total_bytes - m.allocated_bytes == 3e9
+    assert m.total_bytes - m.allocated_bytes == pytest.approx(3e9 + m.lost_bytes)
 
 
 # A 7B model in the often-quoted comparison of strategies: published per-device memory, to about ±20 %.
@@ -89,3 +91,23 @@ def test_seven_billion_parameters_fit_four_devices_of_24_gb_when_offloaded():
         return memory(SEVEN.blocks, spread, BF16, Physics()).total_bytes
 
     assert total(offload=True) < 24e9 < total()
+
+
+def test_gradients_that_come_as_activations_go_are_not_added_to_them():
+    kept, fresh = (priced(Spread(micro_batch=64, fresh_gradients=fresh)) for fresh in (False, True))
+    assert kept.gradients_bytes > 0
+    assert fresh.gradients_bytes == 0
+    alone = priced(Spread(micro_batch=0.01, fresh_gradients=True))
+    assert alone.gradients_bytes == pytest.approx(kept.gradients_bytes, rel=0.02)
+
+
+def test_a_compiled_layer_keeps_less_than_an_eager_one():
+    sizes = DecoderShape.of("1.3b", {}, 32_000, 1024)
+    blocks = decoder_blocks(sizes, 1024)
+    eager, compiled = (
+        memory(blocks, Spread(micro_batch=8, kernels=kernels), NUMBERS["amp_bf16"], BARE).activations_bytes
+        for kernels in ("eager", "compiled")
+    )
+    per_token = compiled / (8 * 1024 * sizes.width * sizes.layers)
+    assert per_token == pytest.approx(36.4, rel=0.02)  # as measured on an H200; the ends add little
+    assert eager > 1.4 * compiled

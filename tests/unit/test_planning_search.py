@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from paceline.layout import layout_of
+from paceline.layout import Layout, layout_of
 from paceline.planning.auto import applied
 from paceline.planning.candidates import Limits, family_name, limits_of
 from paceline.planning.plan import overrides_of, plan
-from paceline.planning.price import spread_of
+from paceline.planning.price import price, spread_of
 from paceline.planning.search import search
 from paceline.planning.site import site_of
 from paceline.planning.subject import subject_of
@@ -58,6 +58,55 @@ def test_what_does_not_fit_is_refused_by_its_largest_term():
     assert reasons["ddp"].endswith("GB over")
     assert found.chosen.layout.offload
     assert found.chosen.memory.total_bytes < 24e9
+
+
+def with_host(tmp_path, gigabytes):
+    file = tmp_path / f"{gigabytes}.yaml"
+    file.write_text(f"device: RTX-3090\nper_node: 4\nhost_memory_gb: {gigabytes}\n")
+    return str(file)
+
+
+def test_offloaded_states_must_fit_into_the_host(tmp_path):
+    enough = on(lm(), with_host(tmp_path, 256), 4).chosen
+    assert enough.layout.offload
+    assert enough.host_node_bytes == pytest.approx(4 * (enough.memory.host_bytes + 2e9))
+    assert enough.host_over_bytes == pytest.approx(enough.host_node_bytes - 256e9)
+    poor = on(lm(), with_host(tmp_path, 64), 4)
+    assert poor.chosen is None
+    assert any(
+        r.reason == "offloaded states take 116 GB of host memory per node, which has 64 GB" for r in poor.refused
+    )
+    assert plan(lm(), with_host(tmp_path, 64)).fits is False
+
+
+def test_more_nodes_share_what_is_offloaded(tmp_path):
+    file = tmp_path / "two.yaml"
+    file.write_text("device: RTX-3090\nper_node: 4\nnodes: 2\nnetwork: 200Gb\nhost_memory_gb: 64\n")
+    found = on(lm(), str(file), 8, strategy="fsdp", tensor=1, pipeline=1, offload=True).chosen
+    assert found.host_node_bytes < 64e9
+
+
+def test_host_memory_that_nobody_knows_is_said_and_not_checked(capsys):
+    found = on(lm(), "4x24GB", 4).chosen
+    assert found.layout.offload
+    assert found.where.cluster.host_bytes is None
+    assert found.as_json()["host"] == {"node_bytes": found.host_node_bytes, "capacity_bytes": None}
+    from rich.console import Console
+
+    from paceline.planning.show import show
+
+    console = Console(width=100)
+    for part in show(plan(lm(), "4x24GB")):
+        console.print(part)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "how much a node has is not known, and not checked: say it in a cluster file with host_memory_gb" in said
+
+
+def test_cores_have_one_memory_so_offloading_to_it_gains_nothing():
+    subject, where = subject_of(lm("1.3b", batch=8, sequence=256)), site_of("1x1xCPU").at(1)
+    here, there = (price(subject, Layout("fsdp", 1, 8, 8, offload=offload), where) for offload in (False, True))
+    assert there.memory.total_bytes < 0.5 * here.memory.total_bytes
+    assert there.over_bytes == pytest.approx(here.over_bytes, abs=0.2 * here.memory.total_bytes)
 
 
 def test_tensor_parallelism_does_not_cross_nodes():

@@ -61,6 +61,18 @@ def test_their_slow_down_on_four_devices_needs_a_link_far_below_its_data_sheet(m
     assert alone / step_s(model, four, starved, "fp32") == pytest.approx(published, rel=0.25)
 
 
+@pytest.mark.parametrize(("model", "published", "epoch_s"), [(SMALL, 0.46, 42.3), (LARGE, 0.80, 124.95)])
+def test_hosts_that_are_busy_with_loaders_explain_both_figures_better(model, published, epoch_s):
+    """Four ranks with four loading processes each: with every launch twice as long, one link gives both within 8 %."""
+    alone = step_s(model, Spread(micro_batch=128), cluster("1xV100"), "fp32")
+    starved = replace(cluster("4xV100@pcie"), link_bytes_s=0.72e9 / Physics().link_efficiency)
+    busy = replace(Physics(), launch_s=2 * Physics().launch_s)
+    four = Spread(replicate=4, micro_batch=32)
+    together = step_time(model.blocks, four, starved, NUMBERS["fp32"], busy).step_s
+    assert alone / together == pytest.approx(published, rel=0.08)
+    assert 120_000 / 128 * together == pytest.approx(epoch_s, rel=0.2)
+
+
 # ── a topic model of 100k documents × 100k terms, 20 topics, 16 documents per step and device, 200 epochs
 
 DOCUMENTS, TERMS, TOPICS, BATCH, EPOCHS = 100_000, 100_000, 20, 16, 200
@@ -146,4 +158,4 @@ def test_the_classifiers_on_the_cluster_file_with_the_link_that_explains_them():
         whole = plan(spec, "4xV100@pcie", [4], tokens=tokens)
         slow = plan(spec, "4xV100@0.78GB/s", [4], tokens=tokens)
         assert slow.rows[0].speedup < whole.rows[0].speedup
-        assert slow.rows[0].speedup == pytest.approx(published, rel=0.45)
+        assert slow.rows[0].speedup == pytest.approx(published, rel=0.15)

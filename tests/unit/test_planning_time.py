@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import UserError
 from paceline.planning.comm import all_gather_s, all_reduce_s, exposed_s, group
-from paceline.planning.compute import matmul_s
+from paceline.planning.compute import block_pass, fused_scores, matmul_s
 from paceline.planning.hardware import cluster
 from paceline.planning.physics import Physics, describe
 from paceline.planning.shape import ModelShape, typical
@@ -195,3 +195,29 @@ def test_impossible_layouts_are_refused():
         Spread(micro_batch=0)
     with pytest.raises(UserError, match="did you mean 'bf16'"):
         numbers("bf61")
+
+
+def test_a_fused_attention_computes_whole_tiles():
+    tile = 128 * 128
+    assert fused_scores(48, 48, causal=False) == 2 * tile  # one, and one to begin and end the row
+    assert fused_scores(1024, 1024, causal=True) == (8 * 9 / 2 + 8) * tile
+    assert fused_scores(1024, 1024, causal=False) == (8 * 8 + 8) * tile
+
+
+def test_recomputation_that_stops_early_leaves_out_the_last_product():
+    layer = SMALL.blocks[1]
+    full, early = (
+        block_pass(layer, Spread(recompute="full", stops_early=early), A100.device, NUMBERS["bf16"], IDEAL)
+        for early in (False, True)
+    )
+    assert full.recompute_s == pytest.approx(full.forward_s)
+    assert early.forward_s == pytest.approx(full.forward_s)
+    assert 0.6 * full.recompute_s < early.recompute_s < 0.9 * full.recompute_s
+
+
+def test_layers_that_are_compiled_one_by_one_still_wait_for_a_slow_host():
+    eager, layers, graph = (
+        step_s(SMALL, Spread(micro_batch=1 / 8, kernels=kernels, recorded=recorded), cluster("1xH100"))
+        for kernels, recorded in (("eager", False), ("compiled", False), ("compiled", True))
+    )
+    assert eager > 2 * layers > 2 * graph

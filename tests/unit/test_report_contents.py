@@ -13,8 +13,10 @@ from paceline.record.events import read_steps
 from paceline.reporting.charts import exhibits
 from paceline.reporting.contents import gather
 from paceline.reporting.curve import read_run, thinned
+from paceline.reporting.page import page
 from paceline.reporting.report import report
-from paceline.reporting.texts import tex
+from paceline.reporting.tables import tables
+from paceline.reporting.texts import markdown, tex
 from paceline.reporting.times import read_times_file
 from unit.report_runs import make_links, make_measurement, make_run
 
@@ -78,6 +80,19 @@ def test_markdown_and_latex_have_the_tables(made):
     assert r"\toprule" in article
     assert r"\frac{2(n-1)}{n}" in article
     assert r"\includegraphics" in article
+
+
+def test_devices_are_shown_where_they_are_known(measured, made, tmp_path):
+    shutil.copytree(measured, folder := tmp_path / "measured")
+    values = json.loads((folder / "measure.json").read_text())
+    used = {"device_share": 0.93, "device_bytes": 4.2e9}
+    values["rows"][0] |= {"device": "NVIDIA H200", "mfu": 0.4567, "usage": used}
+    (folder / "measure.json").write_text(json.dumps(values, indent=2))
+    contents = gather([folder])
+    shown, cells = exhibits(contents, tmp_path), tables(contents)
+    for text in (page(contents, shown, cells, figures=False), markdown(contents, shown, cells, figures=False)):
+        assert all(word in text for word in ("NVIDIA H200", "MFU", "45.7 %", "93 %", "4.2 GB"))
+    assert "MFU" not in made.page.read_text()
 
 
 def test_points_know_their_lines(tmp_path):

@@ -15,7 +15,7 @@ from paceline.topics.engine import LEAST, Fit, Stop
 from paceline.topics.fitting import documents_given_topics, exact_loss
 from paceline.topics.problem import part_of, problem_of
 from paceline.topics.rows import cpu_pass, cut_evenly
-from paceline.topics.start import STARTS, first_rows, first_topics, sample
+from paceline.topics.start import STARTS, Size, first_rows, first_topics, sample
 
 ROWS = ("em", "newton")
 
@@ -164,6 +164,38 @@ def test_a_leap_too_far_is_taken_back(planted):
     assert fit.step().loss <= losses[-1]
 
 
+def test_a_loss_at_every_fifth_pass_is_enough(planted):
+    X, _, _ = planted
+    reached = []
+    for check in (1, 5):
+        fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop(1e-8, passes=2000))
+        fit.check = check
+        while not fit.why_done:
+            fit.step()
+        assert fit.converged
+        assert (np.diff(fit.losses) <= 1e-7 * fit.losses[-1]).all()
+        reached.append((fit.final_loss(), fit.passes, len(fit.losses)))
+    (loss, passes, losses), (same, more, fewer) = reached
+    assert same == pytest.approx(loss, rel=5e-6)
+    assert more < 2 * passes
+    assert fewer < losses / 2
+
+
+def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
+    X, _, _ = planted
+    fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop())
+    fit.check = 5
+    fit.step()
+    L, Ft = (part.clone() for part in fit.result())
+    for _ in range(4):
+        assert fit.step().loss == fit.losses[0]
+    fit.Ft.fill_(1e-9)  # all but one term: far above what it was
+    assert not fit.step().accepted
+    assert torch.equal(fit.L, L)
+    assert torch.equal(fit.Ft, Ft)
+    assert not fit.why_done
+
+
 def test_where_it_stops(planted):
     X, _, _ = planted
     begun = problem_of(read_counts(X)).begin(3, start="race", seed=0, rows="em", stop=Stop(passes=4))
@@ -201,16 +233,15 @@ def test_rows_by_least_squares(planted):
         np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
 
-def test_a_sample_is_spread_over_all_documents(monkeypatch):
-    monkeypatch.setattr("paceline.topics.start.SAMPLE_WORK", 1000)
-    monkeypatch.setattr("paceline.topics.start.SAMPLE_ROWS", 100)
+def test_a_sample_is_spread_over_all_documents():
+    size = Size(nonzeros=1000, rows=100, counts=1000)
     X = sp.csr_array(np.repeat(np.arange(1, 5001)[:, None], 3, 1))
-    few = sample(read_counts(X), 0)
+    few = sample(read_counts(X), 0, size=size)
     values = few.block(0, few.documents).values.data[::3]
     assert 300 <= few.documents < 500
     assert values.min() < 200
     assert values.max() > 4800
-    again = sample(read_counts(X), 0)
+    again = sample(read_counts(X), 0, size=size)
     assert np.array_equal(again.block(0, again.documents).values.data, few.block(0, few.documents).values.data)
 
 

@@ -8,6 +8,7 @@ import torch
 import paceline.topics as pt
 from paceline.cli import main
 from paceline.errors import UserError
+from paceline.topics.start import Size
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_many_documents_are_added_up_without_loss():
 
 
 def test_a_sample_has_more_documents_than_topics(made, monkeypatch):
-    monkeypatch.setattr("paceline.topics.start.DENSE_WORK", 400)
+    monkeypatch.setattr("paceline.topics.start.FOR_CPU", Size(300_000, 500, counts=400))
     X, _, _ = made
     dense = X.toarray() if sp.issparse(X) else np.asarray(X)
     assert pt.fit(dense, k=30, passes=5).k == 30

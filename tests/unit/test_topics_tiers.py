@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.topics.counts import read_counts
+from paceline.topics.device import Joined
 from paceline.topics.tiers import Tiers
 
 
@@ -40,9 +41,9 @@ def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_byte
     for a, b in zip(one_pass(whole), one_pass(some), strict=True):
         torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=1e-6)
     B = torch.rand(57, 3, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(some.multiply(B), torch.from_numpy(X).float() @ B)
+    torch.testing.assert_close(Joined(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
     C = torch.rand(103, 3, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(some.multiply_t(C), torch.from_numpy(X).float().T @ C)
+    torch.testing.assert_close(Joined(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -68,4 +69,4 @@ def test_a_range_of_the_documents():
     )
     assert next(part.steps())[0] == 0
     B = torch.eye(57)
-    torch.testing.assert_close(part.multiply(B), torch.from_numpy(X[40:80]).float())
+    torch.testing.assert_close(Joined(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())

@@ -39,16 +39,16 @@ def test_layers_that_share_a_weight_are_not_sharded():
     model = Chain()
     model.layers[3].weight = model.layers[1].weight
     with pytest.raises(UserError, match="layers 1 and 3 share weight"):
-        fsdp._refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+        fsdp.refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
 
 
 def test_a_single_number_is_not_sharded():
     model = Chain()
     model.temperature = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(UserError, match=r"temperature is a single number .* make it of shape \[1\]"):
-        fsdp._refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+        fsdp.refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
     del model.temperature
-    fsdp._refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+    fsdp.refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
 
 
 def test_stages_must_not_share_a_weight():

@@ -21,7 +21,7 @@ from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.measuring.timers import Flights
-from paceline.parallel import ddp
+from paceline.parallel import ddp, fsdp
 from paceline.parallel.pieces import pieces_of
 from paceline.parallel.wrapping import Spread, prepared
 from paceline.record.files import write_atomic
@@ -53,6 +53,7 @@ def start(
         write_atomic(folder / accelerate_config.FILE, yaml.safe_dump(config, sort_keys=False))
     sharded = accelerate_config.shards(layout)
     if sharded:
+        fsdp.refuse(model, blocks, layout)
         group_of_one(device)
         # no wrapper does it here, and weights need not come from torch's generator
         ddp.share_buffers((tensor.detach() for tensor in (*model.parameters(), *model.buffers())), layout)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.errors import PacelineError
+from paceline.measuring.devices import known
 from paceline.measuring.rows import Row
 from paceline.spec import RunSpec
 
@@ -40,25 +41,21 @@ class Planned:
     """The term that is most to blame, and the assumption behind it; empty where the plan was right."""
 
 
-def compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Planned], list[Row]]:
-    """Each measured row beside its plan, and the rows with their share of the peak. Nothing where there is no plan."""
+def compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Planned]:
+    """Each measured row beside its plan. Nothing where there is no plan."""
+    measured = [row for row in rows if row.label in specs and row.step_s]
     try:
-        return _compare(rows, specs)
+        return _compare(measured, specs) if measured else []
     except PacelineError:
-        return [], list(rows)
+        return []
 
 
-def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Planned], list[Row]]:
-    from paceline.planning.site import site_of
+def _compare(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Planned]:
     from paceline.planning.subject import subject_of
 
-    measured = [row for row in rows if row.label in specs and row.step_s]
-    if not measured:
-        return [], list(rows)
-    site = site_of(specs[measured[0].label].cluster)
+    site = _site(measured, specs)
     planned: list[Planned] = []
     alone: float | None = None
-    shares: dict[str, float] = {}
     for row in measured:
         spec = specs[row.label]
         subject = subject_of(spec)
@@ -71,10 +68,16 @@ def _compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> tuple[list[Pl
             alone = found.samples_s
         calibrated = bool(site.calibrated) or not site.shared
         planned.append(_beside(row, found, found.samples_s / alone if alone else None, calibrated))
-        peak = where.cluster.device.flops_s.get(spec.train.precision)
-        if peak and row.samples_per_s and not site.shared and subject.counts is None:
-            shares[row.label] = subject.flops_per_sample * row.samples_per_s / row.ranks / peak
-    return planned, [replace(row, mfu=shares.get(row.label)) for row in rows]
+    return planned
+
+
+def _site(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> Any:
+    """Where the rows were measured. A container may hide its devices from the planner, but not from the run."""
+    from paceline.planning.site import site_of
+
+    site = site_of(specs[measured[0].label].cluster)
+    kind = known(measured[0].device) if site.shared and measured[0].device else None
+    return site if kind is None else site_of(f"{max(row.ranks for row in measured)}x{kind.name}")
 
 
 def price_of(spec: RunSpec, subject: Any, where: Any) -> Any:

@@ -171,11 +171,7 @@ def _compute(row: Row, base: Row, cores: int) -> tuple[str, str]:
 
 
 def _crowded(row: Row, cores: int) -> bool:
-    return bool(cores and row.threads and row.ranks > 1 and row.ranks * row.threads >= cores and "cpu" in _kind(row))
-
-
-def _kind(row: Row) -> str:
-    return "cuda" if row.usage.get("device_share") else "cpu"
+    return bool(cores and row.threads and row.ranks > 1 and row.ranks * row.threads >= cores and row.device is None)
 
 
 def _per_pass(row: Row) -> int:

@@ -44,6 +44,11 @@ class RunTimes:
     threads: int | None
     documents: int | None = None
     """Samples of every step of a fit, which passes over all of them; None for training."""
+    device: str | None = None
+    """As its driver calls it; None on CPU cores."""
+    began: float | None = None
+    ended: float | None = None
+    """Seconds of the clock between which those steps were done."""
 
 
 def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
@@ -72,7 +77,17 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
         parameters=summary.get("parameters"),
         threads=start.get("threads"),
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
+        device=_device(start),
+        began=first[0].get("t"),
+        ended=first[-1].get("t"),
     )
+
+
+def _device(start: Mapping[str, Any]) -> str | None:
+    """The CUDA device of the rank whose start this is."""
+    kind, _, index = str(start.get("device") or "").partition(":")
+    names = start.get("gpus") or []
+    return str(names[int(index or 0)]) if kind == "cuda" and int(index or 0) < len(names) else None
 
 
 def steady(steps: Sequence[Step]) -> list[Step]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.measuring.compare import Planned, compare
+from paceline.measuring.devices import with_mfu
 from paceline.measuring.diagnose import Finding, diagnose, notes, verdict
 from paceline.measuring.rows import Row, priced, row_from_json, with_speedups
 from paceline.measuring.scaling import Fit, fits
@@ -76,7 +77,7 @@ def concluded(
     """From rows with times to all that can be said of them."""
     weak = state["kind"] == "weak"
     rows = priced(with_speedups(rows, rates), total_samples, price)
-    planned, rows = compare(rows, specs)
+    rows = with_mfu(rows, specs)
     found = fits_of(rows, weak)
     cores = int(state["environment"].get("cores") or 0)
     findings = diagnose(rows, cores)
@@ -89,7 +90,7 @@ def concluded(
         rows=tuple(rows),
         fits=tuple(found),
         findings=tuple(findings),
-        planned=tuple(planned),
+        planned=tuple(compare(rows, specs)),
         notes=tuple(notes(rows, cores, float(state["load"]))),
         verdict=tuple(verdict(rows, findings, found)),
         total_samples=total_samples,

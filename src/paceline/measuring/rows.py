@@ -29,6 +29,8 @@ class Row:
     fits: bool = False
     """A topic model: a step is a pass over all documents, and there are no gradients."""
     threads: int | None = None
+    device: str | None = None
+    """As its driver calls it; None on CPU cores."""
     repeats: int = 0
     runs: tuple[str, ...] = ()
     """Folders of the repeats, below that of the measurement."""
@@ -129,6 +131,7 @@ def combined(row: Row, times: Sequence[RunTimes]) -> Row:
         peak_bytes_per_rank=max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0)),
         parameters=middle.parameters,
         threads=middle.threads,
+        device=middle.device,
     )
 
 

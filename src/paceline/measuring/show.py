@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.measuring.devices import HEAD, cells
 from paceline.measuring.diagnose import NAMES
 from paceline.measuring.links import Link
 from paceline.measuring.result import Measurement
@@ -30,6 +31,9 @@ def show(found: Measurement) -> Iterator[Any]:
     yield from _failed(found.rows)
     yield ""
     yield _benefit(found)
+    if any(row.device for row in found.rows):
+        yield ""
+        yield _devices(found.rows)
     if found.planned:
         yield ""
         yield from _beside_plan(found)
@@ -112,6 +116,14 @@ def _benefit(found: Measurement) -> Any:
         if priced:
             cells += [amount(row.cost_usd), amount(row.usd_per_million_samples)]
         out.add_row(*cells)
+    return out
+
+
+def _devices(rows: Sequence[Row]) -> Any:
+    out = table("", *HEAD, left=2)
+    for row in rows:
+        if row.device:
+            out.add_row(cut(row.label), *cells(row, "-"))
     return out
 
 

@@ -110,7 +110,7 @@ def _visit(cell: Cell, repeat: int, repeats: int, folder: Path, state: dict[str,
     say(f"{cell.label}: repeat {repeat + 1} of {repeats}")
     shutil.rmtree(folder / name, ignore_errors=True)  # of a sweep that was killed
     try:
-        with Usage() as usage:
+        with Usage(cell.ranks) as usage:
             path, status = _trained(cell.spec.replace({"name": name}), folder)
         if status == "stopped":
             raise KeyboardInterrupt
@@ -119,9 +119,17 @@ def _visit(cell: Cell, repeat: int, repeats: int, folder: Path, state: dict[str,
         state["failed"][cell.label] = str(error)
         say(f"{cell.label}: {str(error).splitlines()[0]}")
     else:
-        state["done"][name] = {"label": cell.label, "times": asdict(times), "usage": usage.means()}
+        state["done"][name] = {"label": cell.label, "times": asdict(times), "usage": _used(usage, times)}
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
     write_json(folder / "measure.json", state)
+
+
+def _used(usage: Usage, times: RunTimes) -> dict[str, float]:
+    """While steps were done: starting takes longer than those of many a sweep. Devices, where the run was on them."""
+    if times.began is None or times.ended is None:
+        return {}
+    found = usage.between(times.began, times.ended)
+    return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
 
 
 def _trained(spec: RunSpec, folder: Path) -> tuple[Path, str]:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from time import time
 from types import TracebackType
 from typing import Any
 
-EVERY_S = 0.5
+EVERY_S = 0.25
+PEAKS = ("device_bytes",)
+"""What counts is the most of it; of all else, the mean."""
 
 
 class Usage:
-    """`with Usage() as usage: …`, then `usage.means()`: shares of the cores and devices, bytes per second sent."""
+    """`with Usage(ranks) as usage: …`, then `usage.between(begin, end)`, in seconds of the clock."""
 
-    def __init__(self, every_s: float = EVERY_S) -> None:
+    def __init__(self, ranks: int = 1, every_s: float = EVERY_S) -> None:
         self._every_s = every_s
         self._over = threading.Event()
-        self._sums: dict[str, float] = {}
-        self._taken = 0
+        self._samples: list[tuple[float, dict[str, float]]] = []
         self._nvml = _nvml()
+        self._devices = _handles(self._nvml, ranks, os.environ) if self._nvml is not None else []
 
     def __enter__(self) -> Usage:
         import psutil
@@ -33,14 +39,14 @@ class Usage:
         self._over.set()
         self._thread.join()
 
-    def means(self) -> dict[str, float]:
-        return {name: total / self._taken for name, total in self._sums.items()} if self._taken else {}
+    def between(self, begin: float, end: float) -> dict[str, float]:
+        """Shares of the cores and devices, bytes per second sent and bytes in use; nothing where no sample fell."""
+        taken = [values for t, values in self._samples if begin <= t <= end]
+        return {name: _summed_up(name, [v[name] for v in taken if name in v]) for name in (taken[-1] if taken else {})}
 
     def _sample(self) -> None:
         while not self._over.wait(self._every_s):
-            for name, value in self._now().items():
-                self._sums[name] = self._sums.get(name, 0.0) + value
-            self._taken += 1
+            self._samples.append((time(), self._now()))
 
     def _now(self) -> dict[str, float]:
         import psutil
@@ -49,20 +55,24 @@ class Usage:
         found = {"cpu_share": psutil.cpu_percent() / 100}
         if sent is not None and self._sent is not None:
             found["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / self._every_s
-        return {**found, **self._devices()}
+        return {**found, **self._of_devices()}
 
-    def _devices(self) -> dict[str, float]:
-        if self._nvml is None:
-            return {}
+    def _of_devices(self) -> dict[str, float]:
+        """Some drivers tell one of them and not the other."""
         shares, used = [], []
-        for index in range(self._nvml.nvmlDeviceGetCount()):
+        for device in self._devices:
             with suppress(self._nvml.NVMLError):
-                device = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 shares.append(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
+            with suppress(self._nvml.NVMLError):
                 used.append(float(self._nvml.nvmlDeviceGetMemoryInfo(device).used))
-        if not shares:
-            return {}
-        return {"device_share": sum(shares) / len(shares), "device_bytes": max(used)}
+        return {
+            **({"device_share": sum(shares) / len(shares)} if shares else {}),
+            **({"device_bytes": max(used)} if used else {}),
+        }
+
+
+def _summed_up(name: str, values: list[float]) -> float:
+    return max(values) if name in PEAKS else math.fsum(values) / len(values)
 
 
 def _nvml() -> Any:
@@ -74,3 +84,16 @@ def _nvml() -> Any:
     except Exception:
         return None
     return pynvml
+
+
+def _handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
+    """The devices that so many ranks take: the first of those that CUDA may see. NVML itself sees all."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    found: list[Any] = []
+    with suppress(nvml.NVMLError, ValueError):
+        named = visible.split(",") if visible is not None else list(map(str, range(nvml.nvmlDeviceGetCount())))
+        for name in named[:ranks]:
+            by_number = name.strip().isdigit()
+            get = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
+            found.append(get(int(name) if by_number else name.strip()))
+    return found

@@ -39,7 +39,7 @@ def shard(
 
     Blocks are gathered in the type `gathered`, if one is given; gradients are summed over ranks in fp32 all the same.
     """
-    _refuse(model, blocks, layout)
+    refuse(model, blocks, layout)
     layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and layout.shard > 1
     options: dict[str, Any] = {"mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]}
     if layout.offload:
@@ -59,7 +59,7 @@ def shard(
     return model
 
 
-def _refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
+def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
     """What `fully_shard` cannot take, in words."""
     owner: dict[int, int] = {}
     for index, block in enumerate(blocks):

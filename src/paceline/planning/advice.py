@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
 from paceline.planning.candidates import family_name
-from paceline.planning.memory import Memory
 from paceline.planning.passtime import PassMemory
 from paceline.planning.price import MEMORY_BAND, Price, Ways, price
 from paceline.planning.spread import NUMBERS
@@ -171,9 +170,8 @@ def _looser(plan: Plan, most: Row) -> Iterator[str]:
 
 
 def _too_large(plan: Plan) -> str:
-    m = plan.alone.memory
-    assert isinstance(m, Memory)
-    states = m.weights_bytes + m.gradients_bytes + m.states_bytes
+    numbers = plan.subject.numbers
+    states = plan.subject.params * (numbers.weight_bytes + numbers.gradient_bytes + numbers.state_bytes)
     device = plan.site.whole.device
     capacity = plan.site.at(1).cluster.device.memory_bytes
     least = min((r.devices for r in plan.rows), default=0)

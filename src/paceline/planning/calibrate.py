@@ -41,6 +41,23 @@ def measure(
     counted = [n for n in plan if n <= cores] or [1]
     plan.setdefault(counted[0], threads or cores)
     each = run_ranks(_rank, (plan, counted, enough_s), max(plan), ("paceline.planning.probes", "paceline.launch.group"))
+    return {**_facts(cores), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
+
+
+def measure_device(say: Callable[[str], None]) -> dict[str, Any]:
+    """The same for this machine's CUDA device alone."""
+    from paceline.planning.gpu_probes import measure_gpu
+
+    return {**_facts(len(os.sched_getaffinity(0))), "measured": [], "gpu": measure_gpu(say)}
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _facts(cores: int) -> dict[str, Any]:
     import torch
 
     return {
@@ -51,7 +68,6 @@ def measure(
         "memory_bytes": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
-        "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)],
     }
 
 
@@ -130,7 +146,8 @@ def table(path: Path) -> Any:
     columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
     for column in columns:
         out.add_column(column, justify="right", no_wrap=True)
-    for row in read_calibration(path).measured:
+    found = read_calibration(path)
+    for row in found.measured:
         rate, _ = row.matmul_fit()
         call_s, ring_bytes_s = row.all_reduce_fit()
         out.add_row(
@@ -143,4 +160,9 @@ def table(path: Path) -> Any:
             f"{number(row.launch_s * 1e6, 3)} µs",
             f"{duration(call_s)} + {size(ring_bytes_s)}/s" if row.ranks > 1 else "-",
         )
+    if (gpu := found.gpu) is not None:
+        rates = (gpu.matmul_fit()[0], gpu.attention_flops_s)
+        moved = (f"{size(rate)}/s" for rate in (gpu.moved_bytes_s, gpu.update_bytes_s))
+        flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in rates)
+        out.add_row(gpu.name, "-", *flops, *moved, f"{number(gpu.launch_s * 1e6, 3)} µs", "-")
     return out

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.planning.accelerator import Accelerator, accelerator_of
 from paceline.planning.compute import PLAIN_MATMUL_FRACTION, TILE, block_pass
 from paceline.planning.hardware import Cluster, Device
 from paceline.planning.physics import Physics
@@ -119,8 +120,9 @@ class Calibration:
     date: str
     torch: str
     measured: tuple[Measured, ...]
-    """By number of ranks, in order."""
+    """By number of ranks, in order; none where a CUDA device alone was measured."""
     correction: Correction | None = None
+    gpu: Accelerator | None = None
 
     def nearest(self, ranks: int) -> Measured:
         return min(self.measured, key=lambda m: _distance(m.ranks, ranks))
@@ -216,9 +218,12 @@ def read_calibration(path: Path) -> Calibration:
         rows = tuple(_measured(row) for row in values["measured"])
         facts = {name: values[name] for name in ("host", "cpu", "cores", "memory_bytes", "date", "torch")}
         correction = _correction(values["correction"]) if "correction" in values else None
+        gpu = accelerator_of(values["gpu"]) if values.get("gpu") else None
+        if not rows and gpu is None:
+            raise ValueError("nothing was measured")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
-    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)), correction=correction)
+    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)), correction=correction, gpu=gpu)
 
 
 def _correction(values: dict[str, Any]) -> Correction:

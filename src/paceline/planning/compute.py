@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.planning.hardware import Device
 from paceline.planning.physics import Physics
@@ -18,12 +18,15 @@ PLAIN_MATMUL_FRACTION = 0.95
 """The same for units that multiply without tensor cores: their operands arrive in time."""
 FUSED_BACKWARD = 2.5
 """A fused backward pass makes five products for the two of the forward pass."""
+SCORE_FLOPS = 18.0
+"""Plain operations in whose time a GPU scales, compares, exponentiates and sums a score."""
 FP8_CAST_BYTES = 6.0
 """An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed."""
-CAUSAL_FUSED = 0.5
-"""A fused causal kernel skips the upper half; one that stores scores computes them all."""
 PLAIN_SCORE_PASSES = 6.0
 """Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
+
+COMPILED_LAUNCHES = 0.4
+"""Of the host's time for a layer of eager kernels, where each layer is compiled: guards, and fewer kernels."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,16 @@ def _raggedness(side: float) -> float:
     return math.log2(64 / math.gcd(math.ceil(side), 64)) / 3
 
 
+def fused_scores(length: int, span: int, causal: bool) -> float:
+    """Scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles to begin and end it.
+
+    A causal kernel skips the tiles above the diagonal.
+    """
+    rows, columns = math.ceil(length / TILE), math.ceil(span / TILE)
+    tiles = rows * (columns - (rows - 1) / 2 if causal else columns)
+    return float((tiles + rows) * TILE * TILE)
+
+
 def attention_s(
     attention: Attention, batch: float, spread: Spread, device: Device, numbers: Numbers, physics: Physics
 ) -> tuple[float, float]:
@@ -72,9 +85,10 @@ def attention_s(
     dtype = "bf16" if numbers.matmul == "fp8" else numbers.matmul
     rate = matmul_rate(device, dtype, physics)
     if attention.fused:
-        skipped = CAUSAL_FUSED if attention.causal else 1.0
-        forward = attention.flops * skipped * share / (rate * physics.attention_efficiency)
-        return forward, FUSED_BACKWARD * forward
+        scores = attention.heads * fused_scores(attention.length, attention.span, attention.causal) * share
+        products = 4.0 * attention.head_width * scores / (rate * physics.attention_efficiency)
+        each = scores * SCORE_FLOPS / device.flops_s["fp32"]
+        return products + each, FUSED_BACKWARD * products + each
     products = attention.flops * share / rate
     moved = PLAIN_SCORE_PASSES * attention.score_elements * share * numbers.element_bytes
     scores = moved / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
@@ -84,6 +98,8 @@ def attention_s(
 def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, physics: Physics) -> Pass:
     """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
     t = spread.tensor
+    if numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
+        numbers = replace(numbers, matmul="bf16")
     rows_share = spread.micro_batch / spread.context
     products = 0.0
     for m in block.matmuls:
@@ -103,20 +119,32 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
     unfused = 0.0 if spread.kernels == "compiled" else block.eager_elements * rows_share * numbers.element_bytes
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
     forward = products + attention[0] + elementwise + casts + unfused / bandwidth
-    backward = 2 * products + attention[1] + 2 * elementwise
+    # gradients of cast weights come out of their products in 16 bits, and are widened
+    backward = 2 * products + attention[1] + 2 * elementwise + casts
+    starts = 0.0 if device.synchronous else _kernels(block) * physics.kernel_s
+    forward, backward = forward + starts, backward + 2 * starts
     recompute = 0.0
     if spread.recompute == "full" and block.edge_elements:
-        recompute = forward
+        # the last product is needed by nothing that is made again
+        last = block.matmuls[-1] if spread.stops_early and block.matmuls else None
+        share = last.inner * last.outer / sum(m.inner * m.outer for m in block.matmuls) if last else 0.0
+        recompute = forward - share * products
     elif spread.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
         recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
-    if spread.kernels == "compiled":
+    if spread.kernels == "compiled" and spread.recorded:
         return Pass(forward, backward, recompute)
-    host = block.kernels * physics.launch_s
+    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if spread.kernels == "compiled" else 1.0)
     again = host * (recompute / forward if forward else 0.0)
     if device.synchronous:
         return Pass(forward + host, backward + 2 * host, recompute + again)
     return Pass(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+
+
+def _kernels(block: Block) -> float:
+    """On the device, forward: a product and the cast of its weight, an attention, and the element-wise ones between."""
+    between = len(block.matmuls) + (1 if block.attention else 2)
+    return 2 * len(block.matmuls) + (1 if block.attention else 0) + between
 
 
 def _slower(device_s: float, host_s: float) -> float:

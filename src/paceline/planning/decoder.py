@@ -7,8 +7,12 @@ from dataclasses import replace
 from paceline.planning.shape import LAUNCHES_PER_OPERATION, Block, ModelShape
 from paceline.workloads.shapes import DecoderShape
 
-MOST_LOGITS = float(1 << 27)
-"""Logits of one chunk of the loss on a device."""
+CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
+"""Of one chunk of the loss on a device: about as many logits, and at most as many tokens (`chunked_loss.py`)."""
+LOSS_PASSES, EAGER_LOSS_PASSES = 1.0, 8.0
+"""Over the logits, a third of all: two reads and a write, in one kernel; and what several kernels do besides."""
+EAGER_SAVED = 6
+"""Widths that are kept besides where no compiler makes norms and turned features again."""
 ROTARY_PASSES = 9
 """Over queries and keys, to turn each pair of features, where no compiler fuses them."""
 ROTARY_OPERATIONS = 22
@@ -40,10 +44,18 @@ def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[Block, ...]:
             layer,
             eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * gated),
             kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
+            # queries and keys before and after they are turned; two norms, in and out; nothing is dropped
+            saved_split_elements=layer.saved_split_elements + length * turned * rotary,
+            saved_whole_elements=4.0 * length * sizes.width,
+            eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * gated),
         ),
         replace(
             head,
             params=sizes.width + (0 if sizes.tied else sizes.vocab * sizes.width),
-            most_logits=MOST_LOGITS,
+            moved_elements=LOSS_PASSES * length * sizes.vocab,
+            eager_elements=EAGER_LOSS_PASSES * length * sizes.vocab,
+            saved_whole_elements=3.0 * length * sizes.width,  # the last norm, in and out, and a gradient
+            most_logits=float(min(CHUNK_TOKENS, CHUNK_LOGITS // sizes.vocab) * sizes.vocab),
+            loss_params=float(sizes.vocab * sizes.width),
         ),
     )

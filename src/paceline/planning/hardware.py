@@ -53,6 +53,8 @@ class Device:
     """Kernels run on the host itself (a CPU), so that the time to start them adds to theirs."""
     update_bytes_s: float | None = None
     """Bandwidth that an optimiser's update was measured to reach."""
+    host_bytes: float | None = None
+    """Host memory of a node that these devices are sold in; None where they are sold in many."""
 
     def peak_flops_s(self, dtype: str) -> float:
         """Peak dense rate for a type; types that the device lacks run as the next wider one."""
@@ -77,6 +79,8 @@ class Cluster:
     node_bytes_s: float = 0.0
     """Between nodes, one direction, per node."""
     usd_per_device_hour: float | None = None
+    host_bytes: float | None = None
+    """Host memory of a node; None where it is not known."""
 
     @property
     def devices(self) -> int:
@@ -135,6 +139,7 @@ def _device(row: Mapping[str, str]) -> Device:
         source=row["source"],
         date=row["date"],
         synchronous=row["name"].upper().startswith("CPU"),
+        host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
     )
 
 
@@ -195,6 +200,7 @@ def cluster(text: str) -> Cluster:
         link_bytes_s=_link(link, kind) if link else kind.link_bytes_s,
         node_bytes_s=(_network(network) if network else kind.node_bits_s) / 8,
         usd_per_device_hour=kind.usd_per_hour,
+        host_bytes=kind.host_bytes,
     )
 
 
@@ -223,7 +229,9 @@ def _network(text: str) -> float:
 
 FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
 """Facts of a device that a cluster file may replace, in GB."""
-CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", "catalogue", "tflops", "watts", *FACTS)
+HOST = "host_memory_gb"
+"""Of a node, in a cluster file."""
+CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", HOST, "catalogue", "tflops", "watts", *FACTS)
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -256,7 +264,12 @@ def read_cluster(path: Path) -> Cluster:
         link_bytes_s=_link(str(values["link"]), kind) if "link" in values else kind.link_bytes_s,
         node_bytes_s=(_network(str(values["network"])) if "network" in values else kind.node_bits_s) / 8,
         usd_per_device_hour=price,
+        host_bytes=host_gb * GB if (host_gb := _host_gb(values, path.name)) else kind.host_bytes,
     )
+
+
+def _host_gb(values: Mapping[str, Any], file: str) -> float | None:
+    return _amount(values[HOST], HOST, file) if HOST in values else None
 
 
 def _edited(kind: Device, values: Mapping[str, Any], file: str) -> Device:

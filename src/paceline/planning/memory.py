@@ -33,7 +33,7 @@ class Memory:
     @property
     def allocated_bytes(self) -> float:
         """What the framework's allocator hands out at the peak: the number that torch reports."""
-        return self.total_bytes - self.context_bytes
+        return self.total_bytes - self.context_bytes - self.lost_bytes
 
     @property
     def total_bytes(self) -> float:
@@ -67,6 +67,7 @@ def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics:
     whole_cut = t if spread.sequence_parallel else 1
     edge = layer.edge_elements / (t if spread.sequence_parallel else 1)
     full = layer.saved_split_elements / t + layer.saved_whole_elements / whole_cut
+    full += layer.eager_saved_elements / whole_cut if spread.kernels != "compiled" else 0.0
     if spread.recompute == "selective" and layer.attention is not None:
         if layer.attention.fused:  # the attention output and every second product are kept
             products = sum(m.rows * m.outer / (t if m.split == "outer" else whole_cut) for m in layer.matmuls)
@@ -77,17 +78,41 @@ def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics:
     kept = layers_here * in_flight * (edge if spread.recompute == "full" else full)
     kept += full if spread.recompute == "full" else 0.0
     activations = samples * e * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
-    # logits in the type of the products, and in fp32 with their gradient while the loss is computed
-    logits = min(samples * head.saved_split_elements / t, head.most_logits) * (e + 8.0)
-    gathered = 0.0
+    logits = _logits(head, samples, spread, numbers)
+    gathered = _gathered(embedding, layer, head, params, spread, numbers)
+    buffers = physics.bucket_bytes if spread.zero in (1, 2) else 0.0
+    lost = physics.fragmentation * (activations + logits)
+    if spread.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
+        gradients = max(0.0, gradients + samples * e * full - activations - logits)
+    axes = (spread.data, t, pp, spread.context)
+    context = physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes)
+    return Memory(weights, gradients, states, activations, logits, gathered, buffers, lost, context, host)
+
+
+def _logits(head: Block, samples: float, spread: Spread, numbers: Numbers) -> float:
+    """Logits in the type of the products, and in fp32 with their gradient while the loss is computed.
+
+    One kernel for the whole loss works in the memory of the logits. The gradient of its weights is there twice while
+    another chunk is added to it.
+    """
+    alone = head.loss_params > 0 and spread.kernels == "compiled" and spread.tensor == 1
+    each = numbers.element_bytes + (0.0 if alone else 8.0)
+    chunk = min(samples * head.saved_split_elements / spread.tensor, head.most_logits)
+    copies = 2 if spread.fresh_gradients else 1
+    return chunk * each + copies * head.loss_params / spread.tensor * numbers.weight_bytes
+
+
+def _gathered(embedding: Block, layer: Block, head: Block, params: float, spread: Spread, numbers: Numbers) -> float:
+    """Whole weights of the layers at work, and copies of weights in the type of the products."""
+    t, e = spread.tensor, numbers.element_bytes
     if spread.zero == 3:
         largest = max(layer.params, embedding.params) / t
         gathered = 2 * layer.params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
         gathered += params * e if spread.keeps_casts and numbers.cast else 0.0
-    elif numbers.cast:
-        gathered = params * e
-    buffers = physics.bucket_bytes if spread.zero in (1, 2) else 0.0
-    lost = physics.fragmentation * (activations + logits)
-    axes = (spread.data, t, pp, spread.context)
-    context = physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes)
-    return Memory(weights, gradients, states, activations, logits, gathered, buffers, lost, context, host)
+        ends = embedding.params + head.params
+        return gathered + (ends / t * (numbers.weight_bytes + e) if spread.keeps_ends else 0.0)
+    if not numbers.cast:
+        return 0.0
+    if spread.kernels == "compiled" and spread.recompute == "full":  # cast again with the layer
+        return (layer.params + head.loss_params) / t * e
+    return params * e

@@ -43,7 +43,7 @@ START_S = 1.0
 STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
 HOST_MEMORY = 2.0
-"""Host memory per device, in its own memory: as servers are sold."""
+"""Host memory per device, in its own memory, where it is not known: as servers are sold."""
 DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
 """Of what is free: what the fit takes for counts (paceline.topics.tiers)."""
 FUSED_TOPICS = 64
@@ -118,7 +118,7 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
             held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD
             operands = (documents + m) * K * 6.0
         on_device = min(held, DEVICE_SHARE * max(0.0, device.memory_bytes - context))
-        most_there = math.inf if counts.resident else HOST_SHARE * HOST_MEMORY * device.memory_bytes
+        most_there = math.inf if counts.resident else HOST_SHARE * _host_bytes(ranks, where)
         on_host = min(held - on_device, most_there)
         on_disk = held - on_device - on_host
         operands += 2.0 * BLOCK_BYTES if on_device < held else 0.0
@@ -131,6 +131,14 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
         host_bytes=on_host,
         disk_bytes=on_disk,
     )
+
+
+def _host_bytes(ranks: int, where: Where) -> float:
+    """Host memory of one rank: its share of what its node has or, where nobody knows, what is usual."""
+    cluster = where.cluster
+    if cluster.host_bytes is None:
+        return HOST_MEMORY * cluster.device.memory_bytes
+    return cluster.host_bytes / min(ranks, cluster.per_node)
 
 
 def pass_time(counts: Counted, documents: float, ranks: int, where: Where, memory: PassMemory) -> StepTime:

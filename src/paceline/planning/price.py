@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from paceline.layout import LOOPED, Layout
+from paceline.planning.hardware import Device
 from paceline.planning.memory import Memory, memory
 from paceline.planning.passtime import PassMemory, pass_memory, pass_time, start_s
 from paceline.planning.site import Where
@@ -17,6 +19,10 @@ from paceline.planning.topics import Counted
 ZERO = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
 MEMORY_BAND = 0.13
 """Relative error within which four in five published figures lie, everything by the same people left out of the fit."""
+WORKSPACE_BYTES, THREADS = float(32 << 20), 2
+"""Of the library of products, for each stream of each thread that uses it: one goes forward, one backward."""
+PROCESS_BYTES = 2e9
+"""Of host memory for each rank beside what is offloaded: libraries, driver, batches made ahead."""
 TERMS: dict[str, str] = {
     "weights_bytes": "weights",
     "gradients_bytes": "gradients",
@@ -24,7 +30,7 @@ TERMS: dict[str, str] = {
     "activations_bytes": "activations",
     "logits_bytes": "logits",
     "gathered_bytes": "gathered layers",
-    "buffers_bytes": "flat buffers",
+    "buffers_bytes": "buffers, workspaces",
     "lost_bytes": "lost to fragments",
     "context_bytes": "driver, libraries",
 }
@@ -70,11 +76,24 @@ class Price:
     @property
     def over_bytes(self) -> float:
         """How much the memory is missed by; below 0 where there is room."""
-        return self.memory.total_bytes - self.capacity_bytes
+        return device_bytes(self.memory, self.where.cluster.device) - self.capacity_bytes
+
+    @property
+    def host_node_bytes(self) -> float:
+        """Host memory that the ranks of one node take where states are offloaded; 0 where none are."""
+        if not self.layout.offload:
+            return 0.0
+        return min(self.layout.ranks, self.where.cluster.per_node) * (self.memory.host_bytes + PROCESS_BYTES)
+
+    @property
+    def host_over_bytes(self) -> float:
+        """How much the host memory is missed by; below 0 where there is room, or where nobody knows."""
+        capacity = self.where.cluster.host_bytes
+        return self.host_node_bytes - capacity if capacity is not None else -math.inf
 
     @property
     def fits(self) -> bool:
-        return self.over_bytes <= 0
+        return self.over_bytes <= 0 and self.host_over_bytes <= 0
 
     @property
     def tight(self) -> bool:
@@ -104,12 +123,18 @@ class Price:
             "layout": {**layout, "ranks": self.layout.ranks, "passes": self.passes},
             "time": time,
             "memory": {**terms, "total_bytes": self.memory.total_bytes, "capacity_bytes": self.capacity_bytes},
+            "host": {"node_bytes": self.host_node_bytes, "capacity_bytes": self.where.cluster.host_bytes},
             "start_s": self.start_s,
             "samples_s": self.samples_s,
             "compute_over_comm": self.compute_over_comm,
             "fits": self.fits,
             "tight": self.tight,
         }
+
+
+def device_bytes(memory: Memory | PassMemory, device: Device) -> float:
+    """What a device holds. Cores have one memory: what is offloaded stays in it."""
+    return memory.total_bytes + (memory.host_bytes if device.synchronous else 0.0)
 
 
 def spread_of(layout: Layout, kernels: Kernels = "eager", ways: Ways = EXACT) -> Spread:
@@ -135,8 +160,25 @@ def spread_of(layout: Layout, kernels: Kernels = "eager", ways: Ways = EXACT) ->
         schedule=cast(Schedule, layout.schedule),
         keeps_casts=zero == 3,
         fused_update=True,
+        stops_early=True,
         reduce=ways.reduce,
         local_steps=ways.local_steps if joined else 1,
+    )
+
+
+def placed(subject: Subject, layout: Layout, where: Where, ways: Ways = EXACT) -> Spread:
+    """A layout of a run on its devices: what is compiled there, and what stays in memory."""
+    half_on_gpu = subject.numbers.element_bytes == 2 and not where.cluster.device.synchronous
+    recorded = subject.records and half_on_gpu and layout.ranks == 1
+    kernels: Kernels = "compiled" if recorded or (subject.compiles and half_on_gpu) else "eager"
+    spread = spread_of(layout, kernels, ways)
+    fully = spread.zero == 3
+    return replace(
+        spread,
+        recorded=recorded,
+        fresh_gradients=spread.accumulate == 1 and layout.pipeline == 1 and (fully or layout.strategy == "single"),
+        keeps_casts=fully and not subject.narrow_gathers,
+        keeps_ends=fully and subject.narrow_gathers,
     )
 
 
@@ -144,9 +186,12 @@ def memory_of(subject: Subject, layout: Layout, where: Where, spread: Spread | N
     """Of the fullest device, with the longest samples in one pass."""
     if subject.counts is not None:
         return pass_memory(subject.counts, -(-layout.global_batch // layout.data), layout.ranks, where)
-    spread = spread or spread_of(layout)
+    spread = spread or placed(subject, layout, where)
     fullest = replace(spread, micro_batch=spread.micro_batch * subject.fullest(spread.micro_batch))
     found = memory(subject.blocks, fullest, subject.numbers, where.physics)
+    if not where.cluster.device.synchronous:
+        streams = 2 if spread.recorded and spread.kernels == "compiled" else 1
+        found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * streams * WORKSPACE_BYTES)
     if spread.zero == 2:  # weights stay gathered, beside the shard that the update works on
         found = replace(found, gathered_bytes=found.gathered_bytes + found.weights_bytes / spread.shard)
     return found
@@ -157,8 +202,7 @@ def price(subject: Subject, layout: Layout, where: Where, ways: Ways = EXACT) ->
         return _price_pass(subject.counts, layout, where)
     device, numbers = where.cluster.device, subject.numbers
     half_on_gpu = numbers.element_bytes == 2 and not device.synchronous
-    kernels: Kernels = "compiled" if subject.records and half_on_gpu and layout.ranks == 1 else "eager"
-    spread = spread_of(layout, kernels, ways)
+    spread = placed(subject, layout, where, ways)
     blocks = subject.launched(spread.micro_batch, half_on_gpu)
     time = step_time(blocks, spread, where.cluster, numbers, where.physics)
     read_s = spread.micro_batch * spread.accumulate * subject.sample_bytes / where.physics.input_bytes_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from paceline.layout import Layout
 from paceline.planning.candidates import STRATEGIES, Family, Limits, Refused, families, family_name, members
-from paceline.planning.price import EXACT, Price, Ways, memory_of, price
+from paceline.planning.price import EXACT, Price, Ways, device_bytes, memory_of, price
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
 from paceline.record.units import duration, size
@@ -70,24 +70,30 @@ def _enter(
 ) -> None:
     """Put the fastest member that fits among the best, or the reason why none fits among the refused."""
     found: Price | None = None
+    hungry: Price | None = None  # fits into the device, and not into its host
     least: tuple[float, Layout] | None = None
+    device = where.cluster.device
     for layouts in members(subject, family, limits, offload):
         tried = 0
         for layout in layouts:
-            total = memory_of(subject, layout, where).total_bytes
+            total = device_bytes(memory_of(subject, layout, where), device)
             if least is None or total < least[0]:
                 least = (total, layout)
-            if total > where.cluster.device.memory_bytes:
+            if total > device.memory_bytes:
                 continue
             for variant in _schedules(layout, subject, limits):
                 priced = price(subject, variant, where, ways)
-                if priced.fits and (found is None or _better(priced, found)):
+                if priced.host_over_bytes > 0:
+                    hungry = min(filter(None, (hungry, priced)), key=lambda p: p.host_over_bytes)
+                elif priced.fits and (found is None or _better(priced, found)):
                     found = priced
             tried += 1
             if tried == TRIED_SIZES:
                 break
     if found is not None:
         best.append(found)
+    elif hungry is not None:
+        refused.append(Refused(hungry.layout.ranks, family.name, _host_missing(hungry), hungry.host_over_bytes))
     elif least is not None:
         smallest = price(subject, least[1], where, ways)
         missing = smallest.over_bytes / 1e9
@@ -96,6 +102,11 @@ def _enter(
         refused.append(
             Refused(least[1].ranks, family.name, f"{smallest.largest_term()} {amount} over{how}", missing * 1e9)
         )
+
+
+def _host_missing(p: Price) -> str:
+    capacity = p.where.cluster.host_bytes or 0.0
+    return f"offloaded states take {size(p.host_node_bytes)} of host memory per node, which has {size(capacity)}"
 
 
 def _schedules(layout: Layout, subject: Subject, limits: Limits) -> Iterator[Layout]:

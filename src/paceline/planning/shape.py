@@ -18,6 +18,8 @@ Split = Literal["outer", "inner", "none"]
 
 LAUNCHES_PER_OPERATION = 3.6
 """Host time of one operation of a framework, in launches: a layer of 11 operations is counted as 40."""
+RELATIVE = 11
+"""Operations of relative positions: memory joined, positions projected, two biases, a product, the shift, masks."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class Block:
     """Kernels launched in a forward pass."""
     most_logits: float = math.inf
     """Logits alive at a time, where the loss is computed in chunks."""
+    loss_params: float = 0.0
+    """Weights of the products with which such a loss makes its gradients, in the forward pass already."""
+    eager_saved_elements: float = 0.0
+    """Kept for the backward pass of one sample besides, unless a compiler makes it again."""
     eager_elements: float = 0.0
     """Read and written in the forward pass besides, unless a compiler fuses it away."""
 
@@ -164,7 +170,7 @@ class ModelShape:
         scores = 0.0 if self.fused_attention else 2.5 * attention.score_elements
         split = s * (q + 2 * kv + q + (ups + 1.0) * f) + scores
         whole = s * (4.0 * h + 1.0 * h)
-        kernels = 40 if self.fused_attention else 50
+        kernels = (40 if self.fused_attention else 50) + (LAUNCHES_PER_OPERATION * RELATIVE if self.memory_len else 0)
         return Block(
             "layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.planning.candidates import Refused, family_name
+from paceline.planning.hardware import HOST
 from paceline.planning.money import Row
 from paceline.planning.passtime import PassMemory
 from paceline.planning.plan import Plan
@@ -166,8 +167,16 @@ def _not_possible(plan: Plan) -> Iterator[str]:
 
 
 def _below_devices(plan: Plan) -> Iterator[str]:
-    if any(row.price.layout.offload for row in plan.rows):
-        yield "* states in host memory"
+    if offloaded := [row.price for row in plan.rows if row.price.layout.offload]:
+        most = max(p.host_node_bytes for p in offloaded)
+        if offloaded[0].where.cluster.host_bytes is not None or offloaded[0].where.cluster.device.synchronous:
+            yield "* states in host memory"
+        else:
+            yield from _wrapped(
+                f"* states in host memory, {size(most)} per node; how much a node has is not known, and not checked: "
+                f"say it in a cluster file with  {HOST}: {round(most / 1e9)}",
+                "",
+            )
     if len(plan.rows) < 2 or plan.cheapest is None or plan.fastest is None:
         return
     parts = [f"cheapest {_who(plan.cheapest)}", f"fastest {_who(plan.fastest)}"]
@@ -259,6 +268,9 @@ def _terms(p: Price) -> Any:
     memory.append(("of", size(p.capacity_bytes)))
     if p.memory.host_bytes:
         memory.append(("host memory", size(p.memory.host_bytes)))
+        if p.layout.offload:
+            memory.append(("all ranks of a node", size(p.host_node_bytes)))
+            memory.append(("of", size(known) if (known := p.where.cluster.host_bytes) else "not known"))
     if isinstance(p.memory, PassMemory) and p.memory.disk_bytes:
         memory.append(("left on disk", size(p.memory.disk_bytes)))
     times = [

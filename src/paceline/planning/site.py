@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import UserError
+from paceline.planning.accelerator import catalogued
 from paceline.planning.calibration import Calibration, read_calibration, usual_file
 from paceline.planning.hardware import LOCAL, Cluster, cluster, device
 from paceline.planning.physics import Physics
@@ -52,8 +53,10 @@ class Site:
             raise UserError(f"{devices} devices cannot train; give 1 or more")
         if devices > self.devices and not self.shared:
             raise UserError(f"{self.name} has {self.devices} devices, and {devices} are asked for")
-        if self.calibration is not None:
+        if self.calibration is not None and self.shared:
             return Where(*self.calibration.at(devices, self.whole))
+        if self.calibration is not None and self.calibration.gpu is not None:
+            return Where(*self.calibration.gpu.applied(self.whole.resized(devices)))
         if not self.shared:
             return Where(self.whole.resized(devices), _physics(self.whole))
         kind = self.whole.device
@@ -99,7 +102,7 @@ def site_of(text: str, calibration: str | Path | None = None) -> Site:
         raise UserError(f"--calibration is of the machine it was made on, and {text} is another; leave one of them out")
     if where.device.name == LOCAL:
         found = _calibration(calibration)
-        if found is None:
+        if found is None or not found[0].measured:
             raise UserError("there is no calibration of this machine yet; make one with  paceline calibrate")
         return Site(text, where, shared=True, calibration=found[0], calibrated=found[1])
     return Site(text, where)
@@ -114,11 +117,16 @@ def _calibration(file: str | Path | None) -> tuple[Calibration, str] | None:
 
 def _local(file: str | Path | None) -> Site:
     """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
-    if (gpus := _cuda_devices()) and file is None:
-        name = _known(gpus[0])
-        if name is not None:
-            return Site(f"local ({len(gpus)}x{name})", cluster(f"1x{len(gpus)}x{name}"))
-    if (found := _calibration(file)) is not None:
+    gpus, found = _cuda_devices(), _calibration(file)
+    if found is not None and found[0].gpu is not None and (gpus or file is not None):
+        calibration, path = found
+        name, count = catalogued(found[0].gpu).name, max(1, len(gpus))
+        return Site(f"local ({count}x{name})", _here(count, name), False, calibration, path)
+    if gpus and file is None:
+        known = _known(gpus[0])
+        if known is not None:
+            return Site(f"local ({len(gpus)}x{known})", _here(len(gpus), known))
+    if found is not None and found[0].measured:
         calibration, path = found
         return Site(LOCAL, calibration.machine(MOST_LOCAL_RANKS), True, calibration, path)
     cores = len(os.sched_getaffinity(0))
@@ -132,6 +140,11 @@ def _local(file: str | Path | None) -> Site:
     )
     ranks = max(1, min(cores, MOST_LOCAL_RANKS))
     return Site(LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True)
+
+
+def _here(count: int, name: str) -> Cluster:
+    """Devices of the catalogue in this machine, whose host memory is known."""
+    return replace(cluster(f"1x{count}x{name}"), host_bytes=_memory_bytes() or None)
 
 
 def _memory_bytes() -> float:

@@ -87,7 +87,9 @@ class Spread:
     overlap: bool = True
     """Gradients travel while the backward pass runs, weights are gathered ahead."""
     kernels: Kernels = "eager"
-    """The framework's own; with hand-fused norms, activations and casts; or compiled, and launched without the host."""
+    """The framework's own; with hand-fused norms, activations and casts; or compiled."""
+    recorded: bool = True
+    """Compiled kernels are launched as one graph, without the host."""
     offload: bool = False
     """Optimiser states, gradients and the update live in host memory."""
     offload_weights: bool = False
@@ -98,6 +100,12 @@ class Spread:
     """How plain data-parallel ranks are kept together."""
     keeps_casts: bool = False
     """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
+    stops_early: bool = False
+    """Recomputation ends where nothing more is needed: before a layer's last product."""
+    fresh_gradients: bool = False
+    """Gradients are dropped after each update: the next ones come as activations go."""
+    keeps_ends: bool = False
+    """Sharded embedding and head stay gathered through a step."""
     fused_update: bool = False
     """One kernel updates many tensors, instead of several kernels for each."""
     local_steps: int = 1

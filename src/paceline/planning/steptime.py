@@ -70,17 +70,23 @@ def step_time(
     busy_s = passes * stage.compute_s + exposed + bubble_s
     owned = local_params / (spread.shard if spread.zero else 1)
     moved = offload(owned, spread, cluster, numbers, physics)
-    launched = FUSED_UPDATE_KERNELS if spread.fused_update else collectives * physics.update_launches
     return StepTime(
         compute_s=passes * stage.compute_s,
         comm_s=passes * (stage.flight_s + each.flight_s) + once.flight_s,
         exposed_s=exposed,
         bubble_s=bubble_s,
         update_s=0.0 if spread.offload else optimizer_s(owned, cluster.device, numbers, physics),
-        overhead_s=0.0 if spread.kernels == "compiled" else launched * physics.launch_s,
+        overhead_s=_update_starts_s(collectives, spread, physics),
         waiting_s=physics.jitter * math.log2(spread.ranks) * busy_s,
         offload_s=passes * exposed_s(moved.bus_s, stage.compute_s, physics, spread.overlap) + moved.update_s,
     )
+
+
+def _update_starts_s(layers: float, spread: Spread, physics: Physics) -> float:
+    """Of the update's kernels: launched by the host or, where steps are compiled, ahead of the device."""
+    if spread.kernels == "compiled":
+        return FUSED_UPDATE_KERNELS * physics.kernel_s
+    return (FUSED_UPDATE_KERNELS if spread.fused_update else layers * physics.update_launches) * physics.launch_s
 
 
 @dataclass(frozen=True)

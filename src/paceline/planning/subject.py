@@ -67,6 +67,10 @@ class Subject:
     """Has repeated layers, which activation checkpointing computes again."""
     records: bool = False
     """One CUDA device compiles the step and runs it as a recorded graph."""
+    compiles: bool = False
+    """CUDA devices compile each layer, under any layout."""
+    narrow_gathers: bool = False
+    """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
     counts: Counted | None = None
     """Of a topic model: a step is a pass over all its documents, and ranks divide nothing but those."""
     assumptions: tuple[str, ...] = field(default=())
@@ -217,12 +221,14 @@ def _language_model(spec: RunSpec, samples: int | None, tokens: float | None) ->
     elif known is None and not spec.train.steps:
         assumptions.append("the number of samples is not known, so no hours; say it with  --samples N")
     sizes = model.shape(vocab, length)
+    narrow = spec.train.precision in ("bf16", "fp8")
+    kinds = numbers_of(spec)
     return Subject(
         name=spec.name,
         workload=spec.workload,
         blocks=decoder_blocks(sizes, length),
         global_batch=spec.train.global_batch,
-        numbers=numbers_of(spec),
+        numbers=replace(kinds, gathered_bytes=2) if narrow else kinds,
         steps=steps_of(spec, known),
         samples=known,
         unit="tokens",
@@ -231,6 +237,8 @@ def _language_model(spec: RunSpec, samples: int | None, tokens: float | None) ->
         splits=(sizes.heads, sizes.kv_heads, sizes.ffn),
         sequence=length if sizes.positions == "rotary" else 0,
         layers=0 if sizes.tied else sizes.layers,
+        compiles=spec.train.compile != "off",
+        narrow_gathers=narrow,
         assumptions=tuple(assumptions),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.measuring.compare import Planned
+from paceline.measuring.devices import with_mfu
 from paceline.measuring.diagnose import Finding, diagnose, verdict
 from paceline.measuring.result import Measurement, fits_of
 from paceline.measuring.rows import Row, combined, priced, with_speedups
@@ -126,7 +127,7 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
         rates[label] = [run.times.samples_per_s]
         places[label] = Place(run.path / "summary.json", _line(run.path / "summary.json", '  "median"'))
     total = max(int(run.summary.get("samples") or 0) for run in timed)
-    done = priced(with_speedups(rows, rates), total, price)
+    done = with_mfu(priced(with_speedups(rows, rates), total, price), {run.name: run.spec for run in timed})
     batches = {row.global_batch for row in rows}
     laws = tuple(fits_of(done, weak=len(batches) > 1))
     here = all(run.start.get("launcher") in ("paceline", "alone") for run in timed)  # others may spread over hosts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.measuring import devices
 from paceline.measuring.diagnose import NAMES
 from paceline.measuring.rows import Row
 from paceline.record.units import duration, number, percent, size
@@ -33,6 +34,8 @@ def tables(contents: Contents) -> list[Table]:
         found.append(_scaling(s, name))
         if s.timed:
             found.append(_parts(s, name))
+        if any(row.device for row in s.rows):
+            found.append(_devices(s, name))
         if s.planned:
             found.append(_plan(s, name))
         found.append(_benefit(s, name))
@@ -85,7 +88,6 @@ def _scaling(s: Series, name: str) -> Table:
 def _parts(s: Series, name: str) -> Table:
     rows = []
     done = [row for row in s.rows if row.step_s]
-    share = any(row.mfu for row in done)
     for row in done:
         slow = row.slowest_rank
         ratio = row.compute_over_comm
@@ -98,10 +100,18 @@ def _parts(s: Series, name: str) -> Table:
             number(ratio, 3) if ratio is not None else "–",
             f"rank {slow[0]}, ×{number(slow[1], 3)}" if slow else "–",
         ]
-        rows.append(tuple(cells + ([percent(row.mfu) if row.mfu else "–"] if share else [])))
-    head = ("", "compute", "in flight", "exposed", "input", "R", "slowest rank", *(["MFU"] if share else []))
+        rows.append(tuple(cells))
+    head = ("", "compute", "in flight", "exposed", "input", "R", "slowest rank")
     note = "R is compute over communication in flight; exposed is the part of it that nothing hides."
     return Table("times", f"The four times{name}", head, tuple(rows), _chosen(done), note=note)
+
+
+def _devices(s: Series, name: str) -> Table:
+    done = [row for row in s.rows if row.device]
+    rows = tuple((row.label, *devices.cells(row, "–")) for row in done)
+    note = "MFU is the share of the device's peak that the arithmetic of the model reaches, attention counted in full; "
+    note += "busy is the share of the time in which any kernel runs."
+    return Table("devices", f"Devices{name}", ("", *devices.HEAD), rows, _chosen(done), left=2, note=note)
 
 
 def _plan(s: Series, name: str) -> Table:

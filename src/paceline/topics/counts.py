@@ -37,11 +37,14 @@ KINDS = ".npy, .npz, .mtx, .parquet, .csv, .tsv, .jsonl, .txt, a folder of shard
 WHAT_IS_READ = f"give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
 
 
-def read_counts(source: Any, *, fractional: bool = False, text: TextOptions | None = None) -> Counts:
+def read_counts(
+    source: Any, *, fractional: bool = False, text: TextOptions | None = None, on_device: bool = False
+) -> Counts:
     """Counts from a path, an ndarray, a torch tensor, a scipy sparse matrix or a dataset on disk.
 
     What is in memory is brought to its smallest exact type at once, and so are the contents of .npz and .mtx files. A
     .npy file, a folder of shards and a Parquet file of counts stay on disk. `text` says how texts are counted.
+    `on_device`: a tensor of a device, dense or sparse CSR, is left there; else it is brought to memory.
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
@@ -50,7 +53,7 @@ def read_counts(source: Any, *, fractional: bool = False, text: TextOptions | No
     if _is_counts(source):
         return allowing_fractions(source) if fractional else source
     if type(source).__module__.partition(".")[0] == "torch":
-        return _from_torch(source, fractional)
+        return _from_torch(source, fractional, on_device)
     if type(source).__module__.startswith("scipy.sparse"):
         return from_scipy(source, fractional=fractional)
     if isinstance(source, np.memmap):
@@ -101,12 +104,17 @@ def _is_counts(source: Any) -> TypeGuard[Counts]:
     return all(hasattr(source, name) for name in ("documents", "terms", "block", "weights", "resident"))
 
 
-def _from_torch(tensor: Any, fractional: bool) -> Counts:
+def _from_torch(tensor: Any, fractional: bool, on_device: bool) -> Counts:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
         raise UserError(f"a {type(tensor).__name__} is not a matrix of counts; {WHAT_IS_READ}")
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach()
+    if on_device and tensor.is_cuda and tensor.layout in (torch.strided, torch.sparse_csr):
+        from paceline.topics.on_device import from_tensor
+
+        return from_tensor(tensor, fractional=fractional)
+    tensor = tensor.cpu()
     if tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
     if tensor.layout == torch.strided:

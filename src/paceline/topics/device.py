@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ from paceline.topics.blocks import Block, Csr
 Tensor = Any  # torch.Tensor; torch is not typed here
 PAD = 256  # dense counts are padded to multiples of it: whole tiles, whatever their size
 PIECE = 1 << 26  # elements of dense counts that plain torch turns to float32 at a time
+MANY = 1 << 20  # dense documents whose sums for the terms are added up in one float32
+LEAST_SHARE = 1e-30
 NEWTON_K = 64  # beyond it the quadratic model of one document no longer fits into registers: EM
 
 
@@ -52,17 +55,27 @@ def make_pass(block: Block, per_document: Tensor, q: Tensor, device: Any) -> Pas
     `per_document` are the counts of the block's documents, `q` the shares of the terms in the counts of all documents.
     """
     device = torch.device(device)
-    per_document = torch.as_tensor(per_document).to(device, torch.float32)
-    share = torch.as_tensor(q).to(device, torch.float32).clamp_min(1e-30)
-    if device.type == "cuda" and not triton_runs_on(device):
-        say_plain()
+    per_document, share = (torch.as_tensor(part).to(device, torch.float32) for part in (per_document, q))
     if isinstance(block.values, Csr):
         csr = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts)
-        csr = tuple(part.to(device, non_blocking=True) for part in csr)
-        return SparsePass(csr, per_document, share) if triton_runs_on(device) else PlainSparse(csr, share)
-    if triton_runs_on(device):
-        return DensePass(upload(block.values, device), per_document, share)
-    return PlainDense(torch.from_numpy(block.values).to(device))
+        return pass_over(tuple(part.to(device, non_blocking=True) for part in csr), per_document, share)
+    if not triton_runs_on(device):
+        return pass_over(torch.from_numpy(block.values).to(device), per_document, share)
+    return DensePass(upload(block.values, device), per_document, share.clamp_min(LEAST_SHARE))
+
+
+def pass_over(values: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> Pass:
+    """The pass over counts that are on their device: rows, or the three parts of CSR. All tensors are there.
+
+    `per_term` are the sums of these counts, where they are known.
+    """
+    device, share = per_document.device, share.clamp_min(LEAST_SHARE)
+    kernels = triton_runs_on(device)
+    if device.type == "cuda" and not kernels:
+        say_plain()
+    if isinstance(values, tuple):
+        return SparsePass(values, per_document, share, per_term) if kernels else PlainSparse(values, share)
+    return DensePass(whole_tiles(values), per_document, share, per_term) if kernels else PlainDense(values)
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
@@ -71,6 +84,54 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     counts = torch.zeros(padded(rows), padded(terms), dtype=torch.from_numpy(values[:0]).dtype, device=device)
     copy_rows(values, counts[:rows, :terms])
     return counts
+
+
+def whole_tiles(values: Tensor) -> Tensor:
+    """Dense counts padded with zeros to whole tiles; themselves where they are that."""
+    if not whole_tiles_bytes(values):
+        return values
+    rows, terms = values.shape
+    counts = torch.empty(padded(rows), padded(terms), dtype=values.dtype, device=values.device)
+    counts[rows:], counts[:, terms:] = 0, 0
+    there = counts[:rows, :terms]
+    if terms * values.element_size() % 8 == 0:  # eight bytes at a time: a byte at a time takes several times as long
+        values, there = values.view(torch.int64), there.view(torch.int64)
+    there.copy_(values)
+    return counts
+
+
+def whole_tiles_bytes(values: Tensor) -> int:
+    """What the copy of `whole_tiles` takes."""
+    rows, terms = values.shape
+    if values.is_contiguous() and (padded(rows), padded(terms)) == (rows, terms):
+        return 0
+    return padded(rows) * padded(terms) * values.element_size()
+
+
+def dense_sums(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of rows and of columns, float64."""
+    if triton_runs_on(counts.device) and counts.dtype in (torch.uint8, torch.uint16):
+        from paceline.topics.triton_calls import small_sums
+
+        return small_sums(counts)
+    per_term = torch.zeros(counts.shape[1], dtype=torch.float64, device=counts.device)
+    per_document = []
+    for piece in counts.split(max(1, PIECE // 8 // counts.shape[1])):
+        exact = piece.double()
+        per_document.append(exact.sum(1))
+        per_term += exact.sum(0)
+    return torch.cat(per_document), per_term
+
+
+def sparse_sums(csr: Any, terms: int) -> tuple[Tensor, Tensor]:
+    """Sums of rows and of columns, float64."""
+    pointer, index, count = csr
+    per_term = torch.zeros(terms, dtype=torch.float64, device=index.device)
+    for j, x in zip(index.split(PIECE), count.split(PIECE), strict=True):
+        per_term.index_add_(0, j, x.double())
+    running = torch.zeros(len(count) + 1, dtype=torch.float64, device=index.device)
+    torch.cumsum(count.double(), 0, out=running[1:])
+    return running[pointer[1:]] - running[pointer[:-1]], per_term
 
 
 def padded(size: int) -> int:
@@ -85,36 +146,50 @@ def copy_rows(values: np.ndarray, there: Tensor) -> None:
         there[first : first + len(piece)] = piece
 
 
-class DensePass:
-    """Dense counts, padded and on the device. Newton steps are not worth their k x k model here: all steps are EM."""
+def taken(values: Tensor, at: Tensor) -> Tensor:
+    """values[at]; torch has no such thing for uint16."""
+    return values.view(torch.int16)[at].view(torch.uint16) if values.dtype == torch.uint16 else values[at]
 
-    def __init__(self, counts: Tensor, per_document: Tensor, share: Tensor, tile: Any = None) -> None:
-        self.counts, self.share, self.tile = counts, share, tile
-        self.rows, self.tokens = len(per_document), per_document.double().sum()
+
+class DensePass:
+    """Dense counts, padded and on the device. Newton steps are not worth their k x k model here: all steps are EM.
+
+    The operands are halves, whose rows no longer sum to what they should. The loss is that of the rounded rows made to
+    sum to it again: near an optimum it then differs from the exact one by the square of the rounding.
+    """
+
+    def __init__(
+        self, counts: Tensor, per_document: Tensor, share: Tensor, per_term: Tensor | None = None, tile: Any = None
+    ) -> None:
+        self.counts, self.share, self.per_term, self.tile = counts, share, per_term, tile
+        self.per_document, self.rows, self.tokens = per_document, len(per_document), per_document.double().sum()
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         from paceline.topics import triton_calls as calls
 
-        X = self.counts
+        k, (_, width) = L.shape[1], self.counts.shape
         table = (Ft / self.share[:, None]).clamp(calls.FLOOR, calls.LARGEST)
-        u = calls.operand(L * calls.SCALE, X.shape[0], X, empty=calls.SCALE)
-        v = calls.operand(table, X.shape[1], X, empty=1.0)
-        tile = self.tile or calls.dense_tile(X, L.shape[1])
-        own, other, logs = calls.dense_statistics(X, u, v, loss=loss, tile=tile)
-        S.add_(other[: len(S), : S.shape[1]] / self.share[:, None])
-        keep_or_normalise(L, L * own[: len(L), : L.shape[1]])
+        v = calls.operand(table, width, self.counts, empty=1.0)
+        tile = self.tile or calls.dense_tile(self.counts, k, loss)
+        total, parts = _zero(L.device), (part.split(MANY) for part in (self.counts, L, self.per_document))
+        seen = (self.share > LEAST_SHARE).float()
+        mass, there = seen @ Ft, (seen * self.share) @ v[: len(Ft)].float()  # of the topics, as they are and rounded
+        for X, some, lengths in zip(*parts, strict=True):
+            u = calls.operand(some * calls.SCALE, len(X), X, empty=calls.SCALE)
+            own, other, logs = calls.dense_statistics(X, u, v, loss=loss, tile=tile)
+            S.add_(other[: len(S), :k] / self.share[:, None])
+            if loss:
+                size = (u[: len(some)].float() @ there) / (some @ mass * calls.SCALE)
+                total += logs.sum(dtype=torch.float64) - lengths.double() @ size.log2().double()
+            keep_or_normalise(some, some * own[: len(some), :k])
         if not loss:
-            return _zero(L.device)
-        scaled = math.log(2) * (logs.double().sum() - math.log2(calls.SCALE) * self.tokens)
-        return -(scaled + self.of_shares)
+            return total
+        return -(math.log(2) * (total - math.log2(calls.SCALE) * self.tokens) + self.of_shares)
 
     @functools.cached_property
     def of_shares(self) -> Tensor:
         """sum x log q: what the kernels leave out of the loss."""
-        per_term = torch.zeros(self.counts.shape[1], device=self.counts.device, dtype=torch.float64)
-        for piece in self.counts.split(max(1, PIECE // self.counts.shape[1])):
-            exact = torch.float32 if self.counts.dtype == torch.uint8 else torch.float64
-            per_term += piece.to(exact).sum(0)
+        per_term = dense_sums(self.counts)[1] if self.per_term is None else self.per_term
         return per_term[: len(self.share)] @ self.share.double().log()
 
     def multiply(self, B: Tensor) -> Tensor:
@@ -129,40 +204,37 @@ class DensePass:
 
 
 class SparsePass:
-    """Rows of nonzeros on the device. `by_terms`: also kept in the order of the terms, and S is added up from there;
-    else by atomics, in the same pass over the rows."""
+    """Rows of nonzeros on the device, and the same nonzeros in the order of the terms, from which S is added up: by
+    atomics in the pass over the rows it would take many times as long, and lose the last ones of many documents."""
 
-    def __init__(self, csr: Any, per_document: Tensor, share: Tensor, *, by_terms: bool = False) -> None:
-        self.csr, self.per_document, self.share = csr, per_document, share
-        self.items = None
-        if by_terms:
-            from paceline.topics import triton_calls
-
-            self.items = triton_calls.by_terms(csr, len(share))
+    def __init__(self, csr: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> None:
+        self.csr, self.per_document, self.share, self.per_term = csr, per_document, share, per_term
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         from paceline.topics import triton_calls as calls
 
-        k = L.shape[1]
-        newton = rows == "newton" and k <= NEWTON_K
+        newton = rows == "newton" and L.shape[1] <= NEWTON_K
         table = calls.full_operand(Ft / self.share[:, None])
-        padded_S = torch.zeros_like(table)
-        if self.items is not None and not newton:
-            calls.sparse_statistic(self.items, L, table, padded_S)
-        in_pass = padded_S if self.items is None else None
-        logs = calls.sparse_update(self.csr, L, table, in_pass, self.per_document, newton=newton, loss=loss)
-        if self.items is not None and newton:
-            calls.sparse_statistic(self.items, L, table, padded_S)
-        S.add_(padded_S[:, :k] / self.share[:, None])
-        return -(logs.double().sum() + self.of_shares) if loss else _zero(L.device)
+        sums = torch.zeros_like(table)
+        if not newton:
+            calls.sparse_statistic(self.by_terms, L, table, sums)
+        logs = calls.sparse_update(self.csr, L, table, self.per_document, newton=newton, loss=loss)
+        if newton:
+            calls.sparse_statistic(self.by_terms, L, table, sums)
+        S.add_(sums[:, : L.shape[1]] / self.share[:, None])
+        return -(logs.sum(dtype=torch.float64) + self.of_shares) if loss else _zero(L.device)
+
+    @functools.cached_property
+    def by_terms(self) -> Any:
+        from paceline.topics.triton_calls import by_terms
+
+        return by_terms(self.csr, len(self.share))
 
     @functools.cached_property
     def of_shares(self) -> Tensor:
         """sum x log q: what the kernels leave out of the loss."""
-        _, index, count = self.csr
-        log_share = self.share.double().log()
-        pieces = zip(index.split(PIECE), count.split(PIECE), strict=True)
-        return sum((x.double() @ log_share[j] for j, x in pieces), start=_zero(index.device))
+        per_term = sparse_sums(self.csr, len(self.share))[1] if self.per_term is None else self.per_term
+        return per_term @ self.share.double().log()
 
     def multiply(self, B: Tensor) -> Tensor:
         from paceline.topics.triton_calls import sparse_product
@@ -172,7 +244,23 @@ class SparsePass:
     def multiply_t(self, C: Tensor) -> Tensor:
         from paceline.topics.triton_calls import sparse_spread
 
-        return sparse_spread(self.csr, C, len(self.share))
+        return sparse_spread(self.by_terms, C, len(self.share))
+
+
+class Joined:
+    """The products of all documents, from the passes over parts of them."""
+
+    def __init__(self, documents: Callable[[], Any], terms: int) -> None:
+        self.documents, self.terms = documents, terms
+
+    def multiply(self, B: Tensor) -> Tensor:
+        return torch.cat([step.multiply(B) for _, _, step in self.documents()])
+
+    def multiply_t(self, C: Tensor) -> Tensor:
+        total = torch.zeros(self.terms, C.shape[1], device=C.device)
+        for first, last, step in self.documents():
+            total += step.multiply_t(C[first:last])
+        return total
 
 
 class PlainDense:

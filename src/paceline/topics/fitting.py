@@ -59,10 +59,11 @@ def fit(
             raise UserError(f"{name}={number}: give a whole number, {least} or more")
     if not isinstance(tolerance, int | float) or not tolerance >= 0:
         raise UserError(f"tolerance={tolerance}: give 0 or more")
-    counts = read_counts(X, fractional=fractional)
-    check_topics(k, counts)
     began = perf_counter()
-    problem = problem_of(counts, device_of(device), fractional=fractional)
+    where = device_of(device, X)
+    counts = read_counts(X, fractional=fractional, on_device=where != "cpu")
+    check_topics(k, counts)
+    problem = problem_of(counts, where, fractional=fractional)
     best, loss = None, math.inf
     for number in range(starts):
         found = problem.begin(k, start=start, seed=seed + number, rows=rows, stop=Stop(tolerance, passes=passes))
@@ -113,8 +114,10 @@ def documents_given_topics(
 
 def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False) -> float:
     """The loss, sum(LF - X log LF), in float64."""
-    counts = read_counts(X, fractional=fractional)
+    counts = read_counts(X, fractional=fractional, on_device=True)
     total = float(L.sum(0, dtype=np.float64) @ F.sum(1, dtype=np.float64))
+    if hasattr(counts, "minus_x_log_p"):  # they are on a device
+        return total + counts.minus_x_log_p(L, F)
     Ft = np.ascontiguousarray(F.T, np.float64)
     for block in blocks(counts, block_bytes=EXACT_BYTES):
         rows, values = L[block.start : block.stop].astype(np.float64), block.values
@@ -128,11 +131,14 @@ def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False
     return total
 
 
-def device_of(name: str) -> str:
+def device_of(name: str, X: Any = None) -> str:
+    """The device to use; "auto" is that of X, if it is a tensor on one."""
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"device={name!r}: give one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda, but there is no CUDA device; use device=cpu")
+    if name != "cpu" and isinstance(X, torch.Tensor) and X.is_cuda:
+        return str(X.device)
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

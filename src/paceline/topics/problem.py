@@ -17,8 +17,9 @@ from paceline.topics.blocks import Block, Counts, Csr, sparse_rows
 from paceline.topics.device import Pass
 from paceline.topics.engine import Documents, Fit, Stop
 from paceline.topics.memory import SPARSE_BELOW
+from paceline.topics.on_device import DeviceCounts
 from paceline.topics.rows import cpu_pass
-from paceline.topics.start import first_rows, first_topics
+from paceline.topics.start import FEW_SWEEPS, SWEEPS, Some, first_rows, first_topics
 from paceline.topics.stream import blocks
 from paceline.topics.totals import totals
 
@@ -26,6 +27,7 @@ Tensor = Any  # torch.Tensor; torch is not typed here
 MOST_TOPICS = 512
 STREAM_BYTES = 32 << 20
 LARGEST = 1e30
+DENSE_CHECK = 5  # passes over dense counts on a device for one loss
 
 
 @dataclass(frozen=True)
@@ -36,50 +38,65 @@ class Problem:
     start: int
     stop: int
     per_document: Tensor  # float32, of these documents
-    per_term: np.ndarray  # float64, of all documents
+    per_term: Tensor  # float64, of all documents
     share: Tensor  # float32
     device: torch.device
     documents: Documents
 
     def begin(self, k: int, *, start: str, seed: int, rows: str, stop: Stop) -> Fit:
         """The first point: topics of a sample, the same on every rank, and rows of L for them."""
-        Ft = torch.empty(self.counts.terms, k)
+        Ft = torch.empty(self.counts.terms, k, device=self.device)
         if not _several() or dist.get_rank() == 0:
-            Ft = first_topics(self.counts, self.per_term, k, how=start, seed=seed)
-        Ft = Ft.to(self.device)
+            Ft = self._first_topics(k, start, seed)
         if _several():
             dist.broadcast(Ft, 0)
         L = torch.empty(self.stop - self.start, k, device=self.device)
+        sweeps = FEW_SWEEPS if self.counts.sparse and self.device.type == "cpu" else SWEEPS
         for first, last, work in self.documents():
-            L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share)
+            L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
         return self.at(L, Ft, rows=rows, stop=stop)
+
+    def _first_topics(self, k: int, how: str, seed: int) -> Tensor:
+        """Where one rank has all documents on its device, the start uses the passes over them that are there."""
+        all_here = isinstance(self.counts, DeviceCounts) and not _several()
+        everything = Some(self.documents, self.per_document.double(), self.per_term) if all_here else None
+        return first_topics(
+            self.counts, self.per_term, k, how=how, seed=seed, device=self.device, everything=everything
+        )
 
     def at(self, L: Tensor, Ft: Tensor, *, rows: str, stop: Stop) -> Fit:
         """A fit that goes on from a point."""
-        return Fit(self.documents, L, Ft, stop, rows, all_documents=self.counts.documents if _several() else 0)
+        check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
+        everyone = self.counts.documents if _several() else 0
+        return Fit(self.documents, L, Ft, stop, rows, check=check, all_documents=everyone)
 
 
 def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False) -> Problem:
     """This rank's problem: of N ranks each takes the next N-th part of the documents."""
-    device = torch.device(device)
+    device = counts.device if isinstance(counts, DeviceCounts) else torch.device(device)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _several() else (0, 1)
     start, stop = part_of(counts.documents, rank, world)
-    found = totals(counts, start, stop, fractional=fractional)
-    per_term = torch.from_numpy(found.per_term)
+    there = counts.part(start, stop) if isinstance(counts, DeviceCounts) else None
+    per_document, own = _sums(counts, start, stop, fractional, device) if there is None else there.sums()
+    per_term = own.clone()
     if _several():
-        sums = per_term.to(device)
-        dist.all_reduce(sums)
-        per_term = sums.cpu()
-    if not per_term.any():
+        dist.all_reduce(per_term)
+    total = float(per_term.sum())
+    if not total:
         raise UserError(f"all {counts.documents:,} x {counts.terms:,} counts are zero: there is nothing to learn")
-    if not float(per_term.sum()) < LARGEST:
-        raise UserError(
-            f"the counts add up to {float(per_term.sum()):.3g}; divide them so that it is below {LARGEST:g}"
-        )
-    per_document = torch.from_numpy(found.per_document).float().to(device)
-    share = (per_term / per_term.sum()).float().to(device)
-    documents = _reader(counts, start, stop, per_document, share, device)
-    return Problem(counts, start, stop, per_document, per_term.numpy(), share, device, documents)
+    if not total < LARGEST:
+        raise UserError(f"the counts add up to {total:.3g}; divide them so that it is below {LARGEST:g}")
+    per_document, share = per_document.float(), (per_term / total).float()
+    if there is None:
+        documents = _reader(counts, start, stop, per_document, share, device)
+    else:
+        documents = there.passes(per_document, own, share)
+    return Problem(counts, start, stop, per_document, per_term, share, device, documents)
+
+
+def _sums(counts: Counts, start: int, stop: int, fractional: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    found = totals(counts, start, stop, fractional=fractional)
+    return torch.from_numpy(found.per_document).to(device), torch.from_numpy(found.per_term).to(device)
 
 
 def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:

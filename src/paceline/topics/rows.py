@@ -134,11 +134,11 @@ class SparseRows:
 
 def rows_for_topics(block: Block, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
     """Rows of L, in place, for topics that stay; returns the sum of -x log p."""
-    from paceline.topics.start import first_rows
+    from paceline.topics.start import FEW_SWEEPS, first_rows
 
     values = block.values if isinstance(block.values, Csr) else sparse_rows(block.values)
     work, share = cpu_pass(Block(block.start, values), Ft[:, 0]), Ft.mean(1)
-    L.copy_(first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share))
+    L.copy_(first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share, FEW_SWEEPS))
     if isinstance(work, SparseRows) and L.shape[1] <= NEWTON_K:
         return work.solve(L, Ft, steps, tolerance)
     unused = torch.zeros_like(Ft)

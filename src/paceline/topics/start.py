@@ -1,32 +1,58 @@
 """Where a fit begins: topics of a sample of the documents, found by least squares or as the best of several tries.
 
 The sample is a function of the documents and the seed alone, so that every number of ranks begins at the same topics.
+Of counts that live on a device all dense documents are taken, and more of the sparse ones; all of it happens there.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.topics.blocks import Counts, Csr, DenseCounts, SparseCounts, dense_rows, joined, stacked
-from paceline.topics.device import Pass
-from paceline.topics.engine import Fit
+from paceline.topics.device import Joined, Pass
+from paceline.topics.engine import Documents, Fit
+from paceline.topics.on_device import DeviceCounts, uploaded
 from paceline.topics.rows import cpu_pass
-from paceline.topics.start_ls import TINY, least_squares_start, plain_sweeps
+from paceline.topics.start_ls import TINY, least_squares_start, sweep_columns
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 RUNS = 64  # of consecutive documents that a sample is made of
-SAMPLE_WORK = 300_000  # nonzeros of a sparse sample
-SAMPLE_ROWS = 500  # documents of it, at least
-DENSE_WORK = 50_000_000  # counts of a dense sample
 TRIES = 2
 SURPLUS = 3  # times k documents that a try begins with
 FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
-ROW_SWEEPS = 10
+FEW_SWEEPS, SWEEPS = (
+    10,
+    40,
+)  # of least squares for rows: where they take longer than the passes they save, and elsewhere
+DEVICE_TURNS = {"sample": 1 << 62, "sample_turns": 0, "turns": 300}  # a turn on all costs what one on a sample does
 MIX = 0.02  # of the average in every topic: no term is ruled out by the sample
 STARTS = ("auto", "race", "least_squares", "random")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a sample: nonzeros of a sparse one and documents of it at least, and counts of a dense one."""
+
+    nonzeros: int
+    rows: int
+    counts: int
+
+
+FOR_CPU = Size(300_000, 500, 50_000_000)
+FOR_DEVICE = Size(3_000_000, 5_000, 1_000_000_000)
+
+
+@dataclass(frozen=True)
+class Some:
+    """The documents that topics are looked for in: the passes over them, and their sums (float64), on one device."""
+
+    passes: Documents
+    per_document: Tensor
+    per_term: Tensor
 
 
 def random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
@@ -36,39 +62,55 @@ def random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
     return Ft / Ft.sum(0)
 
 
-def first_topics(counts: Counts, per_term: np.ndarray, k: int, *, how: str = "auto", seed: int = 0) -> Tensor:
-    """F transposed (terms, k), on the CPU. `how`: "auto" takes least squares for dense counts, a race for sparse."""
-    shares = torch.from_numpy(per_term)
+def first_topics(
+    counts: Counts,
+    per_term: Any,
+    k: int,
+    *,
+    how: str = "auto",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    everything: Some | None = None,
+) -> Tensor:
+    """F transposed (terms, k), on `device`. `how`: "auto" takes least squares for dense counts, a race for sparse.
+
+    `everything`: all documents, where the passes over them are on the device already.
+    """
+    device = torch.device(device)
+    in_all = torch.as_tensor(per_term).to(device)
     if how == "random":
-        return random_topics(shares, k, seed)
-    few, terms = _without_unused(sample(counts, seed, least=2 * k))
-    dense = how == "least_squares" or (how == "auto" and not few.sparse)
-    dense = dense and k <= min(few.documents, few.terms)
-    Ft = torch.zeros(counts.terms, k)
-    Ft[terms] = _by_least_squares(few, k, seed) if dense else _by_race(few, k, seed)
-    return _mixed(Ft, shares)
+        return random_topics(in_all.cpu(), k, seed).to(device)
+    size = FOR_CPU if device.type == "cpu" and not isinstance(counts, DeviceCounts) else FOR_DEVICE
+    few, terms = _without_unused(sample(counts, seed, least=2 * k, size=size))
+    some = everything if few is counts and everything is not None else _some(few, device)
+    by_squares = how == "least_squares" or (how == "auto" and not few.sparse)
+    by_squares = by_squares and k <= min(few.documents, few.terms)
+    Ft = torch.zeros(counts.terms, k, device=device)
+    Ft[terms.to(device)] = _by_least_squares(some, k, seed) if by_squares else _by_race(some, k, seed)
+    return Ft * (1 - MIX) + MIX * (in_all / in_all.sum()).float()[:, None]
 
 
-def first_rows(work: Pass, Ft: Tensor, per_document: Tensor, share: Tensor) -> Tensor:
+def first_rows(work: Pass, Ft: Tensor, per_document: Tensor, share: Tensor, sweeps: int = SWEEPS) -> Tensor:
     """Rows of L for given topics by weighted nonnegative least squares: one read of the documents.
 
     Documents are k numbers then, their products with the topics, and each row is found from those alone.
     """
     k = Ft.shape[1]
-    weighted = Ft / share.clamp_min(TINY)[:, None]
+    weighted = torch.where(share[:, None] > 0, Ft / share.clamp_min(TINY)[:, None], torch.zeros_like(Ft))
     rows = torch.full((k, len(per_document)), 1 / k, device=Ft.device)
     target = work.multiply(weighted).T / per_document.clamp_min(TINY)
-    plain_sweeps(target.contiguous(), Ft.T @ weighted, rows, ROW_SWEEPS)
+    sweep_columns(target.contiguous(), Ft.T @ weighted, rows, sweeps)
     size = rows.sum(0)[:, None]
     L = torch.where(size > 0, rows.T / size.clamp_min(TINY), torch.full_like(size, 1 / k))
     return ((1 - MIX) * L + MIX / k).contiguous()
 
 
-def sample(counts: Counts, seed: int, least: int = 1) -> Counts:
+def sample(counts: Counts, seed: int, least: int = 1, size: Size = FOR_CPU) -> Counts:
     """Some of the documents, `least` or more, in memory: short runs of them, spread evenly over all."""
-    weights = counts.weights()
-    mean = max(1.0, float(weights.mean()))
-    rows = max(SAMPLE_ROWS, int(SAMPLE_WORK / mean)) if counts.sparse else int(DENSE_WORK / mean)
+    if isinstance(counts, DeviceCounts) and not counts.sparse:
+        return counts
+    mean = max(1.0, float(counts.weights().mean()))
+    rows = max(size.rows, int(size.nonzeros / mean)) if counts.sparse else int(size.counts / mean)
     rows = max(rows, least)
     if rows >= counts.documents:
         return counts if counts.resident else _in_memory([counts.block(0, counts.documents).values], counts.terms)
@@ -77,7 +119,10 @@ def sample(counts: Counts, seed: int, least: int = 1) -> Counts:
     stride = counts.documents / runs
     offset = np.random.default_rng(seed).random() * max(0.0, stride - length)
     starts = [int(i * stride + offset) for i in range(runs)]
-    return _in_memory([counts.block(at, min(at + length, counts.documents)).values for at in starts], counts.terms)
+    ranges = [(at, min(at + length, counts.documents)) for at in starts]
+    if isinstance(counts, DeviceCounts):
+        return counts.some(ranges)
+    return _in_memory([counts.block(*some).values for some in ranges], counts.terms)
 
 
 def _in_memory(parts: list[np.ndarray | Csr], terms: int) -> Counts:
@@ -86,55 +131,58 @@ def _in_memory(parts: list[np.ndarray | Csr], terms: int) -> Counts:
     return DenseCounts(stacked([dense_rows(v, terms) if isinstance(v, Csr) else v for v in parts]))
 
 
-def _by_least_squares(few: Counts, k: int, seed: int) -> Tensor:
-    per_document, per_term = _sums(few)
-    work = cpu_pass(few.block(0, few.documents), per_term)
-    _, Ft = least_squares_start(
-        work.multiply, work.multiply_t, few.documents, few.terms, k, per_document, per_term, seed=seed
-    )
+def _some(few: Counts, device: torch.device) -> Some:
+    """All documents of a sample, on the device."""
+    if device.type == "cpu" and not isinstance(few, DeviceCounts):
+        sums = _sums(few)
+        whole = [(0, few.documents, cpu_pass(few.block(0, few.documents), sums[1]))]
+        return Some(lambda: whole, *sums)
+    there = few if isinstance(few, DeviceCounts) else uploaded(few, device)
+    per_document, per_term = there.sums()
+    share = (per_term / per_term.sum()).float()
+    return Some(there.passes(per_document.float(), per_term, share), per_document, per_term)
+
+
+def _by_least_squares(some: Some, k: int, seed: int) -> Tensor:
+    n, m = len(some.per_document), len(some.per_term)
+    work, device = Joined(some.passes, m), some.per_term.device
+    options: dict[str, Any] = {"seed": seed, "device": device, "mix": 0.0}
+    options |= DEVICE_TURNS if device.type == "cuda" else {}
+    sums = (some.per_document, some.per_term)
+    _, Ft = least_squares_start(work.multiply, work.multiply_t, n, m, k, *sums, **options)
     return Ft
 
 
-def _by_race(few: Counts, k: int, seed: int) -> Tensor:
+def _by_race(some: Some, k: int, seed: int) -> Tensor:
     """The best of several tries.
 
     Each begins with more topics than asked for, every one of them a document half mixed with the average, and drops
     those that the fewest words belong to, half of the surplus at a time: what is left has taken over their words.
     Better optima are found so than from k random topics, in the time of a few passes over the sample.
     """
-    per_document, per_term = _sums(few)
-    work = cpu_pass(few.block(0, few.documents), per_term)
-    whole = [(0, few.documents, work)]
     fits = []
     for number in range(TRIES):
-        fit = Fit(lambda: whole, *_documents_as_topics(few, SURPLUS * k, 1000 * seed + number), accelerate=False)
+        fit = Fit(some.passes, *_documents_as_topics(some, SURPLUS * k, 1000 * seed + number), accelerate=False)
         _passes(fit, FIRST_PASSES)
         while (surplus := fit.L.shape[1] - k) > 0:
             left = surplus // 2
-            fit = Fit(lambda: whole, *_largest(*fit.result(), per_document, k + left), accelerate=not left)
+            fit = Fit(some.passes, *_largest(*fit.result(), some.per_document, k + left), accelerate=not left)
             _passes(fit, EACH_PASSES if left else LAST_PASSES)
         fits.append(fit)
     return min(fits, key=lambda fit: min(fit.losses)).result()[1]
 
 
-def _documents_as_topics(few: Counts, k: int, seed: int) -> tuple[Tensor, Tensor]:
+def _documents_as_topics(some: Some, k: int, seed: int) -> tuple[Tensor, Tensor]:
     """L, the same for every document, and F transposed: k of the longer documents, each mixed with the average."""
-    per_document, per_term = _sums(few)
-    share = (per_term / per_term.sum()).float()
-    length = per_document.numpy()
+    share = (some.per_term / some.per_term.sum()).float()
+    length = some.per_document.cpu().numpy()
     longer = np.flatnonzero(length >= np.median(length[length > 0]))
     chosen = np.random.default_rng(seed).choice(longer, k, replace=len(longer) < k)
-    Ft = torch.stack([_row(few, int(at)) / per_document[int(at)].float() for at in chosen], 1)
-    return torch.full((few.documents, k), 1 / k), 0.5 * Ft + 0.5 * share[:, None]
-
-
-def _row(few: Counts, at: int) -> Tensor:
-    values = few.block(at, at + 1).values
-    if not isinstance(values, Csr):
-        return torch.from_numpy(values[0].astype(np.float32))
-    row = torch.zeros(few.terms)
-    row[torch.from_numpy(values.indices.astype(np.int64))] = torch.from_numpy(values.data.astype(np.float32))
-    return row
+    only = torch.zeros(len(length), k)
+    only[torch.from_numpy(chosen), torch.arange(k)] = 1.0
+    rows = Joined(some.passes, len(share)).multiply_t(only.to(share.device))
+    Ft = rows / some.per_document[torch.from_numpy(chosen).to(share.device)].float()
+    return torch.full((len(length), k), 1 / k, device=share.device), 0.5 * Ft + 0.5 * share[:, None]
 
 
 def _largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -151,7 +199,9 @@ def _passes(fit: Fit, count: int) -> None:
 
 
 def _without_unused(few: Counts) -> tuple[Counts, Tensor]:
-    """A sparse sample without the terms that it does not use, and the numbers of the others."""
+    """A sparse sample without the terms that it does not use, and the numbers of the others. Large ones keep all."""
+    if isinstance(few, DeviceCounts):
+        return few, torch.arange(few.terms)
     values = few.block(0, few.documents).values
     if not isinstance(values, Csr):
         return few, torch.arange(few.terms)
@@ -171,8 +221,3 @@ def _sums(few: Counts) -> tuple[Tensor, Tensor]:
     else:
         per_document, per_term = (values.sum(axis, dtype=np.float64) for axis in (1, 0))
     return torch.from_numpy(per_document), torch.from_numpy(per_term)
-
-
-def _mixed(Ft: Tensor, per_term: Tensor) -> Tensor:
-    share = (per_term / per_term.sum()).float()
-    return Ft * (1 - MIX) + MIX * share[:, None]

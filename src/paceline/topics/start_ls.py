@@ -20,6 +20,7 @@ Tensor = Any  # torch.Tensor; torch is not typed here
 Product = Callable[[Tensor], Tensor]
 TINY = 1e-20
 CARRY_SWEEPS = 20
+RECORDED_FROM = 8  # turns
 PARTS = 64  # long sums on a device are cut into so many: else a few of its processors do all the work
 
 
@@ -137,9 +138,31 @@ def side(basis: Tensor, factor: Tensor) -> Tensor:
 
 def hals(documents: Tensor, terms: Tensor, k: int, turns: int, sweeps: int) -> None:
     """Both factors in turn, in place."""
-    for _ in range(turns):
+
+    def turn() -> None:
         nonnegative(terms, documents, k, sweeps)
         nonnegative(documents, terms, k, sweeps)
+
+    repeat(turn, turns, documents.device)
+
+
+def repeat(work: Callable[[], None], times: int, device: torch.device) -> None:
+    """The same work on the same tensors, again and again. On a device it is recorded once: small kernels take longer to
+    launch one by one than to run."""
+    if device.type != "cuda" or times < RECORDED_FROM:
+        for _ in range(times):
+            work()
+        return
+    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        work()  # kernels are compiled and libraries set up at first use: neither can be recorded
+        graph.capture_begin(capture_error_mode="thread_local")
+        work()
+        graph.capture_end()
+        for _ in range(times - 1):
+            graph.replay()
+    stream.synchronize()  # what was recorded owns its memory: it must not end before its work
 
 
 def nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
@@ -152,12 +175,17 @@ def nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
         products = fixed[rank:] @ fixed.T
     target = products[:, :rank] @ free[:rank]
     gram = products[:, rank:].contiguous()
+    sweep_columns(target, gram, free[rank:], sweeps)
+
+
+def sweep_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
+    """Coordinate descent for min over w >= 0 of w gram w / 2 - c w, for each column c of `target` and w of `free`."""
     if triton_runs_on(free.device):
         from paceline.topics.triton_calls import least_squares_columns
 
-        least_squares_columns(target, gram, free[rank:], sweeps)
+        least_squares_columns(target, gram, free, sweeps)
     else:
-        plain_sweeps(target, gram, free[rank:], sweeps)
+        plain_sweeps(target, gram, free, sweeps)
 
 
 def plain_sweeps(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:

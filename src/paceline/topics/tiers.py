@@ -19,7 +19,7 @@ from paceline.topics.device import DensePass, Pass, PlainDense, copy_rows, make_
 from paceline.topics.stream import blocks
 
 Tensor = Any
-DEVICE_SHARE, HOST_SHARE = 0.7, 0.5  # of what is free
+DEVICE_SHARE, HOST_SHARE = 0.7, 0.5  # of the memory that is free
 
 
 class Tiers:
@@ -49,15 +49,6 @@ class Tiers:
         source = blocks(counts, self.start, self.stop, block_bytes)
         rest = self._fill_device(source, free_device_bytes(self.device) if device_bytes is None else device_bytes)
         self.on_disk = self._fill_host(rest, free_host_bytes() if host_bytes is None else host_bytes)
-
-    def multiply(self, B: Tensor) -> Tensor:
-        return torch.cat([step.multiply(B) for _, _, step in self.steps()])
-
-    def multiply_t(self, C: Tensor) -> Tensor:
-        total = torch.zeros(len(self.q), C.shape[1], device=self.device)
-        for first, last, step in self.steps():
-            total += step.multiply_t(C[first:last])
-        return total
 
     def _fill_device(self, source: Iterator[Block], budget: int) -> Iterator[Block]:
         """As many documents as fit, as one pass; what does not fit is handed back."""
@@ -165,9 +156,11 @@ def pinned(block: Block) -> Block:
 
 
 def free_device_bytes(device: torch.device) -> int:
+    """Of what is free, and of what torch keeps for later."""
     if device.type != "cuda":
         return 1 << 62
-    return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] + kept))
 
 
 def free_host_bytes() -> int:

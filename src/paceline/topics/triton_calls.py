@@ -12,8 +12,10 @@ import triton
 from paceline.errors import UserError
 from paceline.topics import triton_kernels as kernels
 from paceline.topics import triton_sparse as sparse
+from paceline.topics.device import taken
 
 Tensor = Any
+Csr = tuple[Tensor, Tensor, Tensor]
 LARGEST_K = 512
 SCALE = 64.0  # of the documents' operand, and
 FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest half
@@ -35,13 +37,14 @@ class Tile:
 
 # By topics, padded to a power of two. Halves: counts up to 255. Float32 (tf32 products): all other counts.
 HALF_TILES = {
-    16: Tile(64, 128, 4, 3),
-    32: Tile(64, 128, 4, 3),
+    16: Tile(128, 128, 4, 3),
+    32: Tile(128, 128, 4, 3),
     64: Tile(64, 128, 4, 3),
     128: Tile(128, 64, 8, 3),
     256: Tile(128, 64, 8, 2),
     512: Tile(64, 32, 8, 2),
 }
+LOSS_TILE = Tile(64, 128, 4, 3)  # halves and few topics: the logarithms need registers that a larger tile has not
 FULL_TILES = {
     16: Tile(128, 64, 8, 3),
     32: Tile(128, 64, 8, 3),
@@ -52,9 +55,10 @@ FULL_TILES = {
 }
 SHARED_BYTES = 200 << 10  # what the tables above need; devices with less take these, save for halves and few topics
 SMALL_HALF_TILE, SMALL_FULL_TILE = Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)
+SUM_ROWS = 1024  # that one program adds up
 PRODUCT_TILE = Tile(128, 64, 8, 2)
-SPARSE_NONZEROS, SPARSE_WARPS = 64, 2
-NEWTON_NONZEROS, NEWTON_WARPS = 64, 2
+ROW_NONZEROS, ROW_WARPS = 32, 1
+TERM_NONZEROS, TERM_WARPS = 64, 2
 
 
 def padded_topics(k: int) -> int:
@@ -63,8 +67,10 @@ def padded_topics(k: int) -> int:
     return max(16, triton.next_power_of_2(k))
 
 
-def dense_tile(counts: Tensor, k: int) -> Tile:
+def dense_tile(counts: Tensor, k: int, loss: bool = False) -> Tile:
     half, K = counts.dtype == torch.uint8, padded_topics(k)
+    if half and loss and K <= FUSED_K:
+        return LOSS_TILE
     if counts.is_cuda and (K > FUSED_K or not half):
         shared = torch.cuda.get_device_properties(counts.device).shared_memory_per_block_optin
         if shared < SHARED_BYTES:
@@ -73,11 +79,12 @@ def dense_tile(counts: Tensor, k: int) -> Tile:
 
 
 def operand(rows: Tensor, size: int, counts: Tensor, *, empty: float) -> Tensor:
-    """(size, K) in the type that `counts` are worked on with; rows beyond the last hold `empty` for the first topic."""
+    """(size, K) in the type that `counts` are worked on with; rows beyond the last hold `empty` for all topics: for one
+    of them alone u v would be zero where a share is."""
     dtype = torch.float16 if counts.dtype == torch.uint8 else torch.float32
     result = torch.zeros(size, padded_topics(rows.shape[1]), device=rows.device, dtype=dtype)
     result[: len(rows), : rows.shape[1]] = rows if dtype == torch.float16 else nearest_tf32(rows)
-    result[len(rows) :, 0] = empty
+    result[len(rows) :, : rows.shape[1]] = empty
     return result
 
 
@@ -100,6 +107,16 @@ def dense_statistics(counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: 
     if not both:
         _dense(counts, v, u, other, own, losses, tile, terms=True)
     return own, other, losses
+
+
+def small_sums(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of rows and of columns of uint8 or uint16 counts, float64."""
+    rows, terms = counts.shape
+    per_document, per_term = (torch.zeros(size, dtype=torch.int64, device=counts.device) for size in (rows, terms))
+    kernels.small_sums[(triton.cdiv(terms, 512), triton.cdiv(rows, SUM_ROWS))](
+        counts.contiguous(), per_document, per_term, rows, terms, SUM_ROWS, BM=16, BN=512
+    )
+    return per_document.double(), per_term.double()
 
 
 def dense_product(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
@@ -154,52 +171,34 @@ def is_fast(counts: Tensor) -> bool:
     return counts.is_cuda and torch.version.cuda is not None and counts.dtype == torch.uint8
 
 
-def sparse_update(
-    csr: tuple[Tensor, Tensor, Tensor], L: Tensor, table: Tensor, S: Tensor | None, totals: Tensor, *,
-    newton: bool, loss: bool, sweeps: int = 1, nonzeros: int | None = None, warps: int | None = None,
-) -> Tensor:  # fmt: skip
-    """L in place by EM or Newton; S (terms, K), if given, gets the statistic. Returns sum_j x log p' per document."""
+def sparse_update(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton: bool, loss: bool) -> Tensor:
+    """L in place by EM or Newton. Returns sum_j x log p' per document."""
     mode = (sparse.NEWTON if newton else sparse.EM).value
     losses = torch.zeros(len(L) if loss else 1, device=L.device)
-    nonzeros = nonzeros or (NEWTON_NONZEROS if newton else SPARSE_NONZEROS)
-    warps = warps or (NEWTON_WARPS if newton else SPARSE_WARPS)
-    _sparse(csr, L, table, S, losses, totals, mode, loss=loss, sweeps=sweeps, nonzeros=nonzeros, warps=warps)
+    _sparse_rows(csr, L, table, losses, totals, mode, loss=loss)
     return losses
 
 
-def sparse_product(csr: tuple[Tensor, Tensor, Tensor], B: Tensor) -> Tensor:
+def sparse_product(csr: Csr, B: Tensor) -> Tensor:
     """X @ B for the documents of `csr`."""
-    rows = len(csr[0]) - 1
     results = []
     for columns in B.split(PRODUCT_K, dim=1):
-        out = torch.zeros(rows, columns.shape[1], device=B.device)
-        _sparse(csr, out, full_operand(columns), None, out, out, sparse.PRODUCT.value)
+        out = torch.zeros(len(csr[0]) - 1, columns.shape[1], device=B.device)
+        _sparse_rows(csr, out, full_operand(columns), out, out, sparse.PRODUCT.value)
         results.append(out)
     return torch.cat(results, dim=1)
 
 
-def sparse_spread(csr: tuple[Tensor, Tensor, Tensor], C: Tensor, terms: int) -> Tensor:
-    """X.T @ C for the documents of `csr`."""
-    results = []
-    for columns in C.split(PRODUCT_K, dim=1):
-        out = torch.zeros(terms, padded_topics(columns.shape[1]), device=C.device)
-        _sparse(csr, columns.contiguous(), out, out, out, out, sparse.SPREAD.value)
-        results.append(out[:, : columns.shape[1]])
-    return torch.cat(results, dim=1)
-
-
-def _sparse(
-    csr: tuple[Tensor, Tensor, Tensor], L: Tensor, table: Tensor, S: Tensor | None, losses: Tensor, totals: Tensor,
-    mode: int, *, loss: bool = False, sweeps: int = 1, nonzeros: int | None = None, warps: int | None = None,
-) -> None:  # fmt: skip
+def _sparse_rows(
+    csr: Csr, L: Tensor, table: Tensor, losses: Tensor, totals: Tensor, mode: int, *, loss: bool = False
+) -> None:
     if len(L) == 0:
         return
     K = table.shape[1]
-    many = max(16, min(nonzeros or SPARSE_NONZEROS, 8192 // K))
+    many = max(16, min(ROW_NONZEROS, 8192 // K))
     sparse.sparse_rows[(len(L),)](
-        *csr, L, table, table if S is None else S, losses, totals, L.shape[1],
-        MODE=mode, STATISTIC=S is not None, WITH_LOSS=loss, K=K, NB=many, SWEEPS=sweeps,
-        num_warps=max(warps or SPARSE_WARPS, K * many // 4096),
+        *csr, L, table, losses, totals, L.shape[1],
+        MODE=mode, WITH_LOSS=loss, K=K, NB=many, SWEEPS=1, num_warps=max(ROW_WARPS, K * many // 4096),
     )  # fmt: skip
 
 
@@ -221,12 +220,12 @@ class Items:
     PIECE = 1024
 
 
-def by_terms(csr: tuple[Tensor, Tensor, Tensor], terms: int) -> Items:
+def by_terms(csr: Csr, terms: int) -> Items:
     pointer, index, count = csr
     device = index.device
     order = torch.argsort(index, stable=True)
     documents = torch.arange(len(pointer) - 1, device=device, dtype=torch.int32)
-    document = torch.repeat_interleave(documents, pointer.diff())[order]
+    document = torch.repeat_interleave(documents, pointer.diff(), output_size=len(index))[order]
     per_term = torch.bincount(index, minlength=terms)
     first = per_term.cumsum(0) - per_term
     pieces = -(-per_term // Items.PIECE)
@@ -234,19 +233,32 @@ def by_terms(csr: tuple[Tensor, Tensor, Tensor], terms: int) -> Items:
     number = torch.arange(len(term), device=device) - (pieces.cumsum(0) - pieces)[term]
     begin = first[term] + number * Items.PIECE
     end = torch.minimum(begin + Items.PIECE, (first + per_term)[term])
-    count = count.to(torch.int32)[order].to(count.dtype) if count.dtype == torch.uint16 else count[order]
-    return Items(term.to(torch.int32), begin, end, document, count.contiguous())
+    return Items(term.to(torch.int32), begin, end, document, taken(count, order))
 
 
-def sparse_statistic(items: Items, L: Tensor, table: Tensor, S: Tensor, *, nonzeros: int = 64, warps: int = 2) -> None:
-    """S (terms, K) += sum_i x / p' l_i, from the nonzeros in the order of the terms."""
+def sparse_statistic(items: Items, L: Tensor, table: Tensor, S: Tensor) -> None:
+    """S (terms, K) += sum_i x / p' l_i."""
+    _sparse_terms(items, L, table, S, ratio=True)
+
+
+def sparse_spread(items: Items, C: Tensor, terms: int) -> Tensor:
+    """X.T @ C."""
+    results = []
+    for columns in C.split(PRODUCT_K, dim=1):
+        out = torch.zeros(terms, padded_topics(columns.shape[1]), device=C.device)
+        _sparse_terms(items, columns.contiguous(), out, out, ratio=False)
+        results.append(out[:, : columns.shape[1]])
+    return torch.cat(results, dim=1)
+
+
+def _sparse_terms(items: Items, L: Tensor, table: Tensor, S: Tensor, *, ratio: bool) -> None:
     if len(items.term) == 0:
         return
     K = table.shape[1]
-    many = max(16, min(nonzeros, 8192 // K))
+    many = max(16, min(TERM_NONZEROS, 8192 // K))
     sparse.sparse_terms[(len(items.term),)](
         items.term, items.begin, items.end, items.document, items.count, L, table, S, L.shape[1],
-        RATIO=True, K=K, NB=many, num_warps=max(warps, K * many // 4096),
+        RATIO=ratio, K=K, NB=many, num_warps=max(TERM_WARPS, K * many // 4096),
     )  # fmt: skip
 
 
@@ -256,6 +268,6 @@ def least_squares_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: in
     K = padded_topics(k)
     columns = max(16, 2048 // K)
     kernels.least_squares_rows[(triton.cdiv(size, columns),)](
-        target.contiguous(), gram.contiguous(), free, size, k, K=K, BN=columns, SWEEPS=sweeps,
+        target.contiguous(), gram.contiguous(), free, size, k, sweeps, K=K, BN=columns,
         num_warps=max(2, columns * K // 1024),
     )  # fmt: skip

@@ -263,8 +263,25 @@ def dense_pass(
 
 
 @triton.jit
+def small_sums(
+    X, ROWS, TERMS, rows, terms, rows_per_split, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Sums of the rows and of the columns of counts up to 65,535, in whole numbers: ROWS and TERMS are int64."""
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    begin = tl.program_id(1) * rows_per_split
+    total = tl.zeros((BM, BN), dtype=tl.int32)  # of every BM-th row: columns are added up across warps once, at the end
+    for at in range(begin, tl.minimum(begin + rows_per_split, rows), BM):
+        i = at + tl.arange(0, BM)
+        inside = (i < rows)[:, None] & (j < terms)[None, :]
+        x = tl.load(X + i.to(tl.int64)[:, None] * terms + j[None, :], mask=inside, other=0).to(tl.int32)
+        total += x
+        tl.atomic_add(ROWS + i, tl.sum(x, axis=1).to(tl.int64), mask=i < rows, sem="relaxed")
+    tl.atomic_add(TERMS + j, tl.sum(total, axis=0).to(tl.int64), mask=j < terms, sem="relaxed")
+
+
+@triton.jit
 def least_squares_rows(
-    C, A, W, n, k, K: tl.constexpr, BN: tl.constexpr, SWEEPS: tl.constexpr
+    C, A, W, n, k, sweeps, K: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Sweeps of coordinate descent for min over w >= 0 of w A w / 2 - c w, for each column w of W (k x n), in place."""
     column = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -273,7 +290,7 @@ def least_squares_rows(
     at = topic.to(tl.int64)[:, None] * n + column[None, :]
     c = tl.load(C + at, mask=inside, other=0.0)
     w = tl.load(W + at, mask=inside, other=0.0)
-    for _ in tl.static_range(SWEEPS):
+    for _ in range(sweeps):
         for a in range(k):
             row = tl.load(A + a * k + topic, mask=topic < k, other=0.0)
             curvature = tl.load(A + a * k + a)

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-EM, NEWTON, PRODUCT, SPREAD = (tl.constexpr(mode) for mode in (1, 2, 3, 4))
+EM, NEWTON, PRODUCT = (tl.constexpr(mode) for mode in (1, 2, 3))
 SMALLEST = tl.constexpr(1e-12)  # of p' in the sparse kernels: only a term that no topic of a document has falls below
 
 
@@ -30,14 +30,12 @@ def coordinate_sweeps(li, gradient, H, k, K: tl.constexpr, SWEEPS: tl.constexpr)
 
 @triton.jit
 def sparse_rows(
-    POINTER, INDEX, COUNT, L, F, S, LOSS, TOTAL, k,
-    MODE: tl.constexpr, STATISTIC: tl.constexpr, WITH_LOSS: tl.constexpr,
-    K: tl.constexpr, NB: tl.constexpr, SWEEPS: tl.constexpr,
+    POINTER, INDEX, COUNT, L, F, LOSS, TOTAL, k,
+    MODE: tl.constexpr, WITH_LOSS: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, SWEEPS: tl.constexpr,
 ):  # fmt: skip
-    """One program per document, NB of its nonzeros at a time. L is (documents, k), F and S are (terms, K).
+    """One program per document, NB of its nonzeros at a time. L is (documents, k), F is (terms, K).
 
-    EM and NEWTON update L[i] in place. STATISTIC: also S[j] += x / p l, by atomics; with l before the update in EM,
-    after it in NEWTON. PRODUCT: L[i] = sum_j x_ij F[j]. SPREAD: S[j] += x_ij L[i].
+    EM and NEWTON update L[i] in place. PRODUCT: L[i] = sum_j x_ij F[j].
     """
     i = tl.program_id(0).to(tl.int64)
     topic = tl.arange(0, K)
@@ -52,43 +50,28 @@ def sparse_rows(
         at = start + tl.arange(0, NB)
         inside = at < end
         j = tl.load(INDEX + at, mask=inside, other=0).to(tl.int64)
-        x = tl.load(COUNT + at, mask=inside, other=0).to(tl.float32)
-        w = x
-        if MODE != SPREAD:
-            f = tl.load(F + j[:, None] * K + topic[None, :])
-            if MODE != PRODUCT:
-                p = tl.maximum(tl.sum(f * li[None, :], axis=1), SMALLEST)
-                w = x / p
-            g += tl.sum(f * w[:, None], axis=0)
-        if MODE == NEWTON:
-            H += tl.dot(tl.trans(f * (w / p)[:, None]), f)
-        if WITH_LOSS:
-            loss += tl.sum(x * tl.log(p))
-        if STATISTIC and MODE != NEWTON:
-            s_at = S + j[:, None] * K + topic[None, :]
-            tl.atomic_add(s_at, w[:, None] * li[None, :], mask=inside[:, None] & real[None, :], sem="relaxed")
+        w = tl.load(COUNT + at, mask=inside, other=0).to(tl.float32)
+        f = tl.load(F + j[:, None] * K + topic[None, :])
+        if MODE != PRODUCT:
+            p = tl.maximum(tl.sum(f * li[None, :], axis=1), SMALLEST)
+            if WITH_LOSS:
+                loss += tl.sum(w * tl.log(p))
+            w = w / p
+            if MODE == NEWTON:
+                H += tl.dot(tl.trans(f * (w / p)[:, None]), f)
+        g += tl.sum(f * w[:, None], axis=0)
     if WITH_LOSS:
         tl.store(LOSS + i, loss)
     if MODE == PRODUCT:
-        tl.store(L + i * k + topic, g, mask=real)
-    elif MODE != SPREAD:
+        li = g
+    else:
         if MODE == NEWTON:  # noqa: SIM108
             new = coordinate_sweeps(li, tl.load(TOTAL + i) - g, H, k, K, SWEEPS)
         else:
             new = li * g
         norm = tl.sum(new)
         li = tl.where(norm > 0, new / tl.maximum(norm, 1e-30), li)
-        tl.store(L + i * k + topic, li, mask=real)
-        if STATISTIC and MODE == NEWTON:
-            for start in range(begin, end, NB):
-                at = start + tl.arange(0, NB)
-                inside = at < end
-                j = tl.load(INDEX + at, mask=inside, other=0).to(tl.int64)
-                x = tl.load(COUNT + at, mask=inside, other=0).to(tl.float32)
-                f = tl.load(F + j[:, None] * K + topic[None, :])
-                w = x / tl.maximum(tl.sum(f * li[None, :], axis=1), SMALLEST)
-                s_at = S + j[:, None] * K + topic[None, :]
-                tl.atomic_add(s_at, w[:, None] * li[None, :], mask=inside[:, None] & real[None, :], sem="relaxed")
+    tl.store(L + i * k + topic, li, mask=real)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -54,22 +54,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
 
     def forward(self, x_BSD: Tensor, *, tables: Tables | None = None) -> Tensor:
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.projections(x_BSD))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (self.q(x_BSD), self.k(x_BSD), self.v(x_BSD)))
         if tables is not None:
             cos_Sd, sin_Sd = (table[: q.shape[1]] for table in tables)
             q, k = rotate(q, cos_Sd, sin_Sd), rotate(k, cos_Sd, sin_Sd)
         return self.out(causal_attention(q, k, v).flatten(-2))
-
-    def projections(self, x_BSD: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values. A compiler joins the three matrices while it casts them: one product is faster."""
-        layers = (self.q, self.k, self.v)
-        if not torch.compiler.is_compiling() or any(
-            type(p.weight) is DTensor or type(p) is not nn.Linear for p in layers
-        ):
-            return [layer(x_BSD) for layer in layers]
-        joined = F.linear(x_BSD, torch.cat([layer.weight for layer in layers]))
-        q, k, v = joined.split([layer.out_features for layer in layers], dim=-1)
-        return q, k, v.contiguous()  # what is kept for the backward pass: a view would keep all three
 
 
 def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:

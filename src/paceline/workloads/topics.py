@@ -220,9 +220,10 @@ class TopicPasses:
         losses, done = self.fit.losses, self.fit.passes
         if self.fit.why_done:
             return done
-        if len(losses) > 2 * WINDOW and self.fit.stop.gain:
-            gains = [(losses[-1 - WINDOW - at] - losses[-1 - at]) / WINDOW / abs(losses[-1]) for at in (WINDOW, 0)]
+        window, between = self.fit.window, self.fit.window * self.fit.check
+        if len(losses) > 2 * window and self.fit.stop.gain:
+            gains = [(losses[-1 - window - at] - losses[-1 - at]) / between / abs(losses[-1]) for at in (window, 0)]
             if 0 < gains[1] < gains[0]:  # else what was expected before stands
-                left = WINDOW * math.log(self.fit.stop.gain / gains[1]) / math.log(gains[1] / gains[0])
+                left = between * math.log(self.fit.stop.gain / gains[1]) / math.log(gains[1] / gains[0])
                 self._expected = min(self.most, done + max(1, math.ceil(left)))
         return max(self._expected, min(self.most, done + WINDOW))

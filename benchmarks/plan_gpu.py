@@ -1,0 +1,289 @@
+"""Is the plan right on this CUDA device? Step time and peak memory of six runs, planned and measured.
+
+    python benchmarks/plan_gpu.py [--set fresh|seen] [--out plan_gpu.json] [--data AG_NEWS_FOLDER]
+
+It calibrates first (under a minute), plans each run with that calibration and with the catalogue alone, then trains it
+for a few steps. No number of the planner was fitted to any run here, but the formulas were revised with the `seen` ones
+in view; the `fresh` ones are those that count. Texts are made up unless AG News is named. The
+last steps of a run are profiled, and not timed; `--out` gets every term of each plan and the time of each kernel.
+Runs are neither evaluated nor saved: neither is part of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+
+import paceline
+from paceline.planning.calibrate import measure_device
+from paceline.planning.plan import plan
+from paceline.planning.price import Price
+from paceline.record.events import read_steps
+from paceline.record.files import write_json
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec, build
+from paceline.training import loop
+from paceline.training.checkpoint import Checkpoints
+
+GIB = float(1 << 30)
+LM_STEPS, CLASSIFIER_STEPS = 16, 2000
+WINDOW = {"lm": 4, "classifier": 20}
+"""Steps between two readings of the clock."""
+WARM = {"lm": 4, "classifier": 1000}
+"""Steps that compile, record and warm up."""
+TEXT_BYTES = 2_200_000
+KERNELS_KEPT = 100
+CLASSIFIERS = {
+    "small": {"width": 128, "heads": 4, "layers": 2, "ffn": 512, "dropout": 0.1},
+    "large": {"width": 256, "heads": 8, "layers": 4, "ffn": 1024, "dropout": 0.1},
+}
+"""As in classifier_gpu.py."""
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    workload: str
+    model: dict[str, Any]
+    batch: int
+    sequence: int = 1024
+    parallel: dict[str, Any] = field(default_factory=dict)
+
+    def spec(self, texts: Path, data: Path | None) -> RunSpec:
+        steps = (LM_STEPS if self.workload == "lm" else CLASSIFIER_STEPS) + WINDOW[self.workload]
+        source: dict[str, Any] = {"source": "text", "path": str(texts / "text.txt"), "sequence": self.sequence}
+        source |= {"vocab": 257, "test_fraction": 0.01}
+        if self.workload == "classifier":
+            source = {"source": "csv", "path": str(texts / "texts.csv")}
+            if data is not None:
+                source = {"source": "ag_news", "path": str(data.resolve())}
+            source |= {"max_length": 256, "vocab": 16384}
+        train = {"steps": steps, "global_batch": self.batch, "precision": "bf16", "schedule": "constant", "warmup": 0.0}
+        train |= {"lr": 1e-4, "log_every": WINDOW[self.workload], "checkpoint_every": 1 << 20}
+        train |= {"evaluate_every": 1 << 20}
+        whole = {"strategy": "single", "micro_batch": self.batch, "checkpointing": "none", "device": "cuda"}
+        values = {"name": self.name, "workload": self.workload, "model": self.model, "data": source, "train": train}
+        return build({**values, "parallel": {**whole, **self.parallel}})
+
+
+SEEN = (
+    Run("gpt2-1k", "lm", {"preset": "gpt2"}, 32),
+    Run("small-1k", "lm", {"preset": "small", "vocab": 32000}, 64),
+    Run("1.3b-1k", "lm", {"preset": "1.3b"}, 16),
+    Run("1.3b-4k-full", "lm", {"preset": "1.3b"}, 4, 4096, {"checkpointing": "full"}),
+    Run("classifier-small", "classifier", CLASSIFIERS["small"], 128),
+    Run("classifier-large", "classifier", CLASSIFIERS["large"], 128),
+)
+FRESH = (
+    Run("gpt2-512", "lm", {"preset": "gpt2"}, 64, 512),
+    Run("1b-2k", "lm", {"preset": "1b"}, 8, 2048),
+    Run("custom-2k", "lm", {"preset": "custom", "width": 1024, "heads": 16, "layers": 16, "vocab": 32000}, 16, 2048),
+    Run("3b-1k-full", "lm", {"preset": "3b"}, 16, 1024, {"checkpointing": "full"}),
+    Run("classifier-192", "classifier", {"width": 192, "heads": 6, "layers": 3, "ffn": 768, "dropout": 0.1}, 256),
+    Run("classifier-512", "classifier", {"width": 512, "heads": 8, "layers": 6, "ffn": 2048, "dropout": 0.1}, 64),
+)
+SETS = {"fresh": FRESH, "seen": SEEN}
+
+
+@dataclass(frozen=True)
+class Line:
+    run: str
+    way: str
+    planned_s: float
+    measured_s: float
+    planned_bytes: float
+    measured_bytes: float
+
+    @property
+    def time_error(self) -> float:
+        return self.planned_s / self.measured_s - 1
+
+    @property
+    def memory_error(self) -> float:
+        return self.planned_bytes / self.measured_bytes - 1
+
+    def show(self) -> str:
+        times = f"{self.planned_s * 1e3:9.2f} {self.measured_s * 1e3:9.2f} {self.time_error:+7.1%}"
+        peaks = f"{self.planned_bytes / GIB:9.2f} {self.measured_bytes / GIB:9.2f} {self.memory_error:+7.1%}"
+        return f"{self.run:<17} {self.way:<10} {times}  {peaks}"
+
+
+HEAD = "run               plan from    planned  measured   error    planned  measured   error\n" + (
+    "                              ms        ms                  GiB       GiB"
+)
+
+
+def make_texts(folder: Path) -> None:
+    """Made-up text: one byte per token for language models, sentences of usual lengths for classifiers."""
+    draw = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz     .,\n"
+    (folder / "text.txt").write_text("".join(draw.choices(letters, k=TEXT_BYTES)))
+    words = ["".join(draw.choices(letters[:26], k=draw.randint(2, 9))) for _ in range(8000)]
+    often = [1 / (rank + 10) for rank in range(len(words))]
+    with (folder / "texts.csv").open("w") as file:
+        file.write("text,label\n")
+        for _ in range(20_000):
+            length = max(5, round(draw.gauss(44, 16)))
+            file.write(f"{' '.join(draw.choices(words, often, k=length))},{draw.randrange(4)}\n")
+
+
+@contextmanager
+def only_steps(profiled: int, kernels: list[dict[str, Any]]) -> Iterator[None]:
+    """Nothing but steps: no evaluation, no checkpoint; the last `profiled` of them under a profiler."""
+    serve = loop.serve
+
+    def served(samples: Any, order: Any, layout: Any, rank: int, first: int, last: int, *more: Any) -> Iterator[Any]:
+        watching = None
+        for index, serving in enumerate(serve(samples, order, layout, rank, first, last, *more)):
+            if index == last - profiled:
+                torch.cuda.synchronize()
+                watching = profiler()
+            yield serving
+        if watching is not None:
+            kernels.extend(kernel_times(watching, profiled))
+
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(loop, "serve", served))
+        patched.enter_context(patch.object(loop, "evaluate", lambda *_: {"loss": 1.0, "accuracy": 0.0}))
+        patched.enter_context(patch.object(Checkpoints, "save", lambda *_, **__: None))
+        yield
+
+
+def profiler() -> Any:
+    try:
+        watching = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        watching.start()
+    except Exception as error:  # some machines do not let programs count
+        print(f"no profile: {error}", file=sys.stderr)
+        return None
+    return watching
+
+
+def kernel_times(watching: Any, steps: int) -> list[dict[str, Any]]:
+    torch.cuda.synchronize()
+    try:
+        watching.stop()
+        found = [
+            {"kernel": e.key[:120], "calls": e.count / steps, "s": e.self_device_time_total / 1e6 / steps}
+            for e in watching.key_averages()
+        ]
+    except Exception as error:
+        print(f"no profile: {error}", file=sys.stderr)
+        return []
+    return sorted(found, key=lambda row: -row["s"])[:KERNELS_KEPT]
+
+
+def measured(run: Run, spec: RunSpec) -> tuple[float, float, dict[str, Any]]:
+    """(seconds of a step, bytes at the peak, what else is worth keeping): the median over windows of a few steps."""
+    torch._dynamo.reset()  # other sizes would be compiled as of unknown size
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, began, kernels = torch.cuda.memory_allocated(), time.perf_counter(), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as folder, only_steps(WINDOW[run.workload], kernels):
+        result = paceline.train(spec, folder, show=False)
+        steps = [event["step_s"] for event in read_steps(RunDir(result.path).events_file(0))]
+    timed = steps[WARM[run.workload] : -WINDOW[run.workload]]
+    peak = max(result.summary["peak_bytes_per_rank"]) - before
+    more = {"steps_s": steps, "left_bytes": before, "wall_s": time.perf_counter() - began, "kernels": kernels}
+    more |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "summary": result.summary}
+    return statistics.median(timed), float(peak), more
+
+
+def planned(spec: RunSpec, where: str, calibration: Path | None) -> Price:
+    found = plan(spec, where, [1], calibration=calibration)
+    if not found.rows:
+        raise SystemExit(f"{spec.name}: the plan says it does not fit: {found.advice}")
+    return found.rows[0].price
+
+
+def compare(run: Run, texts: Path, data: Path | None, calibration: Path) -> tuple[list[Line], dict[str, Any]]:
+    spec = run.spec(texts, data)
+    step_s, peak, more = measured(run, spec)  # first: the plan then knows the texts
+    prices = {"calibrated": planned(spec, "local", calibration), "catalogue": planned(spec, catalogue_name(), None)}
+    lines = [
+        Line(run.name, way, price.step_s, step_s, price.memory.allocated_bytes, peak) for way, price in prices.items()
+    ]
+    return lines, {"plans": {way: price.as_json() for way, price in prices.items()}, **more}
+
+
+def catalogue_name() -> str:
+    return f"1x{torch.cuda.get_device_name()}"
+
+
+def verdict(way: str, lines: Sequence[Line]) -> str:
+    times = [abs(line.time_error) for line in lines if line.way == way]
+    peaks = [abs(line.memory_error) for line in lines if line.way == way]
+    return (
+        f"{way}: step time within 15 % in {sum(e <= 0.15 for e in times)} of {len(times)} (mean "
+        f"{statistics.mean(times):.1%}, largest {max(times):.1%}); peak memory within 10 % in "
+        f"{sum(e <= 0.1 for e in peaks)} of {len(peaks)} (mean {statistics.mean(peaks):.1%}, largest {max(peaks):.1%})"
+    )
+
+
+def named(names: Sequence[str]) -> list[Run]:
+    known = {run.name: run for run in (*FRESH, *SEEN)}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no run is called {', '.join(unknown)}; known: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write every term, step and kernel there, as JSON")
+    parser.add_argument("--data", type=Path, help="folder of AG News, for the classifiers")
+    parser.add_argument("--set", choices=tuple(SETS), default="fresh", help="which six runs")
+    parser.add_argument("--runs", default="", help="names of either set instead, with commas between them")
+    parser.add_argument("--calibration", type=Path, help="use this instead of calibrating now")
+    asked = parser.parse_args()
+    began = time.perf_counter()
+    wanted = named(asked.runs.split(",")) if asked.runs else SETS[asked.set]
+    kept: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "runs": {}}
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder:
+        texts = Path(folder)
+        make_texts(texts)
+        calibration = asked.calibration or texts / "calibration.json"
+        if asked.calibration is None:
+            kept["calibration"] = measure_device(print)
+            for file in filter(None, (calibration, asked.out)):
+                write_json(file, kept["calibration"] if file == calibration else kept)
+        print(f"{kept['device']}, torch {kept['torch']}, calibrated in {time.perf_counter() - began:.0f} s\n{HEAD}")
+        for run in wanted:
+            try:
+                found, more = compare(run, texts, asked.data, calibration)
+            except Exception as error:  # the other runs are worth having
+                traceback.print_exc()
+                print(f"{run.name:<17} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                continue
+            for line in found:
+                print(line.show(), flush=True)
+            lines += found
+            kept["runs"][run.name] = {**more, "lines": [asdict(line) for line in found]}
+            if asked.out is not None:
+                write_json(asked.out, kept)
+    for way in ("calibrated", "catalogue"):
+        if lines:
+            print(verdict(way, lines))
+    print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

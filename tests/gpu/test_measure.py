@@ -1,0 +1,82 @@
+"""Measuring on a CUDA device: the share of its peak, how busy it is and what it holds, in the file and on the page."""
+
+import json
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+SHAPE = {"width": 512, "heads": 8, "kv_heads": 8, "layers": 6, "ffn": 1536}
+SEQUENCE, VOCAB = 256, 512
+
+
+@pytest.fixture(scope="module")
+def measured(tiny_lm, tmp_path_factory):
+    """Some seconds of steps: NVML looks a few times a second."""
+    from paceline import measure
+
+    larger = {f"model.{name}": value for name, value in SHAPE.items()}
+    half = {"train.precision": "bf16", "train.compile": "off", "train.global_batch": 32}
+    spec = tiny_lm.replace({**larger, **half, "data.sequence": SEQUENCE, "data.vocab": VOCAB})
+    return measure(spec, [1], repeats=1, steps=300, out=tmp_path_factory.mktemp("measured"))
+
+
+def test_the_device_is_known_and_used(measured):
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    (row,) = measured.rows
+    print(f"{row.device}: MFU {row.mfu}, {row.usage}, {row.peak_bytes_per_rank}, step {row.step_s}")
+    assert row.device == torch.cuda.get_device_name()
+    assert 0 < row.mfu < 1
+    assert 0 < row.usage["device_share"] <= 1
+    assert row.usage["device_bytes"] >= row.peak_bytes_per_rank[0] > 0
+    (kept,) = json.loads(measured.file.read_text())["rows"]
+    assert (kept["mfu"], kept["usage"], kept["device"]) == (row.mfu, row.usage, row.device)
+
+
+def test_mfu_is_arithmetic_over_time(measured):
+    (row,) = measured.rows
+    width, layers = SHAPE["width"], SHAPE["layers"]
+    weights = layers * (4 * width**2 + 3 * width * SHAPE["ffn"]) + VOCAB * width
+    flops_per_token = 6 * weights + 12 * layers * width * SEQUENCE
+    if row.device == "NVIDIA H200":
+        assert row.mfu == pytest.approx(flops_per_token * row.tokens_per_s / 989e12, rel=0.02)
+
+
+def test_the_plan_is_of_the_device(measured):
+    """Of a CUDA device, not of the cores around it: those would take hundreds of times as long."""
+    (row,), (plan,) = measured.rows, measured.planned
+    assert plan.step_s < 10 * row.step_s
+
+
+def test_the_times_add_up(measured):
+    from paceline.measuring.reading import steady
+    from paceline.record.events import read_steps
+    from paceline.record.run_dir import RunDir
+
+    (row,) = measured.rows
+    for step in steady(read_steps(RunDir(measured.folder / row.runs[0]).events_file(0))):
+        assert step["data_s"] + step["compute_s"] + step["exposed_s"] == pytest.approx(step["step_s"], rel=1e-3)
+    assert row.comm_s == 0
+
+
+def test_terminal_and_page_show_them(measured, tmp_path):
+    import io
+
+    from rich.console import Console
+
+    from paceline.measuring.show import show
+    from paceline.reporting.charts import exhibits
+    from paceline.reporting.contents import gather
+    from paceline.reporting.page import page
+    from paceline.reporting.tables import tables
+
+    console = Console(file=io.StringIO(), width=100)
+    for part in show(measured):
+        console.print(part)
+    contents = gather([measured.folder])
+    html = page(contents, exhibits(contents, tmp_path), tables(contents), figures=False)
+    for text in (console.file.getvalue(), html):
+        assert torch.cuda.get_device_name() in text
+        assert "MFU" in text
+        assert "busy" in text
