@@ -109,7 +109,8 @@ class Workload:
     """What `Samples.cost` counts, if a rate of it is worth showing: "tokens"."""
     draws_by_name: ClassVar[bool] = False
     """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
-    which depends on nothing but the seed and its name: a rank then needs no more memory than for its part."""
+    which depends on nothing but the seed and its name, and sets what buffers there are: a rank then needs little more
+    memory than for its part."""
     compile_layers: ClassVar[bool] = False
     """On a CUDA device `train.compile=auto` compiles each layer by itself: for a model of many equal layers whose
     samples have one shape (and a method `padded`, see Samples). Any other model is compiled whole, if at all."""

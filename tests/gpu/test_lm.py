@@ -97,9 +97,11 @@ def test_every_way_of_a_step_follows_the_plain_one(way, tmp_path):
 
 @on_device
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])
-def test_fp8_follows_bf16(strategy, tmp_path):
-    half, _, _ = curve(lm(), tmp_path)
-    ours, _, result = curve(lm(**{"train.precision": "fp8", "parallel.strategy": strategy}), tmp_path)
+@pytest.mark.parametrize(("sequence", "batch"), [(64, 16), (60, 15)], ids=["even", "odd"])
+def test_fp8_follows_bf16(strategy, sequence, batch, tmp_path):
+    spec = lm(**{"data.sequence": sequence, "train.global_batch": batch})
+    half, _, _ = curve(spec, tmp_path)
+    ours, _, result = curve(spec.replace({"train.precision": "fp8", "parallel.strategy": strategy}), tmp_path)
     print(f"fp8 {strategy}: losses {furthest(ours, half):.1e}")
     assert 1e-6 < furthest(ours, half) < 2e-2
     assert result.summary["skipped_steps"] == 0

@@ -157,7 +157,7 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
         source = read_counts(scipy.sparse.csr_array(X))
     share = (X.sum(0) + 0.5) / (X.sum(0) + 0.5).sum()
     tiers = Tiers(
-        source, X.sum(1), share, DEVICE, device_bytes=100 * 256 // (8 if sparse else 1), host_bytes=host_bytes,
+        source, X.sum(1), share, DEVICE, device_bytes=100 * 256 * (2 if sparse else 1), host_bytes=host_bytes,
         block_bytes=8000,
     )  # fmt: skip
     for _ in range(2):  # the second pass uses what the first kept
@@ -240,6 +240,24 @@ def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse
     assert reached < pt.exact_loss(X, L, F)
 
 
+def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch):
+    from paceline.topics.problem import problem_of
+
+    X, L, F = planted(60, 50, 3, 100)
+    counts, found = there(X, sparse=True), []
+    for free, parts in ((1 << 40, 1), (4 * counts.stored_bytes - 1, 3)):
+        monkeypatch.setattr("paceline.topics.on_device.free_device_bytes", lambda device, free=free: free)
+        steps = problem_of(counts).documents
+        assert len(list(steps())) == parts
+        rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
+        Ft = torch.tensor(F.T, dtype=torch.float32, device=DEVICE).contiguous()
+        S = torch.zeros_like(Ft)
+        loss = sum(step(rows_of_L[first:last], Ft, S, rows="em") for first, last, step in steps())
+        found.append((rows_of_L, S, loss))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="there is no host to copy to")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
@@ -252,6 +270,18 @@ def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
     model = pt.fit(tensor.to_sparse_csr() if sparse else tensor, k=4)
     unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (model.F, F)]
     assert (unit[0] @ unit[1].T).max(1).min() > 0.99
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_fit_on_another_device_than_the_current_one(sparse):
+    import paceline.topics as pt
+
+    X, _, _ = planted(500, 400, 4, 500)
+    tensor = torch.tensor(X, dtype=torch.float32, device="cuda:1")
+    model = pt.fit(tensor.to_sparse_csr() if sparse else tensor, k=4)
+    assert model.loss == pytest.approx(pt.exact_loss(X, model.L, model.F), rel=1e-6)
+    assert torch.cuda.current_device() == 0
 
 
 def test_many_documents_are_added_up_without_loss():

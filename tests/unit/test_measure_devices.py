@@ -8,12 +8,12 @@ import pytest
 
 from paceline.measuring import usage
 from paceline.measuring.compare import compare
-from paceline.measuring.devices import known, with_mfu
+from paceline.measuring.devices import with_mfu
 from paceline.measuring.reading import _device
 from paceline.measuring.rows import Row
 from paceline.measuring.sweep import _used
 from paceline.measuring.usage import Usage, _handles
-from paceline.planning.hardware import catalogue
+from paceline.planning.hardware import catalogue, known
 from paceline.planning.subject import subject_of
 from paceline.spec import build
 

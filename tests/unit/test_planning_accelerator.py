@@ -1,19 +1,23 @@
 """A measured CUDA device: fits of made-up measurements, plans that use them, and the probes themselves on a core."""
 
+import io
 import math
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 import paceline
-from paceline.planning import gpu_probes
+from paceline.planning import accelerator, calibrate, gpu_probes, site, verb
 from paceline.planning.accelerator import WHOLE, WHOLE_SAMPLES, accelerator_of
 from paceline.planning.calibrate import table
 from paceline.planning.calibration import FORMAT, read_calibration
 from paceline.planning.compute import block_pass
 from paceline.planning.decoder import decoder_blocks
 from paceline.planning.plan import plan
+from paceline.planning.show import show
 from paceline.planning.site import site_of
 from paceline.planning.spread import NUMBERS, Spread
 from paceline.record.files import write_json
@@ -36,11 +40,15 @@ def made_up(**more):
     return {**values, "pcie_bytes_s": 50e9, "layer_s": 8e-3, "layer_kernels": "compiled", **more}
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "calibration.json"
-    write_json(path, {"format": FORMAT, **FACTS, "measured": [], "gpu": made_up()})
+def write(path, **more):
+    write_json(path, {"format": FORMAT, **FACTS, "measured": [], "gpu": made_up(**more)})
     return path
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "_cuda_devices", list)
+    return write(tmp_path / "calibration.json")
 
 
 def lm(batch=32):
@@ -79,17 +87,24 @@ def test_the_layer_that_was_measured_whole_is_priced_at_what_it_took(file):
 
 
 def test_a_slower_layer_makes_a_slower_plan(tmp_path, file):
-    slow = tmp_path / "slow.json"
-    write_json(slow, {"format": FORMAT, **FACTS, "measured": [], "gpu": made_up(layer_s=16e-3)})
+    slow = write(tmp_path / "slow.json", layer_s=16e-3)
     fast_s, slow_s = (plan(lm(), "local", [1], calibration=f).rows[0].price.time.compute_s for f in (file, slow))
     assert slow_s == pytest.approx(2 * fast_s, rel=0.05)
 
 
 def test_what_was_measured_is_shown(file, capsys):
-    from rich.console import Console
-
     Console(width=120).print(table(file))
     assert "600,000 GF/s" in capsys.readouterr().out.replace("600000", "600,000")
+
+
+def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "measure", lambda *_: {"format": FORMAT, **FACTS, "measured": []})
+    monkeypatch.setattr(calibrate, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_probes, "measure_gpu", lambda _: made_up())
+    path = tmp_path / "new" / "calibration.json"
+    asked = Namespace(measured=None, out=path, ranks="1", threads=0)
+    assert verb.calibrate(asked, Console(file=io.StringIO())) == 0
+    assert read_calibration(path).gpu == accelerator_of(made_up())
 
 
 def test_ranks_of_cores_are_not_planned_from_a_device_alone(file):
@@ -105,6 +120,77 @@ def test_rates_that_cannot_be_are_refused(tmp_path, wrong):
         accelerator_of(made_up(**wrong))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"layer_kernels": "rubbish"}, "layer_kernels is 'rubbish', and not one of eager, fused, compiled"),
+        ({"layer_s": 1e-9}, "layer_s is 1e-09, less than the products of that layer take"),
+    ],
+)
+def test_a_damaged_device_is_refused_when_it_is_read(tmp_path, wrong, said):
+    path = write(tmp_path / "damaged.json", **wrong)
+    with pytest.raises(paceline.UserError, match=f"damaged.json is damaged: {said}; make it again"):
+        plan(lm(), "local", calibration=path)
+
+
+def test_starts_that_take_longer_than_the_layer_leave_rates_above_zero(tmp_path):
+    device = site_of("local", write(tmp_path / "slow.json", kernel_s=1.0)).at(1).cluster.device
+    assert min(device.flops_s.values()) > 0
+
+
+@pytest.fixture
+def usual(tmp_path, monkeypatch):
+    """The calibration of an H200 where it is looked for, and GPUs to be seen."""
+    path = write(tmp_path / "calibration.json")
+    monkeypatch.setattr(site, "usual_file", lambda: path)
+    return lambda *gpus: monkeypatch.setattr(site, "_cuda_devices", lambda: list(gpus))
+
+
+def test_a_calibration_is_used_for_its_own_device(usual):
+    usual("NVIDIA H200", "NVIDIA H200")
+    found = site_of("local")
+    assert (found.name, found.note) == ("local (2xH200-SXM-141GB)", "")
+    assert found.calibrated
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_calibration_of_another_device_is_not_used_and_that_is_said(usual, tmp_path, named):
+    usual("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB")
+    found = plan(lm(), "local", calibration=tmp_path / "calibration.json" if named else None)
+    assert found.site.name == "local (2xA100-SXM4-40GB)"
+    assert not found.site.calibrated
+    said = f"calibration of NVIDIA H200 not used ({tmp_path}/calibration.json): this machine has NVIDIA A100-SXM4-40GB"
+    assert found.as_json()["cluster"]["note"] == said
+    assert said in show(found)
+
+
+def test_a_calibration_of_a_device_that_cannot_be_seen_is_not_dropped_without_a_word(usual):
+    usual()
+    found = site_of("local")
+    assert found.shared
+    assert found.note.endswith("no GPU can be seen here; --calibration with that file plans it")
+
+
+def test_a_device_that_nobody_knows_is_not_taken_for_another(usual, tmp_path):
+    usual("NVIDIA GeForce RTX 4070")
+    (tmp_path / "calibration.json").unlink()
+    found = site_of("local")
+    assert found.shared
+    assert found.note == "NVIDIA GeForce RTX 4070 is not in the catalogue, so this plans the cores"
+    with pytest.raises(paceline.UserError, match="RTX 4070 was calibrated, but its links and power are not"):
+        site_of("local", write(tmp_path / "own.json", name="NVIDIA GeForce RTX 4070"))
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_driver_s_name_is_found_calibrated_or_not(usual, tmp_path, calibrated):
+    usual("NVIDIA H100 80GB HBM3")
+    path = write(tmp_path / "calibration.json", name="NVIDIA H100 80GB HBM3")
+    if not calibrated:
+        path.unlink()
+    found = site_of("local")
+    assert (found.name, bool(found.calibrated), found.note) == ("local (1xH100-SXM5-80GB)", calibrated, "")
+
+
 def test_a_file_without_any_measurement_is_refused(tmp_path):
     write_json(tmp_path / "none.json", {"format": FORMAT, **FACTS, "measured": []})
     with pytest.raises(paceline.UserError, match="nothing was measured"):
@@ -117,6 +203,7 @@ def test_the_probes_run(monkeypatch):
     whole = replace(WHOLE, width=32, heads=2, kv_heads=2, ffn=64, context=16)
     for name, value in {**small, "DEVICE": "cpu", "COPIED_BYTES": 1 << 10, "WHOLE": whole}.items():
         monkeypatch.setattr(gpu_probes, name, value)
+    monkeypatch.setattr(accelerator, "WHOLE", whole)
     empty, properties = torch.empty, type("Properties", (), {"total_memory": 1 << 34})
     monkeypatch.setattr(torch, "empty", lambda *sides, pin_memory=False, **more: empty(*sides, **more))
     monkeypatch.setattr(torch, "compile", lambda work: work)

@@ -4,11 +4,12 @@ import time
 
 import pytest
 
+from paceline.errors import UserError
 from paceline.layout import Layout, layout_of
 from paceline.planning.auto import applied
 from paceline.planning.candidates import Limits, family_name, limits_of
 from paceline.planning.plan import overrides_of, plan
-from paceline.planning.price import price, spread_of
+from paceline.planning.price import placed, price, spread_of
 from paceline.planning.search import search
 from paceline.planning.site import site_of
 from paceline.planning.subject import subject_of
@@ -172,3 +173,48 @@ def test_auto_takes_the_chosen_layout_on_a_named_cluster_alone():
     assert applied(local, None) is local
     named = lm(parallel={"strategy": "ddp"}, cluster="8xH100")
     assert applied(named, None) is named
+
+
+def test_fp8_is_planned_as_it_can_be_trained():
+    spec = lm(train={"steps": 100, "global_batch": 256, "precision": "fp8"})
+    found = plan(spec, "8xH100", [8])
+    assert {p.layout.tensor for p in found.rows[0].found.prices} == {1}
+    layout_of(spec.replace(found.overrides()))
+    insists = plan(spec.replace({"parallel.tensor": 2}), "8xH100", [8])
+    assert not insists.fits
+    assert insists.out[0].refused[0].reason == "fp8 scales whole matrices"
+    assert plan(spec.replace({"model.preset": "small"}), "1x1xCPU").subject.numbers.matmul == "fp8"  # cores go on
+
+
+@pytest.mark.parametrize("where", ["8xA100-SXM4-40GB", "4xV100"])
+def test_fp8_on_a_device_without_it_is_refused(where):
+    spec = lm(train={"steps": 100, "global_batch": 256, "precision": "fp8"})
+    with pytest.raises(UserError, match=r"fp8: [AV]100-\S+ has no fp8 in the catalogue; use train.precision=bf16"):
+        plan(spec, where)
+
+
+RECORDED = {"strategy": "single", "ranks": 1, "checkpointing": "none"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "parallel", "expected"),
+    [
+        ("bf16", "adamw", {}, True),
+        ("fp8", "sgd", {}, True),
+        ("fp16", "adamw", {}, True),
+        ("fp32", "adamw", {}, False),
+        ("bf16", "lamb", {}, False),
+        ("bf16", "adamw", {"checkpointing": "full"}, False),
+        ("bf16", "adamw", {"micro_batch": 4}, False),
+        ("bf16", "adamw", {"strategy": "ddp", "ranks": 2}, False),
+    ],
+)
+@pytest.mark.parametrize("workload", ["lm", "classifier"])
+def test_a_step_is_recorded_where_training_records_it(workload, precision, optimizer, parallel, expected):
+    train = {"steps": 10, "global_batch": 8, "precision": precision, "optimizer": optimizer}
+    spec = build({"workload": workload, "train": train, "parallel": {**RECORDED, "micro_batch": 8, **parallel}})
+    subject, layout = subject_of(spec), layout_of(spec)
+    spread = placed(subject, layout, site_of("2xH200").at(layout.ranks))
+    assert spread.recorded is expected
+    layer_by_layer = workload == "lm" and precision != "fp32"
+    assert spread.kernels == ("compiled" if expected or layer_by_layer else "eager")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,11 +98,25 @@ def test_counts_lie_as_high_as_they_fit():
     assert by_term == (4 * 100_000 * 20 * 4, 5 * 100_000 * 20 * 4)
 
 
+def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
+    counts = sparse()
+    there, cores = (pass_memory(counts, counts.documents, 1, site_of(w).at(1)) for w in ("1xH200", "1x1xCPU"))
+    assert there.counts_bytes == 1_000_000 * (8 + 5 * 122)
+    assert there.by_terms_bytes == 4 * there.counts_bytes
+    assert there.tier == "in memory"
+    assert cores.by_terms_bytes == 0
+    many = replace(counts, documents=50_000_000, nonzeros=50 * counts.nonzeros)  # 31 GB, which would fit once
+    full = pass_memory(many, many.documents, 1, site_of("1xH200").at(1))
+    assert full.counts_bytes + full.by_terms_bytes == pytest.approx(0.7 * 141e9, rel=0.01)
+    assert full.tier.endswith("on host")
+
+
 def test_the_shares_are_those_of_the_fit():
     from paceline.topics import device, memory, problem, tiers
 
     assert (passtime.DEVICE_SHARE, passtime.HOST_SHARE) == (tiers.DEVICE_SHARE, tiers.HOST_SHARE)
     assert (passtime.PAD, passtime.CORE_BLOCK_BYTES) == (device.PAD, problem.STREAM_BYTES)
+    assert passtime.SORT_BYTES == device.SORT_BYTES
     assert (memory.SPARSE_BELOW, device.NEWTON_K) == (SPARSE_BELOW, passtime.NEWTON_TOPICS)
 
 

@@ -1,5 +1,7 @@
 """A pass and a fit against plain float64 arithmetic, on random counts of many shapes."""
 
+import copy
+import json
 import math
 
 import numpy as np
@@ -16,6 +18,7 @@ from paceline.topics.fitting import documents_given_topics, exact_loss
 from paceline.topics.problem import part_of, problem_of
 from paceline.topics.rows import cpu_pass, cut_evenly
 from paceline.topics.start import STARTS, Size, first_rows, first_topics, sample
+from paceline.workloads.topics import TopicPasses
 
 ROWS = ("em", "newton")
 
@@ -194,6 +197,58 @@ def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
     assert torch.equal(fit.L, L)
     assert torch.equal(fit.Ft, Ft)
     assert not fit.why_done
+
+
+def overshooting():
+    """Counts and a seed whose fit, with a loss at every fifth pass, is above its best point from pass 117 to 120."""
+    rng = np.random.default_rng(0)
+    L, F = rng.dirichlet(np.full(4, 0.3), 40), rng.dirichlet(np.full(30, 0.3), 4)
+    return read_counts(rng.poisson(20 * L @ F).astype(np.uint8)), {"start": "random", "seed": 2, "rows": "em"}
+
+
+def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():
+    counts, settings = overshooting()
+    fit, went_back = problem_of(counts).begin(6, **settings, stop=Stop(0, 0, 300)), 0
+    fit.check = 5
+    while not fit.why_done:
+        fit.step()
+        ended = copy.deepcopy(fit)
+        last, reached = ended._loss_of_result(), ended.final_loss()
+        assert reached <= fit.losses[-1] * (1 + 1e-7)
+        assert reached == pytest.approx(exact_loss(counts, *(ended.result()[0].numpy(), ended.result()[1].T.numpy())))
+        went_back += reached < last
+    assert went_back > 3
+
+
+@pytest.mark.parametrize("cut", [1, 7, 50, 117, 119, 120, 121, 122, 125])
+def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_none(cut):
+    """Also where the next loss says that the fit must go back further than the checkpoint."""
+    counts, settings = overshooting()
+
+    def passes():
+        return TopicPasses(problem_of(counts), {"k": 6, **settings}, Stop(0, 0, 131))
+
+    whole = passes()
+    whole.begin()
+    whole.fit.check = 5
+    while not whole.why_done:
+        if whole.fit.passes == cut:
+            saved, meta = copy.deepcopy(whole.tensors()), json.loads(json.dumps(whole.meta()))
+        found = whole.step(False)
+    losses = whole.fit.losses
+    assert found["gain"] == pytest.approx((losses[-2] - losses[-1]) / 5 / losses[-1])
+
+    again = passes()
+    for entry, tensors in again.room().items():
+        for name, tensor in tensors.items():
+            tensor.copy_(saved[entry][name])
+    again.restored(meta)
+    again.fit.check = 5
+    while not again.why_done:
+        again.step(False)
+    assert again.fit.losses == losses
+    assert again.final_loss == whole.final_loss
+    assert all(map(torch.equal, again.fit.result(), whole.fit.result()))
 
 
 def test_where_it_stops(planted):

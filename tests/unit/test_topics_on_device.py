@@ -1,5 +1,6 @@
 """Counts that stay on their device, with the CPU as the device: the same fit, the same refusals."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -12,9 +13,10 @@ from paceline.errors import UserError
 from paceline.topics.blocks import Csr
 from paceline.topics.counts import read_counts
 from paceline.topics.device import whole_tiles
+from paceline.topics.fitting import current_device
 from paceline.topics.on_device import from_tensor
 from paceline.topics.problem import problem_of
-from paceline.topics.start import Size, sample
+from paceline.topics.start import Size, first_topics, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -119,11 +121,11 @@ def test_other_bad_tensors(made):
 def test_parts_and_samples_are_those_of_the_host(made):
     there, here = from_tensor(csr(made)), read_counts(sp.csr_array(made))
     size = Size(nonzeros=1000, rows=70, counts=1000)
-    for one, other in (
-        (there.part(20, 60).on_host(), here.block(20, 60)),
-        (sample(there, 3, size=size).on_host(), sample(here, 3, size=size)),
+    few, same = sample(there, 3, size=size), sample(here, 3, size=size)
+    for found, wanted in (
+        (there.part(20, 60).block(0, 40), here.block(20, 60)),
+        (few.block(0, few.documents), same.block(0, same.documents)),
     ):
-        found, wanted = (part.block(0, part.documents) if hasattr(part, "documents") else part for part in (one, other))
         assert isinstance(found.values, Csr)
         for a, b in zip(found.parts, wanted.parts, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -131,14 +133,48 @@ def test_parts_and_samples_are_those_of_the_host(made):
     np.testing.assert_array_equal(there.weights(), here.weights())
 
 
-def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch):
-    there = from_tensor(torch.tensor(made))
-    whole = problem_of(there)
-    monkeypatch.setattr("paceline.topics.on_device.free_device_bytes", lambda device: 256 * 100)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, sparse):
+    """Sparse counts are sorted, which takes four times their memory beside them."""
+    there = from_tensor(csr(made) if sparse else torch.tensor(made))
+    whole, one = problem_of(there), pt.fit(there, k=3)
+    free = 4 * there.stored_bytes - 1 if sparse else 256 * 100
+    monkeypatch.setattr("paceline.topics.on_device.free_device_bytes", lambda device: free)
     parts = problem_of(there)
     assert len(list(whole.documents())) == 1
     assert len(list(parts.documents())) > 1
-    assert pt.fit(there, k=3).loss == pytest.approx(pt.fit(made, k=3).loss, rel=1e-6)
+    assert pt.fit(there, k=3).loss == pytest.approx(one.loss, rel=1e-6)
+
+
+def test_sums_of_nonzeros_in_pieces(made, monkeypatch):
+    monkeypatch.setattr("paceline.topics.device.PIECE", 8 * 7)
+    per_document, per_term = from_tensor(csr(made)).sums()
+    np.testing.assert_array_equal(per_document, made.sum(1))
+    np.testing.assert_array_equal(per_term, made.sum(0))
+
+
+def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
+    asked = []
+
+    def sampled(counts, seed, least, size):
+        asked.append(size.counts)
+        return sample(counts, seed, least, size)
+
+    monkeypatch.setattr("paceline.topics.start.sample", sampled)
+    monkeypatch.setattr("paceline.topics.start.free_device_bytes", lambda device: 8 * 90 * 40)
+    first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
+    assert asked == [90 * 40]
+
+
+def test_a_tensor_without_counts_is_refused(made):
+    for tensor in (torch.empty(9, 9, device="meta"), torch.empty(9, 9, device="meta", dtype=torch.uint8)):
+        with pytest.raises(UserError, match="meta"):
+            pt.fit(tensor, k=2)
+
+
+def test_kernels_are_launched_where_the_counts_are():
+    assert isinstance(current_device("cpu"), nullcontext)
+    assert current_device("cuda:1").idx == current_device(torch.device("cuda", 1)).idx == 1
 
 
 def test_whole_tiles():

@@ -34,10 +34,13 @@ def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_byte
     q = X.sum(0) / X.sum()
     options = {"block_bytes": 1000}
     whole = Tiers(source, X.sum(1), q, "cpu", **options)
-    some = Tiers(source, X.sum(1), q, "cpu", device_bytes=device_bytes if not sparse else device_bytes // 8, **options)
+    some = Tiers(source, X.sum(1), q, "cpu", device_bytes=device_bytes, **options)
     assert len(list(whole.steps())) == 1
     if device_bytes < 1 << 30:
         assert len(list(some.steps())) > 1
+        assert len(some.resident) == (device_bytes > 0)
+        held = sum(sum(part.nbytes for part in source.block(*rows).parts) for *rows, _ in some.resident)
+        assert 5 * held <= device_bytes or not sparse  # nonzeros are sorted on the device
     for a, b in zip(one_pass(whole), one_pass(some), strict=True):
         torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=1e-6)
     B = torch.rand(57, 3, generator=torch.Generator().manual_seed(1))

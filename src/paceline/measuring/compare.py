@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.errors import PacelineError
-from paceline.measuring.devices import known
 from paceline.measuring.rows import Row
 from paceline.spec import RunSpec
 
@@ -73,6 +72,7 @@ def _compare(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Plan
 
 def _site(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> Any:
     """Where the rows were measured. A container may hide its devices from the planner, but not from the run."""
+    from paceline.planning.hardware import known
     from paceline.planning.site import site_of
 
     site = site_of(specs[measured[0].label].cluster)

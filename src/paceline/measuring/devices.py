@@ -1,41 +1,18 @@
-"""The CUDA devices of a row: what the catalogue calls them, the share of their peak, and how they are shown."""
+"""The CUDA devices of a row: the share of their peak that they reach, and how they are shown."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError
 from paceline.measuring.rows import Row
 from paceline.record.units import number, percent, size
 from paceline.spec import RunSpec
 
-if TYPE_CHECKING:
-    from paceline.planning.hardware import Device
-
 HEAD = ("device", "MFU", "busy", "in use")
-SAYS_NOTHING = r"\b(hbm3e?|generation)\b"
-"""Words of a driver's name that the catalogue does not have."""
-MAY_BE_LEFT_OUT = r"(sxm\d?|pcie|\d+gb)"
-"""Words of the catalogue's name that drivers do not always say."""
 PEAK_OF = {"fp8": "bf16"}
 """fp8 is held against the peak of bf16, in which all but the products of layers are computed."""
-
-
-def known(name: str) -> Device | None:
-    """A device by the name that its driver has for it; None where the catalogue does not have that very model."""
-    from paceline.planning.hardware import device
-
-    said = re.sub(SAYS_NOTHING, " ", name.lower())
-    try:
-        found = device(said)
-    except UserError:
-        return None
-    words = set(re.split(r"[^a-z0-9]+", said))
-    model = [word for word in found.name.lower().split("-") if not re.fullmatch(MAY_BE_LEFT_OUT, word)]
-    return found if words.issuperset(model) else None  # `RTX 4070` is a part of `RTX-4070-Ti-SUPER`, and is another
 
 
 def with_mfu(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Row]:
@@ -44,6 +21,7 @@ def with_mfu(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Row]:
 
 
 def _mfu(row: Row, spec: RunSpec) -> float | None:
+    from paceline.planning.hardware import known
     from paceline.planning.subject import subject_of
 
     kind = known(row.device) if row.device else None

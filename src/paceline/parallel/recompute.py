@@ -14,6 +14,7 @@ KEPT = (
     "mm",
     "addmm",
     "bmm",
+    "_scaled_mm",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",

@@ -167,11 +167,19 @@ def _per_block(model: nn.Module, workload: Workload, layout: Layout, spec: RunSp
 
         recompute(blocks, layout.checkpointing)
     if compiles_layers(spec, workload, device):
+        _compile(model, blocks, workload.compile_layers)
+
+
+def _compile(model: nn.Module, blocks: Sequence[nn.Module], alike: bool) -> None:
+    if blocks:
         # DistributedDataParallel's own way would cut each layer in pieces, by buckets that layers already suit
         torch._dynamo.config.optimize_ddp = False
-        for block in blocks or [model]:
+    for block in blocks or [model]:
+        if alike:
             # its forward pass alone: hooks, such as those that gather a layer, stay outside, where they cost nothing
-            block.forward = torch.compile(block.forward, dynamic=False if workload.compile_layers else None)
+            block.forward = torch.compile(block.forward, dynamic=False)
+        else:  # a copy of the model, such as an average of its weights, must be compiled with weights of its own
+            block.compile()
 
 
 def _model(workload: Workload) -> nn.Module:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from paceline.errors import UserError
 from paceline.planning.compute import FUSED_BACKWARD, SCORE_FLOPS, TILE, block_pass, fused_scores
 from paceline.planning.decoder import decoder_blocks
-from paceline.planning.hardware import Cluster, Device, device
+from paceline.planning.hardware import Cluster, Device, known
 from paceline.planning.physics import Physics
 from paceline.planning.spread import NUMBERS, Kernels, Spread
 from paceline.workloads.shapes import DecoderShape
@@ -17,6 +17,8 @@ from paceline.workloads.shapes import DecoderShape
 WHOLE = DecoderShape(vocab=1, width=1536, heads=12, kv_heads=12, layers=1, ffn=4096, context=1024)
 """The layer that is measured whole, forward and backward, on samples of its context."""
 WHOLE_SAMPLES = 16
+FASTER = 2.0
+"""Than the fastest product that was measured: no layer is, whatever the noise."""
 HALF_TILES = (0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 
 
@@ -78,7 +80,7 @@ class Accelerator:
             for kinds in (physics, replace(physics, kernel_s=0.0))
         )
         starts_s = whole_s - rest_s
-        return replace(where, device=_slower(kind, (self.layer_s - starts_s) / rest_s)), physics
+        return replace(where, device=_slower(kind, max(self.layer_s - starts_s, 0.1 * self.layer_s) / rest_s)), physics
 
     def _parts(self, kind: Device) -> tuple[Device, Physics]:
         rate, half_tiles = self.matmul_fit()
@@ -119,20 +121,25 @@ def accelerator_of(values: dict[str, Any]) -> Accelerator:
     """What a calibration file says of a device; ValueError where that cannot be."""
     matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in values["matmuls"])
     attentions = tuple((int(b), int(h), int(s), int(d), float(took)) for b, h, s, d, took in values["attentions"])
-    found = Accelerator(**{**values, "matmuls": matmuls, "attentions": attentions})
+    found = Accelerator(**{**values, "name": str(values["name"]), "matmuls": matmuls, "attentions": attentions})
     rates = [v for k, v in vars(found).items() if k not in ("name", "matmuls", "attentions", "layer_kernels")]
     rates += [last for *_, last in (*matmuls, *attentions)]
     if not matmuls or not attentions or not all(math.isfinite(float(v)) and v > 0 for v in rates):
         raise ValueError("its rates of a device cannot be")
+    if found.layer_kernels not in get_args(Kernels):
+        raise ValueError(f"layer_kernels is {found.layer_kernels!r}, and not one of {', '.join(get_args(Kernels))}")
+    flops = 3 * WHOLE_SAMPLES * decoder_blocks(WHOLE, WHOLE.context)[1].flops
+    if found.layer_s * FASTER * max(rate for *_, rate in matmuls) < flops:
+        raise ValueError(f"layer_s is {found.layer_s:g}, less than the products of that layer take")
     return found
 
 
 def catalogued(found: Accelerator) -> Device:
     """The catalogue's facts on a measured device: links and power were not measured."""
-    try:
-        return device(found.name)
-    except UserError:
+    kind = known(found.name)
+    if kind is None:
         raise UserError(
             f"{found.name} was calibrated, but its links and power are not in the catalogue; "
             "say them in a cluster file, with  catalogue: mine.csv"
-        ) from None
+        )
+    return kind

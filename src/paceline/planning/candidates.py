@@ -121,7 +121,7 @@ def documents_spread(documents: int, ranks: int) -> Layout:
 def _tensors(subject: Subject, devices: int, limits: Limits) -> list[int]:
     if limits.tensor is not None:
         return [limits.tensor]
-    if not subject.splits:
+    if not subject.splits or subject.numbers.matmul == "fp8":
         return [1]
     return [n for n in _powers(MOST_TENSOR) if n <= devices]
 
@@ -142,6 +142,8 @@ def _undividable(subject: Subject, tensor: int, pipeline: int, where: Cluster) -
     if tensor > 1:
         if not subject.splits:
             return f"{subject.workload} has no rules to divide its layers"
+        if subject.numbers.matmul == "fp8":
+            return "fp8 scales whole matrices"
         if tensor > where.per_node:
             return f"tensor {tensor} crosses nodes of {where.per_node}"
         odd = [n for n in subject.splits if n % tensor]

@@ -26,6 +26,10 @@ LOCAL = "local"
 """The name of the machine at hand, which must be calibrated."""
 FP64_SHARE = 0.5
 """Of the fp32 rate, where a data sheet says nothing of fp64."""
+SAYS_NOTHING = r"\b(hbm3e?|generation)\b"
+"""Words of a driver's name that the catalogue does not have."""
+MAY_BE_LEFT_OUT = r"(sxm\d?|pcie|\d+gb)"
+"""Words of the catalogue's name that drivers do not always say."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,18 @@ def device(name: str, own: Path | None = None) -> Device:
     if all(re.fullmatch(r"\d+gb", word) for word in wanted):
         return fits[0]
     return max(fits, key=lambda d: (d.link_bytes_s, d.memory_bytes))
+
+
+def known(name: str) -> Device | None:
+    """A device by the name that its driver has for it; None where the catalogue does not have that very model."""
+    said = re.sub(SAYS_NOTHING, " ", name.lower())
+    try:
+        found = device(said)
+    except UserError:
+        return None
+    words = set(re.split(r"[^a-z0-9]+", said))
+    model = [word for word in found.name.lower().split("-") if not re.fullmatch(MAY_BE_LEFT_OUT, word)]
+    return found if words.issuperset(model) else None  # `RTX 4070` is a part of `RTX-4070-Ti-SUPER`, and is another
 
 
 def _words(name: str) -> set[str]:

@@ -50,6 +50,8 @@ FUSED_TOPICS = 64
 """With more topics, counts on a device are read twice in a pass."""
 PAD = 256
 """Rows and columns of dense counts on a device come in multiples of it."""
+SORT_BYTES = 4.0
+"""Beside each byte of nonzeros on a GPU, to sort them by terms; their second copy, which stays, is a quarter of it."""
 BLOCK_BYTES = 256 << 20
 """Of the counts that are on their way to a device; there are two of them."""
 CORE_BLOCK_BYTES = 32 << 20
@@ -68,9 +70,11 @@ class PassMemory:
     context_bytes: float
     host_bytes: float = 0.0
     disk_bytes: float = 0.0
+    by_terms_bytes: float = 0.0
 
     terms: ClassVar[dict[str, str]] = {
         "counts_bytes": "counts",
+        "by_terms_bytes": "counts by terms, sorting",
         "mixtures_bytes": "L and its copies",
         "topics_bytes": "F, its copies and sums",
         "operands_bytes": "operands, blocks",
@@ -108,6 +112,7 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
     held = documents * counts.document_bytes
     operands = 8.0 * m * K
     on_device, on_host, on_disk = held, 0.0, 0.0
+    by_terms = 0.0  # beside each byte of the counts on the device
     if device.synchronous:
         if counts.resident:
             on_device = counts.documents * counts.document_bytes  # every rank has read all of them
@@ -117,11 +122,13 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
         if not counts.sparse:
             held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD
             operands = (documents + m) * K * 6.0
-        on_device = min(held, DEVICE_SHARE * max(0.0, device.memory_bytes - context))
+        else:
+            by_terms = SORT_BYTES
+        on_device = min(held, DEVICE_SHARE * max(0.0, device.memory_bytes - context) / (1 + by_terms))
         most_there = math.inf if counts.resident else HOST_SHARE * _host_bytes(ranks, where)
         on_host = min(held - on_device, most_there)
         on_disk = held - on_device - on_host
-        operands += 2.0 * BLOCK_BYTES if on_device < held else 0.0
+        operands += 2.0 * BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
     return PassMemory(
         counts_bytes=on_device,
         mixtures_bytes=4.0 * L_COPIES * documents * counts.k,
@@ -130,6 +137,7 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
         context_bytes=context,
         host_bytes=on_host,
         disk_bytes=on_disk,
+        by_terms_bytes=on_device * by_terms,
     )
 
 

@@ -92,6 +92,7 @@ class Plan:
                 "node_bytes_s": self.site.whole.node_bytes_s,
                 "usd_per_device_hour": self.usd_per_device_hour,
                 "calibration": self.site.calibrated or None,
+                "note": self.site.note or None,
                 "source": device.source,
                 "date": device.date,
             },
@@ -137,6 +138,9 @@ def plan(
     site = site_of(cluster or spec.cluster, calibration)
     usd = _price(price, site)
     subject = subject_of(spec, samples, tokens)
+    device = site.whole.device
+    if subject.numbers.matmul == "fp8" and not device.synchronous and "fp8" not in device.flops_s:
+        raise UserError(f"train.precision=fp8: {device.name} has no fp8 in the catalogue; use train.precision=bf16")
     counts = _counts(devices, site, subject)
     limits = limits_of(spec) if subject.counts is None else Limits()
     ways = Ways(cast(Reduce, spec.parallel.reduce), spec.parallel.local_steps)

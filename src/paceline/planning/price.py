@@ -169,7 +169,14 @@ def spread_of(layout: Layout, kernels: Kernels = "eager", ways: Ways = EXACT) ->
 def placed(subject: Subject, layout: Layout, where: Where, ways: Ways = EXACT) -> Spread:
     """A layout of a run on its devices: what is compiled there, and what stays in memory."""
     half_on_gpu = subject.numbers.element_bytes == 2 and not where.cluster.device.synchronous
-    recorded = subject.records and half_on_gpu and layout.ranks == 1
+    recorded = (
+        subject.records
+        and half_on_gpu
+        and layout.ranks == 1
+        and layout.plain
+        and layout.checkpointing == "none"
+        and layout.passes(layout.global_batch) == 1
+    )
     kernels: Kernels = "compiled" if recorded or (subject.compiles and half_on_gpu) else "eager"
     spread = spread_of(layout, kernels, ways)
     fully = spread.zero == 3

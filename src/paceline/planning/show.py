@@ -106,6 +106,8 @@ def _head(plan: Plan) -> Iterator[str]:
             yield from _wrapped(calibration.correction.words(), "  ")
     elif site.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
+    if site.note:
+        yield site.note
     if words := plan.limits.words():
         yield f"as the run file insists: {words}"
     for text in subject.assumptions:

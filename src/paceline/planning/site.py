@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.planning.accelerator import catalogued
 from paceline.planning.calibration import Calibration, read_calibration, usual_file
-from paceline.planning.hardware import LOCAL, Cluster, cluster, device
+from paceline.planning.hardware import LOCAL, Cluster, cluster, device, known
 from paceline.planning.physics import Physics
 
 MOST_LOCAL_RANKS = 4
@@ -42,6 +42,8 @@ class Site:
     calibration: Calibration | None = None
     calibrated: str = ""
     """The file that the calibration came from."""
+    note: str = ""
+    """What a user would not expect of the choice."""
 
     @property
     def devices(self) -> int:
@@ -118,17 +120,26 @@ def _calibration(file: str | Path | None) -> tuple[Calibration, str] | None:
 def _local(file: str | Path | None) -> Site:
     """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
     gpus, found = _cuda_devices(), _calibration(file)
-    if found is not None and found[0].gpu is not None and (gpus or file is not None):
-        calibration, path = found
-        name, count = catalogued(found[0].gpu).name, max(1, len(gpus))
-        return Site(f"local ({count}x{name})", _here(count, name), False, calibration, path)
-    if gpus and file is None:
-        known = _known(gpus[0])
-        if known is not None:
-            return Site(f"local ({len(gpus)}x{known})", _here(len(gpus), known))
+    gpu = found[0].gpu if found is not None else None
+    notes = []
+    if found is not None and gpu is not None:
+        if _same(gpu.name, gpus[0]) if gpus else file is not None:
+            calibration, path = found
+            name, count = catalogued(gpu).name, max(1, len(gpus))
+            return Site(f"local ({count}x{name})", _here(count, name), False, calibration, path)
+        here = (
+            f"this machine has {gpus[0]}" if gpus else "no GPU can be seen here; --calibration with that file plans it"
+        )
+        notes.append(f"calibration of {gpu.name} not used ({found[1]}): {here}")
+    if gpus and (file is None or gpu is not None):
+        kind = known(gpus[0])
+        if kind is not None:
+            return Site(f"local ({len(gpus)}x{kind.name})", _here(len(gpus), kind.name), note="; ".join(notes))
+        notes.append(f"{gpus[0]} is not in the catalogue, so this plans the cores")
+    note = "; ".join(notes)
     if found is not None and found[0].measured:
         calibration, path = found
-        return Site(LOCAL, calibration.machine(MOST_LOCAL_RANKS), True, calibration, path)
+        return Site(LOCAL, calibration.machine(MOST_LOCAL_RANKS), True, calibration, path, note)
     cores = len(os.sched_getaffinity(0))
     nominal = device("CPU")
     kind = replace(
@@ -139,7 +150,7 @@ def _local(file: str | Path | None) -> Site:
         watts=nominal.watts * cores / CORES_OF_NOMINAL,
     )
     ranks = max(1, min(cores, MOST_LOCAL_RANKS))
-    return Site(LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True)
+    return Site(LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True, note=note)
 
 
 def _here(count: int, name: str) -> Cluster:
@@ -166,9 +177,6 @@ def _cuda_devices() -> list[str]:
     return names
 
 
-def _known(name: str) -> str | None:
-    """A driver's name as the catalogue has it; None where it does not."""
-    try:
-        return device(name).name
-    except UserError:
-        return None
+def _same(name: str, other: str) -> bool:
+    """Whether two drivers' names are of one model."""
+    return name == other or (known(name) is not None and known(name) == known(other))

@@ -66,7 +66,7 @@ class Subject:
     recomputes: bool = True
     """Has repeated layers, which activation checkpointing computes again."""
     records: bool = False
-    """One CUDA device compiles the step and runs it as a recorded graph."""
+    """One CUDA device runs a step of one pass, without recomputation, as a recorded graph of compiled kernels."""
     compiles: bool = False
     """CUDA devices compile each layer, under any layout."""
     narrow_gathers: bool = False
@@ -134,6 +134,10 @@ def steps_of(spec: RunSpec, samples: int | None) -> int | None:
     return (spec.train.epochs or 1) * math.ceil(samples / spec.train.global_batch)
 
 
+def _records(spec: RunSpec) -> bool:
+    return spec.train.compile != "off" and spec.train.optimizer in ("adamw", "sgd")
+
+
 def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Subject:
     model, data = _section(spec, "model"), _section(spec, "data")
     longest, vocab, classes = data.max_length, data.vocab, 4
@@ -192,7 +196,7 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
         longest_ratio=longest / mean,
         varies=deviation / mean,
         lengths=1.0 if mean == longest else max(1.0, min(longest, 3.5 * deviation)) if deviation else longest / 2,
-        records=spec.train.compile != "off" and spec.train.optimizer in ("adamw", "sgd"),
+        records=_records(spec),
         assumptions=tuple(assumptions),
     )
 
@@ -237,6 +241,7 @@ def _language_model(spec: RunSpec, samples: int | None, tokens: float | None) ->
         splits=(sizes.heads, sizes.kv_heads, sizes.ffn),
         sequence=length if sizes.positions == "rotary" else 0,
         layers=0 if sizes.tied else sizes.layers,
+        records=_records(spec),
         compiles=spec.train.compile != "off",
         narrow_gathers=narrow,
         assumptions=tuple(assumptions),

@@ -70,7 +70,7 @@ def numbers(text: str, option: str) -> list[int]:
 
 
 def calibrate(arguments: argparse.Namespace, console: Any) -> int:
-    from paceline.planning.calibrate import has_gpu, measure, measure_device, table
+    from paceline.planning.calibrate import has_gpu, measure, table
     from paceline.planning.calibration import usual_file
 
     if arguments.measured is not None:
@@ -84,7 +84,9 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
         raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
     found = measure(sorted(set(ranks)), _say, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
-        found["gpu"] = measure_device(_say)["gpu"]
+        from paceline.planning.gpu_probes import measure_gpu
+
+        found["gpu"] = measure_gpu(_say)
     write_json(path, found)
     console.print(table(path))
     console.print(f"written: {path}; plans for cluster: local use it")

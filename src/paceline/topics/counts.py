@@ -109,6 +109,8 @@ def _from_torch(tensor: Any, fractional: bool, on_device: bool) -> Counts:
 
     if not isinstance(tensor, torch.Tensor):
         raise UserError(f"a {type(tensor).__name__} is not a matrix of counts; {WHAT_IS_READ}")
+    if tensor.is_meta:
+        raise UserError("a tensor of the device meta has a shape and no counts; give one that holds them")
     tensor = tensor.detach()
     if on_device and tensor.is_cuda and tensor.layout in (torch.strided, torch.sparse_csr):
         from paceline.topics.on_device import from_tensor

@@ -22,6 +22,7 @@ from paceline.topics.blocks import Block, Csr
 Tensor = Any  # torch.Tensor; torch is not typed here
 PAD = 256  # dense counts are padded to multiples of it: whole tiles, whatever their size
 PIECE = 1 << 26  # elements of dense counts that plain torch turns to float32 at a time
+SORT_BYTES = 4  # per byte of sparse counts: what bringing them into the order of the terms takes beside them
 MANY = 1 << 20  # dense documents whose sums for the terms are added up in one float32
 LEAST_SHARE = 1e-30
 NEWTON_K = 64  # beyond it the quadratic model of one document no longer fits into registers: EM
@@ -125,13 +126,21 @@ def dense_sums(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 def sparse_sums(csr: Any, terms: int) -> tuple[Tensor, Tensor]:
     """Sums of rows and of columns, float64."""
-    pointer, index, count = csr
+    pointer, _, count = csr
+    step, per_document = PIECE // 8, torch.zeros(len(pointer) - 1, dtype=torch.float64, device=count.device)
+    for number, piece in enumerate(count.split(step)):
+        running = torch.nn.functional.pad(piece.double().cumsum(0), (1, 0))
+        per_document += running[(pointer - number * step).clamp_(0, len(piece))].diff()
+    return per_document, sparse_term_sums(csr, terms)
+
+
+def sparse_term_sums(csr: Any, terms: int) -> Tensor:
+    """Sums of columns, float64."""
+    _, index, count = csr
     per_term = torch.zeros(terms, dtype=torch.float64, device=index.device)
-    for j, x in zip(index.split(PIECE), count.split(PIECE), strict=True):
+    for j, x in zip(index.split(PIECE // 8), count.split(PIECE // 8), strict=True):
         per_term.index_add_(0, j, x.double())
-    running = torch.zeros(len(count) + 1, dtype=torch.float64, device=index.device)
-    torch.cumsum(count.double(), 0, out=running[1:])
-    return running[pointer[1:]] - running[pointer[:-1]], per_term
+    return per_term
 
 
 def padded(size: int) -> int:
@@ -233,7 +242,7 @@ class SparsePass:
     @functools.cached_property
     def of_shares(self) -> Tensor:
         """sum x log q: what the kernels leave out of the loss."""
-        per_term = sparse_sums(self.csr, len(self.share))[1] if self.per_term is None else self.per_term
+        per_term = sparse_term_sums(self.csr, len(self.share)) if self.per_term is None else self.per_term
         return per_term @ self.share.double().log()
 
     def multiply(self, B: Tensor) -> Tensor:

@@ -148,7 +148,14 @@ class Fit:
         return self.L_before, self.Ft_before
 
     def final_loss(self) -> float:
-        """The loss of the result: one more read of the documents."""
+        """The loss of the result: one more read of the documents. A result above the last loss is not kept."""
+        loss = self._loss_of_result()
+        if self.check > 1 and not loss <= self.losses[-1]:
+            self._go_back()
+            loss = self._loss_of_result()
+        return loss
+
+    def _loss_of_result(self) -> float:
         L, Ft = self.result()
         total = torch.zeros((), dtype=torch.float64, device=Ft.device)
         for first, last, work in self.documents():
@@ -162,10 +169,7 @@ class Fit:
         self.passes += 1
         if loss is not None:
             if self.leaped and not loss <= self.losses[-1]:
-                self.L.copy_(self.L_safe)
-                self.Ft.copy_(self.Ft_safe)
-                self.has_before = self.leaped = False
-                self.momentum = max(1.0, self.momentum * BACK)
+                self._go_back()
                 return self.losses[-1], False
             if not math.isfinite(loss):
                 raise UserError("the counts are too large: the loss is not finite; divide them by their largest value")
@@ -184,6 +188,15 @@ class Fit:
         elif loss is not None:
             self.L_safe, self.Ft_safe = self.L_before.clone(), image
         return self.losses[-1], True
+
+    def _go_back(self) -> None:
+        """To the safe point, which is the result then."""
+        self.L.copy_(self.L_safe)
+        self.Ft.copy_(self.Ft_safe)
+        self.L_before.copy_(self.L_safe)
+        self.Ft_before = self.Ft_safe
+        self.has_before = self.leaped = False
+        self.momentum = max(1.0, self.momentum * BACK)
 
     def _leap(self) -> float:
         following = (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2

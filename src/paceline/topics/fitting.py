@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -63,17 +64,18 @@ def fit(
     where = device_of(device, X)
     counts = read_counts(X, fractional=fractional, on_device=where != "cpu")
     check_topics(k, counts)
-    problem = problem_of(counts, where, fractional=fractional)
     best, loss = None, math.inf
-    for number in range(starts):
-        found = problem.begin(k, start=start, seed=seed + number, rows=rows, stop=Stop(tolerance, passes=passes))
-        while not found.why_done:
-            turn = found.step()
-            if progress is not None:
-                progress(found, turn)
-        reached = found.final_loss()
-        if best is None or reached < loss:
-            best, loss = found, reached
+    with current_device(getattr(counts, "device", where)):
+        problem = problem_of(counts, where, fractional=fractional)
+        for number in range(starts):
+            found = problem.begin(k, start=start, seed=seed + number, rows=rows, stop=Stop(tolerance, passes=passes))
+            while not found.why_done:
+                turn = found.step()
+                if progress is not None:
+                    progress(found, turn)
+            reached = found.final_loss()
+            if best is None or reached < loss:
+                best, loss = found, reached
     assert best is not None
     L, Ft = best.result()
     settings = {"k": k, "seed": seed, "start": start, "starts": starts, "rows": rows, "tolerance": tolerance}
@@ -129,6 +131,13 @@ def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False
             p = rows @ Ft.T
             total -= float((values * np.log(np.maximum(p, np.finfo(float).tiny))).sum())
     return total
+
+
+def current_device(device: Any) -> AbstractContextManager[Any]:
+    """For as long as kernels are launched: they run on the current device, wherever their tensors are."""
+    import torch
+
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
 def device_of(name: str, X: Any = None) -> str:

@@ -10,8 +10,17 @@ import numpy as np
 import torch
 
 from paceline.errors import UserError
-from paceline.topics.blocks import Block, Counts, Csr, DenseCounts, SparseCounts
-from paceline.topics.device import PIECE, Pass, dense_sums, pass_over, sparse_sums, taken, whole_tiles_bytes
+from paceline.topics.blocks import Block, Counts, Csr
+from paceline.topics.device import (
+    PIECE,
+    SORT_BYTES,
+    Pass,
+    dense_sums,
+    pass_over,
+    sparse_sums,
+    taken,
+    whole_tiles_bytes,
+)
 from paceline.topics.narrow import FRACTIONS, Place, check_dtype, check_shape, narrowed, place_in_rows, whole_type
 from paceline.topics.tiers import free_device_bytes
 
@@ -72,10 +81,6 @@ class DeviceCounts:
         parts = [part.cpu().numpy() for part in self.part(start, stop).tensors]
         return Block(start, Csr(*parts) if self.sparse else parts[0])
 
-    def on_host(self) -> Counts:
-        values, facts = self.block(0, self.documents).values, (self.vocabulary, self.names, self.fractional)
-        return SparseCounts(values, self.terms, *facts) if isinstance(values, Csr) else DenseCounts(values, *facts)
-
     def sums(self) -> tuple[Tensor, Tensor]:
         """Per document and per term, float64, on the device."""
         return sparse_sums(self.values, self.terms) if self.sparse else dense_sums(self.values)
@@ -91,11 +96,12 @@ class DeviceCounts:
         return replace(self, values=(ends, index[at], taken(count, at)))
 
     def passes(self, per_document: Tensor, per_term: Tensor, share: Tensor) -> Callable[[], Any]:
-        """The passes over all documents, in one where their copy in whole tiles fits beside them, else some at a time.
+        """The passes over all documents, in one where what it needs fits beside them, else some at a time.
 
+        That is a copy of dense counts in whole tiles, and the sort of sparse ones into the order of the terms.
         `per_term` are the sums of these documents, `share` the shares of the terms in all of them, on all ranks.
         """
-        needed = 0 if self.sparse else whole_tiles_bytes(self.values)
+        needed = SORT_BYTES * self.stored_bytes if self.sparse else whole_tiles_bytes(self.values)
         if needed <= free_device_bytes(self.device):
             whole = [(0, self.documents, pass_over(self.values, per_document, share, per_term))]
             return lambda: whole if self.documents else []
@@ -121,7 +127,7 @@ class DeviceCounts:
     def _in_turn(self, rows: int, per_document: Tensor, share: Tensor) -> Any:
         for first in range(0, self.documents, rows):
             last = min(self.documents, first + rows)
-            step: Pass = pass_over(self.values[first:last], per_document[first:last], share)
+            step: Pass = pass_over(self.part(first, last).values, per_document[first:last], share)
             yield first, last, step
 
 

@@ -1,12 +1,13 @@
 """Where a fit begins: topics of a sample of the documents, found by least squares or as the best of several tries.
 
-The sample is a function of the documents and the seed alone, so that every number of ranks begins at the same topics.
+The sample is a function of the documents and the seed alone, so that every number of ranks begins at the same topics;
+on a device it is smaller where memory is short.
 Of counts that live on a device all dense documents are taken, and more of the sparse ones; all of it happens there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,14 @@ from paceline.topics.engine import Documents, Fit
 from paceline.topics.on_device import DeviceCounts, uploaded
 from paceline.topics.rows import cpu_pass
 from paceline.topics.start_ls import TINY, least_squares_start, sweep_columns
+from paceline.topics.tiers import free_device_bytes
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 RUNS = 64  # of consecutive documents that a sample is made of
 TRIES = 2
 SURPLUS = 3  # times k documents that a try begins with
 FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
-FEW_SWEEPS, SWEEPS = (
-    10,
-    40,
-)  # of least squares for rows: where they take longer than the passes they save, and elsewhere
+FEW_SWEEPS, SWEEPS = 10, 40  # of least squares for rows: few where they take longer than the passes they save
 DEVICE_TURNS = {"sample": 1 << 62, "sample_turns": 0, "turns": 300}  # a turn on all costs what one on a sample does
 MIX = 0.02  # of the average in every topic: no term is ruled out by the sample
 STARTS = ("auto", "race", "least_squares", "random")
@@ -44,6 +43,7 @@ class Size:
 
 FOR_CPU = Size(300_000, 500, 50_000_000)
 FOR_DEVICE = Size(3_000_000, 5_000, 1_000_000_000)
+COUNT_BYTES = 8  # of a dense sample on a device at most: four, and again in whole tiles
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def first_topics(
     if how == "random":
         return random_topics(in_all.cpu(), k, seed).to(device)
     size = FOR_CPU if device.type == "cpu" and not isinstance(counts, DeviceCounts) else FOR_DEVICE
+    size = replace(size, counts=min(size.counts, free_device_bytes(device) // COUNT_BYTES))
     few, terms = _without_unused(sample(counts, seed, least=2 * k, size=size))
     some = everything if few is counts and everything is not None else _some(few, device)
     by_squares = how == "least_squares" or (how == "auto" and not few.sparse)

@@ -15,7 +15,16 @@ import numpy as np
 import torch
 
 from paceline.topics.blocks import Block, Counts, Csr, joined
-from paceline.topics.device import DensePass, Pass, PlainDense, copy_rows, make_pass, padded, triton_runs_on
+from paceline.topics.device import (
+    SORT_BYTES,
+    DensePass,
+    Pass,
+    PlainDense,
+    copy_rows,
+    make_pass,
+    padded,
+    triton_runs_on,
+)
 from paceline.topics.stream import blocks
 
 Tensor = Any
@@ -61,7 +70,7 @@ class Tiers:
             return self._fill_dense(source, head.values.dtype, room)
         taken: list[Csr] = []
         for block in source:
-            budget -= block_bytes(block)
+            budget -= (1 + SORT_BYTES) * block_bytes(block)
             if budget < 0 or not isinstance(block.values, Csr):
                 source = itertools.chain([block], source)
                 break

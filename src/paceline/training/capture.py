@@ -110,7 +110,7 @@ class CapturedStep:
     ) -> Tensor:
         sent: Parcel = serving.passes[0].batch
         recorded = self.recorded.get(sent.pieces)
-        if len(serving.passes) > 1 or (recorded is None and len(self.recorded) >= MOST_GRAPHS):
+        if recorded is None and len(self.recorded) >= MOST_GRAPHS:
             device = state.scaler.scale.device
             opened = [replace(p, batch=p.batch.opened(p.batch.row.to(device))) for p in serving.passes]
             return train_step(replace(serving, passes=opened), workload, net, state, train, flights, stop)

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import UserError
 
 ALIGNED = 16
-"""Sizes of a matrix must be multiples of it; layers of other sizes multiply in bf16."""
+"""Sizes of matrices must be multiples of it: layers of other sizes multiply in bf16, and rows are filled up."""
 LEAST = (8, 9)
 """The compute capability that fp8 came with."""
 
@@ -36,7 +37,10 @@ def use_fp8(blocks: Iterable[nn.Module], device: torch.device) -> None:
 
 class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        y = _Product.apply(x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+        x_ND = x.reshape(-1, x.shape[-1])
+        spare = -len(x_ND) % ALIGNED  # the gradient of the weight is a sum over rows, and so many are wanted there
+        y_NO = _Product.apply(F.pad(x_ND, (0, 0, 0, spare)) if spare else x_ND, self.weight)
+        y = y_NO[: len(x_ND)].view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -44,7 +48,7 @@ def scaled(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """(x over a scale, as that type; the scale): the largest number of x becomes the largest that the type holds."""
     largest = torch.finfo(kind).max
     scale = x.abs().amax().float().clamp(min=1e-12) / largest
-    return (x.float() / scale).clamp(-largest, largest).to(kind), scale
+    return (x.float() / scale).clamp(-largest, largest).to(kind).contiguous(), scale
 
 
 def product(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:

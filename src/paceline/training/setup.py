@@ -89,16 +89,16 @@ def way_of(
     """
     train, layer_by_layer = spec.train, compiles_layers(spec, workload, device)
     finish = pinned if device.type == "cuda" else as_it_is
-    if layout.pipeline > 1 and not hasattr(samples, "padded"):
-        raise UserError(
-            f"parallel.pipeline={layout.pipeline}: {type(samples).__name__} has no method "
-            "padded(ids, keys, rows), and all passes of a pipeline have the same shape; "
-            "see paceline.workload.Samples"
-        )
+    passes = layout.passes(layout.global_batch)
     make = one_by_one(samples, finish)
-    if layout.pipeline > 1 or (layer_by_layer and hasattr(samples, "padded")):
-        rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
-        make = all_alike(samples, rows, finish)
+    if layout.pipeline > 1 or (layer_by_layer and workload.compile_layers):
+        if not hasattr(samples, "padded"):
+            why = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
+            raise UserError(
+                f"{why}: {type(samples).__name__} has no method padded(ids, keys, rows), and all passes must have the "
+                "same shape; see paceline.workload.Samples"
+            )
+        make = all_alike(samples, math.ceil(layout.global_batch / (layout.data * passes)), finish)
     if layout.pipeline > 1:
         return pipeline_step, make, 1
     recorded = (
@@ -107,6 +107,7 @@ def way_of(
         and layout.ranks == 1
         and layout.plain
         and layout.checkpointing == "none"
+        and passes == 1
         and train.precision in HALF
         and train.optimizer in ("adamw", "sgd")
         and hasattr(samples, "steady")

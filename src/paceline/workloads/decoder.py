@@ -25,6 +25,8 @@ from paceline.workloads.shapes import DecoderShape
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-5
+DRAWN_AT_ONCE = 4
+"""Weights, each by a thread: more would take much host memory where many ranks do so."""
 HALF = (torch.bfloat16, torch.float16)
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -215,10 +217,9 @@ class Decoder(nn.Module):
         """
         seed = torch.initial_seed() if seed is None else seed
         named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
-        threads = torch.get_num_threads()  # a weight is drawn by one of them, several weights at once
-        with ThreadPoolExecutor(threads) as pool:
-            for begin in range(0, len(named), threads):
-                some = named[begin : begin + threads]
+        with ThreadPoolExecutor(DRAWN_AT_ONCE) as pool:
+            for begin in range(0, len(named), DRAWN_AT_ONCE):
+                some = named[begin : begin + DRAWN_AT_ONCE]
                 drawn = pool.map(lambda one: self._drawn(one[0], one[1], seed), some)
                 for (_, parameter), whole in zip(some, drawn, strict=True):
                     if isinstance(parameter, DTensor):

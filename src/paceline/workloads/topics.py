@@ -31,7 +31,7 @@ from paceline.workload import Workload
 
 MOST_PASSES = 1000
 MODEL_FILE = "model.safetensors"
-SAVED = ("losses", "passes", "momentum", "residual", "moved", "has_before", "leaped")
+SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
 
 
 class Topics(Workload):
@@ -166,7 +166,10 @@ class TopicPasses:
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
         L, Ft = fit.result()
-        return {"model": {"L": self._whole(L), "F": Ft.T}, "fit": {"L": self._whole(fit.L), "F": fit.Ft.T}}
+        state = {"model": {"L": self._whole(L), "F": Ft.T}, "fit": {"L": self._whole(fit.L), "F": fit.Ft.T}}
+        if not self.counts.sparse:  # the loss of sparse ones is found at every pass on any device: the result is safe
+            state["safe"] = {"L": self._whole(fit.L_safe), "F": fit.Ft_safe.T}
+        return state
 
     def meta(self) -> dict[str, Any]:
         done = {"final_loss": self.final_loss if self.why_done else None, "seconds": self.seconds}
@@ -176,6 +179,8 @@ class TopicPasses:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
         self._fit = self.problem.at(L, Ft, rows=self.settings["rows"], stop=self.stop)
+        if not self.counts.sparse:
+            self._fit.L_safe, self._fit.Ft_safe = L.clone(), Ft.clone()
         return self.tensors()
 
     def restored(self, meta: Mapping[str, Any]) -> None:
@@ -213,7 +218,7 @@ class TopicPasses:
 
     def _gain(self) -> float | None:
         losses = self.fit.losses
-        return (losses[-2] - losses[-1]) / abs(losses[-1]) if len(losses) > 1 else None
+        return (losses[-2] - losses[-1]) / self.fit.check / abs(losses[-1]) if len(losses) > 1 else None
 
     def _passes_expected(self) -> int:
         """How many passes there will be in all, if the gain goes on falling as it did."""
