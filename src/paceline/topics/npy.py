@@ -19,7 +19,6 @@ from paceline.topics.blocks import Block, Counts, named
 from paceline.topics.narrow import Filling, Place, check_dtype, check_shape, narrowed, place_in_rows
 
 PIECE_BYTES = 1 << 20  # read and narrowed while it is in the cache
-BLOCKS_AHEAD = 2  # this one and the next
 TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
 FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
 MAGIC = b"\x93NUMPY"
@@ -107,7 +106,7 @@ class NpyCounts:
     def block(self, start: int, stop: int) -> Block:
         begin = self.offset + start * self.row_bytes
         numbers = (stop - start) * self.terms
-        handle = open_in_order(self.path, begin, BLOCKS_AHEAD * numbers * self.dtype.itemsize)
+        handle = open_in_order(self.path)
         try:
             if self.dtype.itemsize == 1 and self.dtype.kind in "bu":
                 flat = np.empty(numbers, np.uint8)
@@ -132,19 +131,14 @@ class NpyCounts:
         return filling.values
 
 
-def open_in_order(path: Path, begin: int = 0, ahead: int = 0) -> int:
-    """A file handle whose reads the kernel runs ahead of: as it sees fit, and at once by `ahead` bytes from `begin`.
-
-    The disk then goes on while numbers are narrowed. On its own the kernel is a few hundred kilobytes ahead.
-    """
+def open_in_order(path: Path) -> int:
+    """A file handle whose reads the kernel runs far ahead of."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        if ahead:
-            os.posix_fadvise(handle, begin, ahead, os.POSIX_FADV_WILLNEED)
     return handle
 
 
