@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from paceline.errors import UserError
-from paceline.planning.compute import FUSED_BACKWARD, SCORE_FLOPS, TILE, block_pass, fused_scores
+from paceline.planning.compute import FUSED_BACKWARD, SCORE_FLOPS, block_pass, fused_scores, rate_and_half_tiles
 from paceline.planning.decoder import decoder_blocks
 from paceline.planning.hardware import Cluster, Device, known
 from paceline.planning.physics import Physics
@@ -47,12 +47,7 @@ class Accelerator:
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
-        best = (math.inf, 0.0, 0.0)
-        for half in HALF_TILES:
-            logs = [math.log(rate * (_tiles(m, n) + half) / _tiles(m, n)) for m, _, n, rate in self.matmuls]
-            mean = sum(logs) / len(logs)
-            best = min(best, (sum((x - mean) ** 2 for x in logs), math.exp(mean), half))
-        return best[1], best[2]
+        return rate_and_half_tiles(self.matmuls, HALF_TILES)
 
     @property
     def attention_flops_s(self) -> float:
@@ -111,10 +106,6 @@ def _slower(kind: Device, times: float) -> Device:
         flops_s={name: rate / times for name, rate in kind.flops_s.items()},
         bandwidth_bytes_s=kind.bandwidth_bytes_s / times,
     )
-
-
-def _tiles(rows: int, outer: int) -> int:
-    return math.ceil(rows / TILE) * math.ceil(outer / TILE)
 
 
 def accelerator_of(values: dict[str, Any]) -> Accelerator:

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.planning.accelerator import Accelerator, accelerator_of
-from paceline.planning.compute import PLAIN_MATMUL_FRACTION, TILE, block_pass
+from paceline.planning.compute import PLAIN_MATMUL_FRACTION, block_pass, rate_and_half_tiles
 from paceline.planning.hardware import Cluster, Device
 from paceline.planning.physics import Physics
 from paceline.planning.shape import ModelShape
@@ -54,12 +54,7 @@ class Measured:
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
-        best = (math.inf, 0.0, 0.0)
-        for half in HALF_TILES:
-            logs = [math.log(rate * (_tiles(m, n) + half) / _tiles(m, n)) for m, _, n, rate in self.matmuls]
-            mean = sum(logs) / len(logs)
-            best = min(best, (sum((x - mean) ** 2 for x in logs), math.exp(mean), half))
-        return best[1], best[2]
+        return rate_and_half_tiles(self.matmuls, HALF_TILES)
 
     def all_reduce_fit(self) -> tuple[float, float]:
         """(seconds of an empty one, bytes per second of the ring): a line through small and large."""
@@ -68,10 +63,6 @@ class Measured:
         (small, first_s), (large, last_s) = self.all_reduces[0], self.all_reduces[-1]
         slope = max((last_s - first_s) / (large - small), 1e-13)
         return first_s, 2 * (self.ranks - 1) / self.ranks / slope
-
-
-def _tiles(rows: int, outer: int) -> int:
-    return math.ceil(rows / TILE) * math.ceil(outer / TILE)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.planning.hardware import Device
@@ -52,7 +53,7 @@ def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
 
 def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: Numbers, physics: Physics) -> float:
     """One product: the slower of arithmetic, at a rate that small or ragged sides lower, and memory."""
-    tiles = math.ceil(rows / TILE) * math.ceil(outer / TILE)
+    tiles = _tiles(rows, outer)
     size = tiles / (tiles + physics.half_tiles)
     size *= physics.ragged_efficiency ** max(_raggedness(inner), _raggedness(outer))
     arithmetic_s = 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
@@ -60,6 +61,23 @@ def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: N
     moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
     casts_s = FP8_CAST_BYTES * rows * inner / bandwidth if numbers.matmul == "fp8" else 0.0
     return float(max(arithmetic_s, moved / bandwidth) + casts_s)
+
+
+def rate_and_half_tiles(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
+    """(FLOP/s of a large product, tiles that reach half of it) for products (rows, inner, outer, FLOP/s) as measured.
+
+    Of the numbers of tiles in `halves`, the one whose rates agree best.
+    """
+    best = (math.inf, 0.0, 0.0)
+    for half in halves:
+        logs = [math.log(rate * (_tiles(rows, outer) + half) / _tiles(rows, outer)) for rows, _, outer, rate in matmuls]
+        mean = sum(logs) / len(logs)
+        best = min(best, (sum((x - mean) ** 2 for x in logs), math.exp(mean), half))
+    return best[1], best[2]
+
+
+def _tiles(rows: float, outer: float) -> int:
+    return math.ceil(rows / TILE) * math.ceil(outer / TILE)
 
 
 def _raggedness(side: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.planning.accelerator import WHOLE, WHOLE_SAMPLES
+from paceline.planning.probes import stretches
 from paceline.planning.shape import LAUNCHES_PER_OPERATION
 from paceline.workloads.decoder import causal_attention
 
@@ -27,6 +27,7 @@ MATMULS = (
 """(rows, inner, outer): sides of layers."""
 ATTENTIONS = ((64, 12, 1024, 64), (32, 12, 1024, 128), (8, 12, 4096, 128), (16, 12, 2048, 64))
 """(samples, heads, positions, features per head)."""
+WARM_UP = 3
 MOVED = 1 << 27
 """Elements of the tensors that bandwidth is measured with: far more than a cache holds."""
 UPDATED = (50_000_000, 4_000_000, 4_000_000, 1_000_000)
@@ -60,21 +61,9 @@ def measure_gpu(say: Say, enough_s: float = ENOUGH_S) -> dict[str, Any]:
 
 def usual_s(work: Callable[[], object], enough_s: float) -> float:
     """The time of a call in the median of several stretches, the device being waited for after each."""
-    for _ in range(3):
+    for _ in range(WARM_UP):
         work()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    calls = max(1, round(min(STRETCH_S, enough_s) / max(1e-6, time.perf_counter() - began)))
-    times: list[float] = []
-    ends = time.perf_counter() + enough_s
-    while len(times) < 3 or time.perf_counter() < ends:
-        began = time.perf_counter()
-        for _ in range(calls):
-            work()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / calls)
+    times = stretches(work, enough_s, STRETCH_S, least=3, wait=torch.cuda.synchronize)
     return sorted(times)[len(times) // 2]
 
 

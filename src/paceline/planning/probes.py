@@ -133,18 +133,31 @@ def best_s(work: Callable[[], object], enough_s: float) -> float:
     A stretch is as long as a pass of a small model. Single calls would slip through between other programs' turns, and
     a plan made of them would be too good for a machine that is not idle.
     """
-    work()
-    began = time.perf_counter()
-    work()
-    calls = max(1, round(min(STRETCH_S, enough_s) / max(1e-7, time.perf_counter() - began)))
-    times: list[float] = []
-    ends = time.perf_counter() + enough_s
-    while len(times) < 4 or time.perf_counter() < ends:
+    return min(stretches(work, enough_s, STRETCH_S, least=4))
+
+
+def stretches(
+    work: Callable[[], object], enough_s: float, stretch_s: float, least: int, wait: Callable[[], object] = lambda: None
+) -> list[float]:
+    """The time of a call in each of `least` stretches or more, until `enough_s` have passed.
+
+    `wait` is called before the clock is read: for work that a device goes on with.
+    """
+
+    def took_s(calls: int) -> float:
         began = time.perf_counter()
         for _ in range(calls):
             work()
-        times.append((time.perf_counter() - began) / calls)
-    return min(times)
+        wait()
+        return time.perf_counter() - began
+
+    took_s(1)
+    calls = max(1, round(min(stretch_s, enough_s) / max(1e-7, took_s(1))))
+    ends = time.perf_counter() + enough_s
+    times: list[float] = []
+    while len(times) < least or time.perf_counter() < ends:
+        times.append(took_s(calls) / calls)
+    return times
 
 
 def all_reduce_s(sent_bytes: float, group: dist.ProcessGroup | None, repeats: int) -> float:
