@@ -6,7 +6,7 @@ import pytest
 
 import paceline
 from paceline.planning import calibrate
-from paceline.planning.calibration import FORMAT, read_calibration
+from paceline.planning.calibration import FORMAT, read_calibration, usual_file
 from paceline.planning.plan import plan
 from paceline.planning.probes import MATMULS, product_name
 from paceline.planning.site import site_of
@@ -127,3 +127,11 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
     assert ring > 1e5
     assert calibrate.table(path).row_count == 2
     assert plan(classifier(), "local", [1, 2], calibration=path).chosen is not None
+
+
+def test_it_is_said_how_a_calibration_is_used(monkeypatch, tmp_path):
+    from paceline.planning.verb import _written
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "plans for cluster: local use it" in _written(usual_file())
+    assert _written(tmp_path / "a b.json").endswith(f"--calibration '{tmp_path}/a b.json'")

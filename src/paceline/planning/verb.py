@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,20 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
         found["gpu"] = measure_gpu(_say)
     write_json(path, found)
     console.print(table(path))
-    console.print(f"written: {path}; plans for cluster: local use it")
+    console.print(_written(path), soft_wrap=True)
     return 0
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _written(file: Path) -> str:
+    from paceline.planning.calibration import usual_file
+
+    if file == usual_file():
+        return f"written: {file}; plans for cluster: local use it"
+    return f"written: {file}; to plan by it:  paceline plan RUN --calibration {shlex.quote(str(file))}"
 
 
 def _recalibrate(folder: Path, file: Path, console: Any) -> int:
@@ -106,5 +115,5 @@ def _recalibrate(folder: Path, file: Path, console: Any) -> int:
         before, after = duration(row.before_s), duration(row.after_s)
         console.print(f"{row.label}: {duration(row.step_s)} per step; planned {before} before, {after} now")
     console.print(correction.words(), soft_wrap=True)
-    console.print(f"written: {file}; plans for cluster: local use it")
+    console.print(_written(file), soft_wrap=True)
     return 0
