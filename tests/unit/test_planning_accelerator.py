@@ -36,6 +36,7 @@ def made_up(**more):
     values = {"name": "NVIDIA H200", "memory_bytes": 150e9, "matmuls": matmuls}
     flops = [3.5 * 2.0 * b * h * s * s * d for b, h, s, d in gpu_probes.ATTENTIONS]
     values["attentions"] = [[*sides, n / 300e12] for sides, n in zip(gpu_probes.ATTENTIONS, flops, strict=True)]
+    values["packed"] = [[*sides, 100e-6] for sides in gpu_probes.PACKED]
     values |= {"moved_bytes_s": 3.6e12, "update_bytes_s": 3e12, "launch_s": 1e-6, "kernel_s": 2e-6}
     return {**values, "pcie_bytes_s": 50e9, "layer_s": 8e-3, "layer_kernels": "compiled", **more}
 
@@ -90,6 +91,32 @@ def test_a_slower_layer_makes_a_slower_plan(tmp_path, file):
     slow = write(tmp_path / "slow.json", layer_s=16e-3)
     fast_s, slow_s = (plan(lm(), "local", [1], calibration=f).rows[0].price.time.compute_s for f in (file, slow))
     assert slow_s == pytest.approx(2 * fast_s, rel=0.05)
+
+
+def classifier(width=256):
+    return build(
+        {
+            "workload": "classifier",
+            "model": {"width": width, "heads": 8, "layers": 2, "ffn": 4 * width},
+            "data": {"source": "ag_news"},
+            "train": {"steps": 100, "global_batch": 256, "precision": "bf16"},
+        }
+    )
+
+
+def test_attention_over_short_texts_is_priced_as_it_was_measured(tmp_path, file):
+    """Only the classifier has it."""
+    sides = gpu_probes.PACKED
+    slow = write(tmp_path / "slow.json", packed=[[*row, 900e-6] for row in sides])
+    none = write(tmp_path / "none.json", packed=[])
+    found = {
+        (name, at): plan(spec, "local", [1], calibration=at).rows[0].price.time.compute_s
+        for name, spec in (("classifier", classifier()), ("lm", lm()))
+        for at in (file, slow, none)
+    }
+    assert found["classifier", file] < found["classifier", slow]
+    assert found["classifier", none] < found["classifier", slow]
+    assert found["lm", none] == found["lm", file] == found["lm", slow]
 
 
 def test_what_was_measured_is_shown(file, capsys):
@@ -200,6 +227,7 @@ def test_a_file_without_any_measurement_is_refused(tmp_path):
 def test_the_probes_run(monkeypatch):
     """On a core, on next to nothing: what they measure is of no use, but all of it is there and can be planned with."""
     small = {"MATMULS": ((64, 64, 64),), "ATTENTIONS": ((1, 2, 32, 16),), "MOVED": 1 << 12, "UPDATED": (100,)}
+    small["PACKED"] = ((4, 2, 8, 16),)
     whole = replace(WHOLE, width=32, heads=2, kv_heads=2, ffn=64, context=16)
     for name, value in {**small, "DEVICE": "cpu", "COPIED_BYTES": 1 << 10, "WHOLE": whole}.items():
         monkeypatch.setattr(gpu_probes, name, value)
@@ -215,3 +243,4 @@ def test_the_probes_run(monkeypatch):
     found = accelerator_of(gpu_probes.measure_gpu(lambda _: None, enough_s=0.001))
     assert found.layer_kernels == "compiled"
     assert found.name == "NVIDIA H200"
+    assert [row[:4] for row in found.packed] == [(4, 2, 8, 16)]

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from paceline.errors import UserError
-from paceline.planning.compute import FUSED_BACKWARD, SCORE_FLOPS, block_pass, fused_scores, rate_and_half_tiles
+from paceline.planning.compute import (
+    FUSED_BACKWARD,
+    PACKED_SCORE_FLOPS,
+    SCORE_FLOPS,
+    block_pass,
+    fused_scores,
+    rate_and_half_tiles,
+)
 from paceline.planning.decoder import decoder_blocks
 from paceline.planning.hardware import Cluster, Device, known
 from paceline.planning.physics import Physics
@@ -32,6 +39,8 @@ class Accelerator:
     """(rows, inner, outer, FLOP/s)."""
     attentions: tuple[tuple[int, int, int, int, float], ...]
     """(samples, heads, positions, features per head, seconds) of fused causal attention, forward and backward."""
+    packed: tuple[tuple[int, int, int, int, float], ...]
+    """(texts, heads, positions of each, features per head, seconds) over texts end to end; empty if that cannot be."""
     moved_bytes_s: float
     """Element-wise kernels on large tensors."""
     update_bytes_s: float
@@ -55,13 +64,14 @@ class Accelerator:
         flops = sum(2.0 * d * b * h * s * s for b, h, s, d, _ in self.attentions)
         return (1 + FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
 
-    def attention_fit(self, rate: float, fp32_flops_s: float) -> float:
+    def attention_fit(self, rate: float, fp32_flops_s: float, packed: bool = False) -> float:
         """The efficiency of its products that explains the time of all sizes, what each score costs being apart."""
+        packed = packed and bool(self.packed)
         flops = each_s = seconds = 0.0
-        for b, h, s, d, took_s in self.attentions:
-            scores = b * h * fused_scores(s, s, causal=True)
+        for b, h, s, d, took_s in self.packed if packed else self.attentions:
+            scores = b * h * fused_scores(s, s, causal=not packed)
             flops += (1 + FUSED_BACKWARD) * 4.0 * d * scores
-            each_s += 2 * scores * SCORE_FLOPS / fp32_flops_s
+            each_s += 2 * scores * (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / fp32_flops_s
             seconds += took_s
         return flops / (rate * max(seconds - each_s, 0.1 * seconds))
 
@@ -84,6 +94,7 @@ class Accelerator:
             matmul_efficiency=1.0,
             half_tiles=half_tiles,
             attention_efficiency=self.attention_fit(rate, kind.flops_s["fp32"]),
+            packed_efficiency=self.attention_fit(rate, kind.flops_s["fp32"], packed=True),
             bandwidth_efficiency=self.moved_bytes_s / kind.bandwidth_bytes_s,
             launch_s=self.launch_s,
             kernel_s=self.kernel_s,
@@ -111,10 +122,14 @@ def _slower(kind: Device, times: float) -> Device:
 def accelerator_of(values: dict[str, Any]) -> Accelerator:
     """What a calibration file says of a device; ValueError where that cannot be."""
     matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in values["matmuls"])
-    attentions = tuple((int(b), int(h), int(s), int(d), float(took)) for b, h, s, d, took in values["attentions"])
-    found = Accelerator(**{**values, "name": str(values["name"]), "matmuls": matmuls, "attentions": attentions})
-    rates = [v for k, v in vars(found).items() if k not in ("name", "matmuls", "attentions", "layer_kernels")]
-    rates += [last for *_, last in (*matmuls, *attentions)]
+    attentions, packed = (
+        tuple((int(b), int(h), int(s), int(d), float(took)) for b, h, s, d, took in values[name])
+        for name in ("attentions", "packed")
+    )
+    lists = {"matmuls": matmuls, "attentions": attentions, "packed": packed}
+    found = Accelerator(**{**values, "name": str(values["name"]), **lists})
+    rates = [v for k, v in vars(found).items() if k not in (*lists, "name", "layer_kernels")]
+    rates += [last for rows in lists.values() for *_, last in rows]
     if not matmuls or not attentions or not all(math.isfinite(float(v)) and v > 0 for v in rates):
         raise ValueError("its rates of a device cannot be")
     if found.layer_kernels not in get_args(Kernels):

@@ -21,8 +21,12 @@ FUSED_BACKWARD = 2.5
 """A fused backward pass makes five products for the two of the forward pass."""
 SCORE_FLOPS = 18.0
 """Plain operations in whose time a GPU scales, compares, exponentiates and sums a score."""
+PACKED_SCORE_FLOPS = 45.0
+"""The same where a text ends within a tile or two: nothing runs beside it."""
 FP8_CAST_BYTES = 6.0
 """An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed."""
+UPDATE_TAIL_S = 60e-6
+"""Of an update, once for weights that decay and once for others: the last pieces keep few multiprocessors busy."""
 PLAIN_SCORE_PASSES = 6.0
 """Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
 
@@ -95,6 +99,13 @@ def fused_scores(length: int, span: int, causal: bool) -> float:
     return float((tiles + rows) * TILE * TILE)
 
 
+def attention_costs(packed: bool, device: Device, physics: Physics) -> tuple[float, float]:
+    """(efficiency of the products of fused attention, seconds of a score besides). Cores see no difference."""
+    if packed and not device.synchronous:
+        return physics.packed_efficiency, PACKED_SCORE_FLOPS / device.flops_s["fp32"]
+    return physics.attention_efficiency, SCORE_FLOPS / device.flops_s["fp32"]
+
+
 def attention_s(
     attention: Attention, batch: float, spread: Spread, device: Device, numbers: Numbers, physics: Physics
 ) -> tuple[float, float]:
@@ -104,9 +115,9 @@ def attention_s(
     rate = matmul_rate(device, dtype, physics)
     if attention.fused:
         scores = attention.heads * fused_scores(attention.length, attention.span, attention.causal) * share
-        products = 4.0 * attention.head_width * scores / (rate * physics.attention_efficiency)
-        each = scores * SCORE_FLOPS / device.flops_s["fp32"]
-        return products + each, FUSED_BACKWARD * products + each
+        efficiency, score_s = attention_costs(attention.packed, device, physics)
+        products = 4.0 * attention.head_width * scores / (rate * efficiency)
+        return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
     products = attention.flops * share / rate
     moved = PLAIN_SCORE_PASSES * attention.score_elements * share * numbers.element_bytes
     scores = moved / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
@@ -173,4 +184,5 @@ def _slower(device_s: float, host_s: float) -> float:
 def optimizer_s(params: float, device: Device, numbers: Numbers, physics: Physics) -> float:
     """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
     touched = params * (2 * (numbers.weight_bytes + numbers.state_bytes) + 3 * numbers.gradient_bytes)
-    return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+    tail_s = 0.0 if device.synchronous else UPDATE_TAIL_S
+    return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency) + tail_s

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,6 +15,7 @@ from paceline.planning.accelerator import WHOLE, WHOLE_SAMPLES
 from paceline.planning.probes import stretches
 from paceline.planning.shape import LAUNCHES_PER_OPERATION
 from paceline.workloads.decoder import causal_attention
+from paceline.workloads.packed import BLOCK, attend, pack
 
 MATMULS = (
     (1024, 1024, 1024),
@@ -27,6 +30,8 @@ MATMULS = (
 """(rows, inner, outer): sides of layers."""
 ATTENTIONS = ((64, 12, 1024, 64), (32, 12, 1024, 128), (8, 12, 4096, 128), (16, 12, 2048, 64))
 """(samples, heads, positions, features per head)."""
+PACKED = ((256, 8, 48, 32), (128, 8, 48, 64))
+"""(texts, heads, positions of each, features per head)."""
 WARM_UP = 3
 MOVED = 1 << 27
 """Elements of the tensors that bandwidth is measured with: far more than a cache holds."""
@@ -42,12 +47,13 @@ Say = Callable[[str], None]
 
 def measure_gpu(say: Say, enough_s: float = ENOUGH_S) -> dict[str, Any]:
     """What a calibration file holds of the present CUDA device."""
-    say(f"calibrate: {torch.cuda.get_device_name()}, about {round(18 * enough_s) + 20} s")
+    say(f"calibrate: {torch.cuda.get_device_name()}, about {round(19 * enough_s) + 20} s")
     values: dict[str, Any] = {
         "name": torch.cuda.get_device_name(),
         "memory_bytes": float(torch.cuda.get_device_properties(0).total_memory),
         "matmuls": [[*sides, _product(*sides, enough_s)] for sides in MATMULS],
         "attentions": [[*sides, _attention(*sides, enough_s / 2)] for sides in ATTENTIONS],
+        "packed": _packed_rows(enough_s / 2, say),
         "moved_bytes_s": _moved(enough_s),
         "update_bytes_s": _update(enough_s),
         "launch_s": _launch(enough_s),
@@ -88,6 +94,24 @@ def _attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:
     q, k, v = (_normal(b, s, h, d, grad=True) for _ in range(3))
     seed = _normal(b, s, h, d)
     return usual_s(lambda: torch.autograd.backward([causal_attention(q, k, v)], [seed]), enough_s)
+
+
+def _packed_rows(enough_s: float, say: Say) -> list[list[float]]:
+    try:
+        return [[*sides, _packed(*sides, enough_s)] for sides in PACKED]
+    except RuntimeError as error:  # older devices have no such kernel
+        say(f"calibrate: no attention over texts end to end here ({str(error).splitlines()[0][:80]})")
+        return []
+
+
+def _packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+    """Seconds of attention over texts end to end, forward and backward, by the kernel that the classifier takes."""
+    none = np.zeros(b, np.int64)
+    texts = pack(np.zeros(b * s, np.int64), np.full(b, s), none, none)
+    texts = replace(texts, bounds=texts.bounds.to(DEVICE), longest=BLOCK)
+    q, k, v = (_normal(b * s, h, d, grad=True) for _ in range(3))
+    seed = _normal(b * s, h, d)
+    return usual_s(_recorded(lambda: torch.autograd.grad([attend(q, k, v, texts)], [q, k, v], [seed])), enough_s)
 
 
 def _moved(enough_s: float) -> float:

@@ -21,6 +21,7 @@ class Physics:
     half_tiles: float = _number(19.0, "tiles", "of 128 × 128 results that keep a device half busy", 1, 400)
     ragged_efficiency: float = _number(0.54, "fraction", "left where a side is an odd multiple of 8", 0.3, 1)
     attention_efficiency: float = _number(0.5, "fraction", "of a large product, in fused attention", 0.2, 1)
+    packed_efficiency: float = _number(0.5, "fraction", "of a large product, in attention over short texts", 0.2, 1)
     bandwidth_efficiency: float = _number(0.63, "fraction", "of the memory bandwidth, element-wise", 0.5, 1)
     fusion: float = _number(1.65, "passes", "element-wise traffic of eager kernels, of ideally fused ones", 0.8, 3)
     launch_s: float = _number(13.3e-6, "s", "host time per kernel launched", 4e-6, 2.5e-5)

@@ -50,6 +50,8 @@ class Attention:
     causal: bool
     fused: bool
     """One kernel that never stores the scores; otherwise scores are written, masked, normalised and read."""
+    packed: bool = False
+    """Texts of different lengths, end to end."""
 
     @property
     def flops(self) -> float:

@@ -177,6 +177,7 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
         replace(
             layer,
             params=4 * w * w + 2 * w * f + f + w + 4 * w,
+            attention=layer.attention and replace(layer.attention, packed=True),
             eager_elements=2 * drops,
             kernels=layer.kernels + 2 * launches,
         ),

@@ -7,6 +7,7 @@ that a step costs the host one copy and one call.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,33 @@ def _numel(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
 
 
-def parcel(batch: Any) -> Parcel:
+class Shelf:
+    """Pinned memory that is used again: to pin some anew takes as long as a whole step of a small model.
+
+    The thread that makes batches takes rows from here and calls nothing of CUDA; the one that sends them puts them
+    back.
+    """
+
+    def __init__(self) -> None:
+        self.free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self.flying: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+    def row(self, size: int) -> Tensor:
+        """One that is free, of just this size: batches come in few."""
+        rows = self.free[size]
+        return rows.pop() if rows else torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def put_back(self, row: Tensor) -> None:
+        """Once the copy to the device that was just begun is over."""
+        event = torch.cuda.Event()
+        event.record()
+        self.flying.append((event, row))
+        while self.flying and self.flying[0][0].query():
+            row = self.flying.popleft()[1]
+            self.free[len(row)].append(row)
+
+
+def parcel(batch: Any, shelf: Shelf) -> Parcel:
     leaves, shape = tree_flatten(batch)
     pieces = tuple((leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     rows = []
@@ -68,12 +95,14 @@ def parcel(batch: Any) -> Parcel:
         if isinstance(leaf, Tensor):
             rows.append(leaf.numpy().reshape(-1).view(np.uint8))
             rows.append(np.zeros(-rows[-1].size % 8, np.uint8))
-    return Parcel(torch.from_numpy(np.concatenate(rows)).pin_memory(), pieces, shape)
+    row = shelf.row(sum(map(len, rows)))
+    np.concatenate(rows, out=row.numpy())
+    return Parcel(row, pieces, shape)
 
 
-def in_parcels(samples: Any, most: int) -> Make:
+def in_parcels(samples: Any, most: int, shelf: Shelf) -> Make:
     def make(cuts: list[Cut]) -> list[Parcel]:
-        return [parcel(batch) for batch in samples.steady(cuts, most)]
+        return [parcel(batch, shelf) for batch in samples.steady(cuts, most)]
 
     return make
 
@@ -92,8 +121,8 @@ class Recorded:
 class CapturedStep:
     """Called like `train_step`, and gives the same numbers."""
 
-    def __init__(self, compiled: Callable[..., Any]) -> None:
-        self.compiled = compiled
+    def __init__(self, compiled: Callable[..., Any], shelf: Shelf) -> None:
+        self.compiled, self.shelf = compiled, shelf
         self.recorded: dict[Any, Recorded] = {}
         self.pool: Any = None
         self.side = torch.cuda.Stream()
@@ -117,6 +146,7 @@ class CapturedStep:
         if recorded is None:
             recorded = self.recorded[sent.pieces] = self._record(sent, workload, state, train)
         recorded.row.copy_(sent.row, non_blocking=True)
+        self.shelf.put_back(sent.row)
         recorded.samples.fill_(len(serving.turn.ids))
         recorded.graph.replay()
         stats = recorded.stats.clone()

@@ -114,11 +114,13 @@ def way_of(
     )
     if not recorded:
         return train_step, make, 1
-    from paceline.training.capture import AT_ONCE, CapturedStep, in_parcels
+    from paceline.training.capture import AT_ONCE, CapturedStep, Shelf, in_parcels
 
+    shelf = Shelf()
+    make = in_parcels(samples, layout.micro_batch, shelf)
     if workload.compile_layers:
-        return CapturedStep(model), in_parcels(samples, layout.micro_batch), 1
-    return CapturedStep(torch.compile(model, dynamic=True)), in_parcels(samples, layout.micro_batch), AT_ONCE
+        return CapturedStep(model, shelf), make, 1
+    return CapturedStep(torch.compile(model, dynamic=True), shelf), make, AT_ONCE
 
 
 def go_back(job: Job, run: RunDir, world: int, say: Callable[[str], None]) -> int:
