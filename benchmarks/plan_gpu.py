@@ -3,7 +3,7 @@
     python benchmarks/plan_gpu.py [--set fresh|seen] [--out plan_gpu.json] [--data AG_NEWS_FOLDER]
 
 It calibrates first (under a minute), plans each run with that calibration and with the catalogue alone, then trains it
-for a few steps. The formulas were revised with the twelve `seen` runs in view; the six `fresh` ones were first planned
+for a few steps. The formulas were revised with the `seen` runs in view; the six `fresh` ones were first planned
 and run after that, and are those that count. Texts are made up unless AG News is named. The
 last steps of a run are profiled, and not timed; `--out` gets every term of each plan and the time of each kernel.
 Runs are neither evaluated nor saved: neither is part of a step.
@@ -96,14 +96,19 @@ SEEN = (
     Run("3b-1k-full", "lm", {"preset": "3b"}, 16, 1024, {"checkpointing": "full"}),
     Run("classifier-192", "classifier", {"width": 192, "heads": 6, "layers": 3, "ffn": 768, "dropout": 0.1}, 256),
     Run("classifier-512", "classifier", {"width": 512, "heads": 8, "layers": 6, "ffn": 2048, "dropout": 0.1}, 64),
-)
-FRESH = (
-    Run("gpt2-2k", "lm", {"preset": "gpt2"}, 16, 2048),
     Run("1.3b-2k", "lm", {"preset": "1.3b"}, 8, 2048),
     Run("deep-1k", "lm", {"preset": "custom", "width": 768, "heads": 12, "layers": 24, "vocab": 16000}, 32),
     Run("1b-4k-full", "lm", {"preset": "1b"}, 8, 4096, {"checkpointing": "full"}),
     Run("classifier-320", "classifier", {"width": 320, "heads": 10, "layers": 5, "ffn": 1280, "dropout": 0.1}, 192),
     Run("classifier-384", "classifier", {"width": 384, "heads": 6, "layers": 4, "ffn": 1536, "dropout": 0.1}, 512),
+)
+FRESH = (
+    Run("gpt2-256", "lm", {"preset": "gpt2"}, 128, 256),
+    Run("1b-1k", "lm", {"preset": "1b"}, 16, 1024),
+    Run("wide-4k", "lm", {"preset": "custom", "width": 2048, "heads": 16, "layers": 8, "vocab": 50257}, 8, 4096),
+    Run("3b-2k-full", "lm", {"preset": "3b"}, 8, 2048, {"checkpointing": "full"}),
+    Run("classifier-448", "classifier", {"width": 448, "heads": 7, "layers": 3, "ffn": 1792, "dropout": 0.1}, 320),
+    Run("classifier-deep", "classifier", {"width": 256, "heads": 4, "layers": 8, "ffn": 512, "dropout": 0.1}, 96),
 )
 SETS = {"fresh": FRESH, "seen": SEEN}
 

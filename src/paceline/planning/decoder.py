@@ -44,8 +44,7 @@ def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[Block, ...]:
             layer,
             eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * gated),
             kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
-            # queries and keys before and after they are turned; two norms, in and out; nothing is dropped
-            saved_split_elements=layer.saved_split_elements + length * turned * rotary,
+            # queries and keys only after they are turned; two norms, in and out; nothing is dropped
             saved_whole_elements=4.0 * length * sizes.width,
             eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * gated),
         ),

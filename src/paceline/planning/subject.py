@@ -26,6 +26,8 @@ OPERATIONS_PER_LENGTH = 2
 DROPOUT_PASSES = 33
 """Over the elements that are dropped, to draw them from the key of each text."""
 DROPOUT_OPERATIONS = 35
+STREAM_BYTES = 4.0
+"""Of an element that layers hand on: half precision is for what goes on within them."""
 AG_NEWS = (120_000, 48.0, 18.0)
 """Texts of the original training set, their mean length in tokens and its standard deviation."""
 USUAL_FILL = 0.5
@@ -165,6 +167,9 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
     shape = ModelShape(model.layers, model.width, model.heads, length, vocab, model.ffn, causal=False, classes=classes)
     w, f = model.width, model.ffn
     embedding, layer, head = shape.blocks
+    kinds = numbers_of(spec)
+    wide = max(0.0, STREAM_BYTES / kinds.element_bytes - 1)
+    masks = length * w if wide else 0.0  # a compiler makes them again
     drops = DROPOUT_PASSES * length * w if model.dropout else 0.0
     launches = LAUNCHES_PER_OPERATION * DROPOUT_OPERATIONS / 3 if model.dropout else 0.0  # in the forward pass alone
     blocks = (
@@ -178,6 +183,10 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
             layer,
             params=4 * w * w + 2 * w * f + f + w + 4 * w,
             attention=layer.attention and replace(layer.attention, packed=True),
+            # two norms read the stream and two sums read and write it; the norms keep what they read
+            moved_elements=layer.moved_elements + 6 * wide * length * w,
+            saved_whole_elements=layer.saved_whole_elements + 2 * wide * length * w - masks,
+            eager_saved_elements=masks,
             eager_elements=2 * drops,
             kernels=layer.kernels + 2 * launches,
         ),
@@ -188,7 +197,7 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
         workload=spec.workload,
         blocks=blocks,
         global_batch=spec.train.global_batch,
-        numbers=numbers_of(spec),
+        numbers=kinds,
         steps=steps_of(spec, known),
         samples=known,
         unit="tokens",
