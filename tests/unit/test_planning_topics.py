@@ -112,12 +112,12 @@ def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
 
 
 def test_the_shares_are_those_of_the_fit():
-    from paceline.topics import device, memory, problem, tiers
+    from paceline.topics import blocks, device, problem, tiers
 
     assert (passtime.DEVICE_SHARE, passtime.HOST_SHARE) == (tiers.DEVICE_SHARE, tiers.HOST_SHARE)
-    assert (passtime.PAD, passtime.CORE_BLOCK_BYTES) == (device.PAD, problem.STREAM_BYTES)
+    assert (passtime.PAD, passtime.CORE_BLOCK_BYTES) == (device.PAD, problem.DENSE_STREAM_BYTES)
     assert passtime.SORT_BYTES == device.SORT_BYTES
-    assert (memory.SPARSE_BELOW, device.NEWTON_K) == (SPARSE_BELOW, passtime.NEWTON_TOPICS)
+    assert (blocks.SPARSE_BELOW, device.NEWTON_K) == (SPARSE_BELOW, passtime.NEWTON_TOPICS)
 
 
 def test_the_shape_is_read_from_the_counts(counts_file):

@@ -382,6 +382,59 @@ def test_mostly_zero_rows_become_nonzeros_if_they_fit(tmp_path):
     assert (whole(held) == thin).all()
 
 
+def few_nonzeros(rng, shape, largest):
+    """Counts of which one in twelve is not zero, or fewer."""
+    return np.where(rng.random(shape) < 0.08, rng.integers(1, largest + 1, shape), 0)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u4", "i8", "f4", "f8"])
+@pytest.mark.parametrize("terms", [1, 7, 8, 200, 1003])
+def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch):
+    """They are those of the block, in its type, whatever is read at a time."""
+    monkeypatch.setattr(npy, "SPARSE_BELOW", 1.0)
+    monkeypatch.setattr(npy, "PIECE_BYTES", 20_000)
+    rng = np.random.default_rng(terms)
+    for largest in (1, 255, 300, 65_535):
+        matrix = few_nonzeros(rng, (90, terms), largest)
+        if largest > np.iinfo(dtype).max if dtype[0] in "iu" else dtype == "?" and largest > 1:
+            continue
+        np.save(tmp_path / "x.npy", matrix.astype(dtype))
+        counts = read_counts(tmp_path / "x.npy")
+        for start, stop in ((0, 90), (3, 4), (17, 90)):
+            found, expected = counts.nonzeros(start, stop), sparse_rows(counts.block(start, stop).values)
+            for ours, theirs in zip(found.parts, expected.parts, strict=True):
+                assert np.array_equal(ours, theirs)
+            assert found.data.dtype == (np.uint8 if found.data.max(initial=0) < 256 else np.uint16)
+
+
+@pytest.mark.parametrize("odd", [0.5, -1.0, np.nan, np.inf, 65_536.0])
+@pytest.mark.parametrize("at", [0, 5, 20])
+def test_what_is_no_small_count_is_left_to_the_slower_way(odd, at, tmp_path):
+    matrix = np.zeros((60, 21), np.float32)
+    matrix[40, at], matrix[3, 3], matrix[7, 7] = odd, -0.0, 9
+    np.save(tmp_path / "x.npy", matrix)
+    counts = read_counts(tmp_path / "x.npy")
+    assert counts.nonzeros(0, 60) is None
+    assert counts.nonzeros(0, 40).data.tolist() == [9]
+    read = blocks(counts, block_bytes=840, without_zeros=True)
+    if odd == 65_536.0:
+        assert np.array_equal(np.concatenate([dense_rows(b.values, 21) for b in read]), matrix)
+    else:
+        with pytest.raises(UserError, match=f"document 40, term {at}"):
+            list(read)
+
+
+def test_rows_with_few_zeros_stay_rows(tmp_path):
+    matrix = np.random.default_rng(0).poisson(2.0, (64, 40)).astype(np.float32)
+    matrix[:30] = 0
+    matrix[:30, 5] = 1
+    np.save(tmp_path / "x.npy", matrix)
+    found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=10 * 160, without_zeros=True))
+    assert [isinstance(block.values, Csr) for block in found] == [True, True, True, False, False, False, False]
+    rows = [dense_rows(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
+    assert np.array_equal(np.concatenate(rows), matrix)
+
+
 def test_datasets_give_rows(tmp_path):
     data = NumpyDiskDataset(on_disk(tmp_path, X), indices=[5, 2])
     row, index = data[-1]

@@ -54,7 +54,7 @@ SORT_BYTES = 4.0
 """Beside each byte of nonzeros on a GPU, to sort them by terms; their second copy, which stays, is a quarter of it."""
 BLOCK_BYTES = 256 << 20
 """Of the counts that are on their way to a device; there are two of them."""
-CORE_BLOCK_BYTES = 32 << 20
+CORE_BLOCK_BYTES = 128 << 20
 L_COPIES, F_COPIES = 4, 5
 """Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
 

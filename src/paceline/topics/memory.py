@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from paceline.topics.blocks import (
+    SPARSE_BELOW,
     Block,
     Counts,
     Csr,
@@ -21,7 +22,6 @@ from paceline.topics.narrow import Filling
 from paceline.topics.stream import blocks
 
 READ_BYTES = 16 << 20
-SPARSE_BELOW = 0.1  # share of nonzeros; one takes five bytes and its arithmetic is irregular
 SAMPLES, SAMPLE_ROWS = 8, 32
 
 

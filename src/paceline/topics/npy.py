@@ -15,7 +15,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.units import size
 from paceline.topics.beside import names_beside
-from paceline.topics.blocks import Block, Counts, named
+from paceline.topics.blocks import SPARSE_BELOW, Block, Counts, Csr, named
 from paceline.topics.narrow import Filling, Place, check_dtype, check_shape, narrowed, place_in_rows
 
 PIECE_BYTES = 1 << 20  # read and narrowed while it is in the cache
@@ -116,6 +116,25 @@ class NpyCounts:
         finally:
             os.close(handle)
         return Block(start, flat.reshape(stop - start, self.terms))
+
+    def nonzeros(self, start: int, stop: int) -> Csr | None:
+        """What `block` has without its zeros; None where these are few, or a number is not a small count."""
+        from paceline.topics.scan import Nonzeros, can_scan
+
+        if not can_scan(self.dtype):
+            return None
+        found = Nonzeros(stop - start, int(SPARSE_BELOW * (stop - start) * self.terms))
+        piece = np.empty((max(1, PIECE_BYTES // self.row_bytes), self.terms), self.dtype)
+        handle = open_in_order(self.path)
+        try:
+            for first in range(start, stop, len(piece)):
+                rows = piece[: stop - first]
+                read_into(handle, rows, self.offset + first * self.row_bytes, self.path)
+                if not found.add(rows):
+                    return None
+        finally:
+            os.close(handle)
+        return found.csr()
 
     def weights(self) -> np.ndarray:
         return np.full(self.documents, self.terms, np.int64)

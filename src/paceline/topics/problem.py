@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.topics.blocks import Block, Counts, Csr, sparse_rows
+from paceline.topics.blocks import Counts
 from paceline.topics.device import Pass
 from paceline.topics.engine import Documents, Fit, Stop
-from paceline.topics.memory import SPARSE_BELOW
 from paceline.topics.on_device import DeviceCounts
 from paceline.topics.rows import cpu_pass
 from paceline.topics.start import FEW_SWEEPS, SWEEPS, Some, first_rows, first_topics
@@ -25,7 +23,7 @@ from paceline.topics.totals import totals
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 MOST_TOPICS = 512
-STREAM_BYTES = 32 << 20
+STREAM_BYTES, DENSE_STREAM_BYTES = 32 << 20, 128 << 20  # of nonzeros, and of rows, whose nonzeros are far fewer
 LARGEST = 1e30
 DENSE_CHECK = 5  # passes over dense counts on a device for one loss
 
@@ -126,19 +124,9 @@ def _reader(
 
 
 def _streamed(counts: Counts, start: int, stop: int, share: Tensor) -> Iterable[tuple[int, int, Pass]]:
-    for block in blocks(counts, start, stop, STREAM_BYTES):
-        yield block.start - start, block.stop - start, cpu_pass(_without_zeros(block), share)
-
-
-def _without_zeros(block: Block) -> Block:
-    """Rows that are mostly zeros as their nonzeros: a pass over those is many times as fast as one over all."""
-    values = block.values
-    if isinstance(values, Csr) or importlib.util.find_spec("numba") is None:
-        return block
-    there = values.view(np.bool_) if values.dtype == np.uint8 else values
-    if np.count_nonzero(there) >= SPARSE_BELOW * values.size:
-        return block
-    return Block(block.start, sparse_rows(values))
+    block_bytes = STREAM_BYTES if counts.sparse else DENSE_STREAM_BYTES
+    for block in blocks(counts, start, stop, block_bytes, without_zeros=True):
+        yield block.start - start, block.stop - start, cpu_pass(block, share)
 
 
 def _several() -> bool:

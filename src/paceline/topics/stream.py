@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import importlib.util
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from paceline.topics.blocks import Block, Counts
+from paceline.topics.blocks import SPARSE_BELOW, Block, Counts, Csr, sparse_rows
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
 POLL_S = 0.2
+Read = Callable[[int, int], Block]
 
 
 def blocks(
-    counts: Counts, start: int = 0, stop: int | None = None, block_bytes: int = 32 << 20, ahead: int = 2
+    counts: Counts,
+    start: int = 0,
+    stop: int | None = None,
+    block_bytes: int = 32 << 20,
+    ahead: int = 2,
+    *,
+    without_zeros: bool = False,
 ) -> Iterator[Block]:
     """The documents start..stop in order, in blocks of at most about `block_bytes` (one document at least).
 
     What is on disk is read by a thread that is `ahead` blocks ahead: memory holds `ahead` + 2 blocks at most. An error
-    of the thread is raised here. The thread ends when the iterator does, however early.
+    of the thread is raised here. The thread ends when the iterator does, however early. `without_zeros`: rows that are
+    mostly zeros come as their nonzeros, over which a pass is many times as fast, if numba is there for it.
     """
     ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
+    read = _nonzeros_of(counts) if without_zeros and importlib.util.find_spec("numba") else counts.block
     if counts.resident or ahead < 1 or len(ranges) < 2:
-        return (counts.block(first, last) for first, last in ranges)
-    return _read_ahead(counts, ranges, ahead)
+        return (read(first, last) for first, last in ranges)
+    return _read_ahead(read, ranges, ahead)
+
+
+def _nonzeros_of(counts: Counts) -> Read:
+    """Found while rows are read, by counts that can; once that was in vain, it is not tried again."""
+    at_once = getattr(counts, "nonzeros", None)
+
+    def read(first: int, last: int) -> Block:
+        nonlocal at_once
+        found = at_once(first, last) if at_once else None
+        if found is not None:
+            return Block(first, found)
+        at_once = None
+        return _if_few(counts.block(first, last))
+
+    return read
+
+
+def _if_few(block: Block) -> Block:
+    values = block.values
+    if isinstance(values, Csr):
+        return block
+    there = values.view(np.bool_) if values.dtype == np.uint8 else values
+    few = np.count_nonzero(there) < SPARSE_BELOW * values.size
+    return Block(block.start, sparse_rows(values)) if few else block
 
 
 def cuts(counts: Counts, start: int, stop: int, block_bytes: int) -> list[tuple[int, int]]:
@@ -51,7 +85,7 @@ def _cut_by_bytes(ends: np.ndarray, start: int, block_bytes: int) -> list[tuple[
     return ranges
 
 
-def _read_ahead(counts: Counts, ranges: list[tuple[int, int]], ahead: int) -> Iterator[Block]:
+def _read_ahead(read_block: Read, ranges: list[tuple[int, int]], ahead: int) -> Iterator[Block]:
     ready: queue.Queue[Block | BaseException] = queue.Queue(maxsize=ahead)
     enough = threading.Event()
 
@@ -68,7 +102,7 @@ def _read_ahead(counts: Counts, ranges: list[tuple[int, int]], ahead: int) -> It
             for first, last in ranges:
                 if enough.is_set():
                     return
-                hand_over(counts.block(first, last))
+                hand_over(read_block(first, last))
         except BaseException as error:
             hand_over(error)
 
