@@ -109,5 +109,5 @@ def test_a_compiled_layer_keeps_less_than_an_eager_one():
         for kernels in ("eager", "compiled")
     )
     per_token = compiled / (8 * 1024 * sizes.width * sizes.layers)
-    assert per_token == pytest.approx(36.4, rel=0.02)  # as measured on an H200; the ends add little
+    assert per_token == pytest.approx(32.8, rel=0.02)  # as measured on an H200; the ends add little
     assert eager > 1.4 * compiled
