@@ -38,7 +38,7 @@ def totals(counts: Counts, start: int = 0, stop: int | None = None, *, fractiona
     per_document = np.zeros(stop - start)
     per_term = np.zeros(counts.terms)
     largest, nonzeros = 0.0, 0
-    for block in blocks(counts, start, stop, TOTALS_BLOCK_BYTES, without_zeros=True):
+    for block in blocks(counts, start, stop, TOTALS_BLOCK_BYTES):
         _check_values(block, counts.terms, allowed)
         at = slice(block.start - start, block.stop - start)
         if isinstance(block.values, Csr):
