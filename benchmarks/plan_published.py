@@ -34,6 +34,8 @@ SOFT = 0.15
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
 PULL = 1.0
 """Weight of the middle of a number's range, in rows."""
+FITTED = [f for f in fields(Physics) if f.name != "packed_efficiency"]
+"""No published row has texts end to end."""
 Array = np.ndarray
 
 
@@ -141,7 +143,7 @@ def states_only(rows: Sequence[Row]) -> Array:
 
 def _to_physics(x: Sequence[float]) -> Physics:
     values = {}
-    for f, v in zip(fields(Physics), x, strict=True):
+    for f, v in zip(FITTED, x, strict=True):
         low, high = f.metadata["low"], f.metadata["high"]
         values[f.name] = low * (high / low) ** float(v) if low > 0 else float(v) * high
     return Physics(**values)
@@ -153,7 +155,7 @@ def fit(seen: Evidence, rounds: int = 14) -> Physics:
     Fourteen rounds from the middle have converged. To start near a fit that has seen all rows and stop early would not:
     part of what it has seen would stay.
     """
-    middle = np.full(len(fields(Physics)), 0.5)
+    middle = np.full(len(FITTED), 0.5)
     weights = [_weights([r.source for r in group]) for group in _groups(seen)]
 
     def residuals(x: Array) -> Array:
@@ -251,7 +253,7 @@ def main() -> None:
     whole = evidence(asked.measurements)
     if asked.fit:
         found = fit(whole, rounds=40)
-        for f in fields(Physics):
+        for f in FITTED:
             print(f"{f.name:24s} {getattr(found, f.name):10.3g} {f.metadata['unit']:10s} {f.metadata['meaning']}")
         print(show(judge(whole, lambda _: found)))
         return

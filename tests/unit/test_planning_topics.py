@@ -115,7 +115,8 @@ def test_the_shares_are_those_of_the_fit():
     from paceline.topics import blocks, device, problem, tiers
 
     assert (passtime.DEVICE_SHARE, passtime.HOST_SHARE) == (tiers.DEVICE_SHARE, tiers.HOST_SHARE)
-    assert (passtime.PAD, passtime.CORE_BLOCK_BYTES) == (device.PAD, problem.DENSE_STREAM_BYTES)
+    assert passtime.PAD == device.PAD
+    assert (passtime.CORE_BLOCK_BYTES, passtime.SCANNED_BYTES) == (problem.STREAM_BYTES, problem.SCANNED_BYTES)
     assert passtime.SORT_BYTES == device.SORT_BYTES
     assert (blocks.SPARSE_BELOW, device.NEWTON_K) == (SPARSE_BELOW, passtime.NEWTON_TOPICS)
 

@@ -401,38 +401,70 @@ def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch)
         np.save(tmp_path / "x.npy", matrix.astype(dtype))
         counts = read_counts(tmp_path / "x.npy")
         for start, stop in ((0, 90), (3, 4), (17, 90)):
-            found, expected = counts.nonzeros(start, stop), sparse_rows(counts.block(start, stop).values)
+            found, expected = counts.nonzero_rows(start, stop), sparse_rows(counts.block(start, stop).values)
             for ours, theirs in zip(found.parts, expected.parts, strict=True):
                 assert np.array_equal(ours, theirs)
             assert found.data.dtype == (np.uint8 if found.data.max(initial=0) < 256 else np.uint16)
 
 
-@pytest.mark.parametrize("odd", [0.5, -1.0, np.nan, np.inf, 65_536.0])
+ODD = [(np.float32, odd) for odd in (0.5, -1.0, np.nan, np.inf, 65_535.5, 65_536.0)]
+ODD += [(np.int64, -1), (np.int64, 65_536), (np.uint64, 2**63)]
+
+
+@pytest.mark.parametrize(("dtype", "odd"), ODD)
 @pytest.mark.parametrize("at", [0, 5, 20])
-def test_what_is_no_small_count_is_left_to_the_slower_way(odd, at, tmp_path):
-    matrix = np.zeros((60, 21), np.float32)
-    matrix[40, at], matrix[3, 3], matrix[7, 7] = odd, -0.0, 9
+def test_what_is_no_small_count_is_left_to_the_slower_way(dtype, odd, at, tmp_path):
+    matrix = np.zeros((60, 21), dtype)
+    matrix[40, at], matrix[7, 7] = odd, 9
+    if dtype == np.float32:
+        matrix[3, 3] = -0.0
     np.save(tmp_path / "x.npy", matrix)
     counts = read_counts(tmp_path / "x.npy")
-    assert counts.nonzeros(0, 60) is None
-    assert counts.nonzeros(0, 40).data.tolist() == [9]
-    read = blocks(counts, block_bytes=840, without_zeros=True)
-    if odd == 65_536.0:
+    assert counts.nonzero_rows(0, 60) is None
+    assert counts.nonzero_rows(0, 40).data.tolist() == [9]
+    read = blocks(counts, block_bytes=10 * counts.row_bytes, without_zeros=True)
+    if odd in (65_536, 65_536.0):
         assert np.array_equal(np.concatenate([dense_rows(b.values, 21) for b in read]), matrix)
     else:
         with pytest.raises(UserError, match=f"document 40, term {at}"):
             list(read)
 
 
-def test_rows_with_few_zeros_stay_rows(tmp_path):
-    matrix = np.random.default_rng(0).poisson(2.0, (64, 40)).astype(np.float32)
-    matrix[:30] = 0
-    matrix[:30, 5] = 1
+@pytest.fixture
+def scanned(monkeypatch):
+    """Which documents were scanned, and which of them in vain."""
+    asked = []
+    scan = NpyCounts.nonzero_rows
+
+    def noted(self, start, stop):
+        found = scan(self, start, stop)
+        asked.append((start, found is not None))
+        return found
+
+    monkeypatch.setattr(NpyCounts, "nonzero_rows", noted)
+    return asked
+
+
+def test_rows_with_few_zeros_stay_rows(tmp_path, scanned):
+    """After two such blocks in a row the others are not scanned; one alone is passed over."""
+    matrix = np.zeros((80, 40), np.float32)
+    matrix[:, 5] = 1
+    for first in (10, 40, 50):
+        matrix[first : first + 10] = 1 + np.arange(40)
     np.save(tmp_path / "x.npy", matrix)
     found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=10 * 160, without_zeros=True))
-    assert [isinstance(block.values, Csr) for block in found] == [True, True, True, False, False, False, False]
+    assert [block.start for block in found if not isinstance(block.values, Csr)] == [10, 40, 50]
+    assert scanned == [(0, True), (10, False), (20, True), (30, True), (40, False), (50, False)]
     rows = [dense_rows(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
     assert np.array_equal(np.concatenate(rows), matrix)
+
+
+def test_without_numba_rows_are_read_as_they_are(tmp_path, scanned, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    np.save(tmp_path / "x.npy", np.eye(60, dtype=np.float32))
+    found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=2400, without_zeros=True))
+    assert not scanned
+    assert np.array_equal(np.concatenate([block.values for block in found]), np.eye(60))
 
 
 def test_datasets_give_rows(tmp_path):

@@ -123,7 +123,7 @@ def accelerator_of(values: dict[str, Any]) -> Accelerator:
     """What a calibration file says of a device; ValueError where that cannot be."""
     matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in values["matmuls"])
     attentions, packed = (
-        tuple((int(b), int(h), int(s), int(d), float(took)) for b, h, s, d, took in values[name])
+        tuple((int(b), int(h), int(s), int(d), float(took)) for b, h, s, d, took in values.get(name, ()))
         for name in ("attentions", "packed")
     )
     lists = {"matmuls": matmuls, "attentions": attentions, "packed": packed}

@@ -26,7 +26,7 @@ PACKED_SCORE_FLOPS = 45.0
 FP8_CAST_BYTES = 6.0
 """An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed."""
 UPDATE_TAIL_S = 60e-6
-"""Of an update, once for weights that decay and once for others: the last pieces keep few multiprocessors busy."""
+"""Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
 PLAIN_SCORE_PASSES = 6.0
 """Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
 

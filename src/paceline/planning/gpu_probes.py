@@ -100,7 +100,7 @@ def _packed_rows(enough_s: float, say: Say) -> list[list[float]]:
     try:
         return [[*sides, _packed(*sides, enough_s)] for sides in PACKED]
     except RuntimeError as error:  # older devices have no such kernel
-        say(f"calibrate: no attention over texts end to end here ({str(error).splitlines()[0][:80]})")
+        say(f"calibrate: no attention over texts end to end here ({' '.join(str(error).split())[:80]})")
         return []
 
 
@@ -215,5 +215,5 @@ def _whole(enough_s: float, say: Say) -> tuple[float, str]:
     try:
         return timed(torch.compile(layer)), "compiled"
     except Exception as error:  # a compiler may be missing, in as many ways as there are systems
-        say(f"calibrate: nothing is compiled here ({str(error).splitlines()[0][:80]})")
+        say(f"calibrate: nothing is compiled here ({' '.join(str(error).split())[:80]})")
         return timed(layer), "eager"

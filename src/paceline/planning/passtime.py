@@ -54,7 +54,8 @@ SORT_BYTES = 4.0
 """Beside each byte of nonzeros on a GPU, to sort them by terms; their second copy, which stays, is a quarter of it."""
 BLOCK_BYTES = 256 << 20
 """Of the counts that are on their way to a device; there are two of them."""
-CORE_BLOCK_BYTES = 128 << 20
+CORE_BLOCK_BYTES, SCANNED_BYTES, BLOCKS = 32 << 20, 128 << 20, 4
+"""On cores: of nonzeros, of rows, and how many blocks there are at a time."""
 L_COPIES, F_COPIES = 4, 5
 """Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
 
@@ -117,7 +118,8 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
         if counts.resident:
             on_device = counts.documents * counts.document_bytes  # every rank has read all of them
         else:
-            on_device, on_disk, operands = 0.0, held, operands + 2.0 * CORE_BLOCK_BYTES
+            on_device, on_disk = 0.0, held
+            operands += float(BLOCKS * (CORE_BLOCK_BYTES if counts.sparse else SCANNED_BYTES))
     else:
         if not counts.sparse:
             held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD

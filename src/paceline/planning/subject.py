@@ -26,7 +26,7 @@ OPERATIONS_PER_LENGTH = 2
 DROPOUT_PASSES = 33
 """Over the elements that are dropped, to draw them from the key of each text."""
 DROPOUT_OPERATIONS = 35
-STREAM_BYTES = 4.0
+RESIDUAL_BYTES = 4.0
 """Of an element that layers hand on: half precision is for what goes on within them."""
 AG_NEWS = (120_000, 48.0, 18.0)
 """Texts of the original training set, their mean length in tokens and its standard deviation."""
@@ -168,8 +168,8 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
     w, f = model.width, model.ffn
     embedding, layer, head = shape.blocks
     kinds = numbers_of(spec)
-    wide = max(0.0, STREAM_BYTES / kinds.element_bytes - 1)
-    masks = length * w if wide else 0.0  # a compiler makes them again
+    wide = max(0.0, RESIDUAL_BYTES / kinds.element_bytes - 1)
+    masks = length * w if wide else 0.0  # where layers are compiled, they are made again
     drops = DROPOUT_PASSES * length * w if model.dropout else 0.0
     launches = LAUNCHES_PER_OPERATION * DROPOUT_OPERATIONS / 3 if model.dropout else 0.0  # in the forward pass alone
     blocks = (

@@ -13,7 +13,7 @@ from paceline.spec import RunSpec
 USUAL_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
 SPARSE_BELOW = 0.1
-"""Share of nonzeros below which counts are kept as such (paceline.topics.memory)."""
+"""Share of nonzeros below which counts are kept as such (paceline.topics.blocks)."""
 INDEX_BYTES = 4
 POINTER_BYTES = 8
 MOST_PASSES = 1000

@@ -117,7 +117,7 @@ class NpyCounts:
             os.close(handle)
         return Block(start, flat.reshape(stop - start, self.terms))
 
-    def nonzeros(self, start: int, stop: int) -> Csr | None:
+    def nonzero_rows(self, start: int, stop: int) -> Csr | None:
         """What `block` has without its zeros; None where these are few, or a number is not a small count."""
         from paceline.topics.scan import Nonzeros, can_scan
 

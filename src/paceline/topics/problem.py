@@ -18,12 +18,12 @@ from paceline.topics.engine import Documents, Fit, Stop
 from paceline.topics.on_device import DeviceCounts
 from paceline.topics.rows import cpu_pass
 from paceline.topics.start import FEW_SWEEPS, SWEEPS, Some, first_rows, first_topics
-from paceline.topics.stream import blocks
+from paceline.topics.stream import blocks, scans
 from paceline.topics.totals import totals
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 MOST_TOPICS = 512
-STREAM_BYTES, DENSE_STREAM_BYTES = 32 << 20, 128 << 20  # of nonzeros, and of rows, whose nonzeros are far fewer
+STREAM_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20  # rows whose nonzeros are found as they are read come to far less
 LARGEST = 1e30
 DENSE_CHECK = 5  # passes over dense counts on a device for one loss
 
@@ -124,8 +124,7 @@ def _reader(
 
 
 def _streamed(counts: Counts, start: int, stop: int, share: Tensor) -> Iterable[tuple[int, int, Pass]]:
-    block_bytes = STREAM_BYTES if counts.sparse else DENSE_STREAM_BYTES
-    for block in blocks(counts, start, stop, block_bytes, without_zeros=True):
+    for block in blocks(counts, start, stop, SCANNED_BYTES if scans(counts) else STREAM_BYTES, without_zeros=True):
         yield block.start - start, block.stop - start, cpu_pass(block, share)
 
 

@@ -8,6 +8,7 @@ the code: loops of known length are unrolled into single numbers, which is three
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -21,9 +22,11 @@ HUGE = 1e300
 ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2) in float32
 
 
-def compiled(function):
+def compiled(function=None, *, fastmath=True):
     """Compiled when it is first called, and kept on disk where there is a place for it."""
-    options = {"nogil": True, "fastmath": True, "error_model": "numpy"}
+    if function is None:
+        return functools.partial(compiled, fastmath=fastmath)
+    options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
     try:
         return njit(**options, cache=True)(function)
     except RuntimeError:  # neither beside this file nor in the user's cache

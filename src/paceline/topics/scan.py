@@ -1,4 +1,4 @@
-"""Nonzeros found in rows while these are in the cache, compiled by numba: one look at each number.
+"""Nonzeros found in rows while these are in the cache, compiled by numba.
 
 What is no count, or is larger than 65,535, is left to the slower ways of narrow.py, which say why or make room.
 """
@@ -7,13 +7,15 @@ What is no count, or is larger than 65,535, is left to the slower ways of narrow
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from paceline.topics.blocks import Csr
+from paceline.topics.narrow import LARGEST as LARGEST_OF
+from paceline.topics.narrow import whole_type
+from paceline.topics.rows_kernels import compiled
 
 AT_ONCE = 8  # numbers that are passed over together where all are zero
-LARGEST = 65_535
-FULL, ODD = -1, -2
+LARGEST = LARGEST_OF[np.dtype(np.uint16)]
+NOT_TAKEN = -1
 
 
 def can_scan(dtype: np.dtype) -> bool:
@@ -34,27 +36,20 @@ class Nonzeros:
         values = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
         ends = self.indptr[self.rows + 1 : self.rows + 1 + len(rows)]
         found = _scan(values, values.view(f"u{values.itemsize}"), self.indices, self.data, self.count, ends)
+        if found == NOT_TAKEN:
+            return False
         self.rows, self.count = self.rows + len(rows), found
-        return bool(found >= 0)
+        return True
 
     def csr(self) -> Csr:
         data = self.data[: self.count]
-        kind = np.uint8 if data.max(initial=0) <= 255 else np.uint16
+        kind = whole_type(data.max(initial=0))
         return Csr(self.indptr, self.indices[: self.count].copy(), data.astype(kind))
 
 
-def _compiled(function):
-    """As in rows_kernels.py, but numbers that are none must be seen."""
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        return njit(**options, cache=True)(function)
-    except RuntimeError:
-        return njit(**options)(function)
-
-
-@_compiled
+@compiled(fastmath=False)  # numbers that are none must be seen
 def _scan(values, bits, indices, data, count, ends):
-    """Append the nonzeros of each row, and where they end; returns how many there are then, or FULL or ODD."""
+    """Append the nonzeros of each row, and where they end; returns how many there are then, or NOT_TAKEN."""
     rows, terms = values.shape
     room = len(indices) - AT_ONCE
     for i in range(rows):
@@ -71,21 +66,19 @@ def _scan(values, bits, indices, data, count, ends):
                     indices[count], data[count] = first + j, whole
                     count += whole != 0
                 if count > room:
-                    return FULL
+                    return NOT_TAKEN
         for j in range(terms - terms % AT_ONCE, terms):
             whole, is_odd = _counted(row[j])
             odd |= is_odd
             indices[count], data[count] = j, whole
             count += whole != 0
-        if odd:
-            return ODD
-        if count > room:
-            return FULL
+        if odd or count > room:
+            return NOT_TAKEN
         ends[i] = count
     return count
 
 
-@_compiled
+@compiled(fastmath=False)
 def _counted(x):
     """The number as a small count, and whether it is none."""
     fits = x >= 0 and x <= LARGEST

@@ -6,6 +6,7 @@ import importlib.util
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,7 +14,19 @@ from paceline.topics.blocks import SPARSE_BELOW, Block, Counts, Csr, sparse_rows
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
 POLL_S = 0.2
+IN_VAIN = 2  # blocks in a row that were scanned for nothing: it is not tried again in that pass
 Read = Callable[[int, int], Block]
+
+
+@runtime_checkable
+class Scanned(Protocol):
+    """Counts that find nonzeros while they read rows."""
+
+    def nonzero_rows(self, start: int, stop: int) -> Csr | None: ...
+
+
+def scans(counts: Counts) -> bool:
+    return isinstance(counts, Scanned) and importlib.util.find_spec("numba") is not None
 
 
 def blocks(
@@ -32,22 +45,24 @@ def blocks(
     mostly zeros come as their nonzeros, over which a pass is many times as fast, if numba is there for it.
     """
     ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
-    read = _nonzeros_of(counts) if without_zeros and importlib.util.find_spec("numba") else counts.block
+    read = _without_zeros(counts) if without_zeros and importlib.util.find_spec("numba") else counts.block
     if counts.resident or ahead < 1 or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
     return _read_ahead(read, ranges, ahead)
 
 
-def _nonzeros_of(counts: Counts) -> Read:
-    """Found while rows are read, by counts that can; once that was in vain, it is not tried again."""
-    at_once = getattr(counts, "nonzeros", None)
+def _without_zeros(counts: Counts) -> Read:
+    """Scanned where that can be; what the scan does not take is read again as it is."""
+    in_vain = 0 if scans(counts) else IN_VAIN
 
     def read(first: int, last: int) -> Block:
-        nonlocal at_once
-        found = at_once(first, last) if at_once else None
-        if found is not None:
-            return Block(first, found)
-        at_once = None
+        nonlocal in_vain
+        if in_vain < IN_VAIN and isinstance(counts, Scanned):
+            found = counts.nonzero_rows(first, last)
+            if found is not None:
+                in_vain = 0
+                return Block(first, found)
+            in_vain += 1
         return _if_few(counts.block(first, last))
 
     return read
@@ -58,7 +73,7 @@ def _if_few(block: Block) -> Block:
     if isinstance(values, Csr):
         return block
     there = values.view(np.bool_) if values.dtype == np.uint8 else values
-    few = np.count_nonzero(there) < SPARSE_BELOW * values.size
+    few = np.count_nonzero(there) <= SPARSE_BELOW * values.size
     return Block(block.start, sparse_rows(values)) if few else block
 
 

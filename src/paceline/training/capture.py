@@ -64,8 +64,8 @@ def _numel(shape: tuple[int, ...]) -> int:
 class Shelf:
     """Pinned memory that is used again: to pin some anew takes as long as a whole step of a small model.
 
-    The thread that makes batches takes rows from here and calls nothing of CUDA; the one that sends them puts them
-    back.
+    The thread that makes batches takes rows from here, and calls CUDA only for one that is not there yet; the thread
+    that sends them puts them back.
     """
 
     def __init__(self) -> None:
@@ -142,6 +142,7 @@ class CapturedStep:
         if recorded is None and len(self.recorded) >= MOST_GRAPHS:
             device = state.scaler.scale.device
             opened = [replace(p, batch=p.batch.opened(p.batch.row.to(device))) for p in serving.passes]
+            self.shelf.put_back(sent.row)
             return train_step(replace(serving, passes=opened), workload, net, state, train, flights, stop)
         if recorded is None:
             recorded = self.recorded[sent.pieces] = self._record(sent, workload, state, train)
