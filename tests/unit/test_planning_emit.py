@@ -9,7 +9,7 @@ import yaml
 
 import paceline
 from paceline.cli import parser
-from paceline.engines import deepspeed_config
+from paceline.engines import accelerate_config, deepspeed_config
 from paceline.layout import layout_of
 from paceline.planning.emit import launch_files
 from paceline.planning.plan import plan
@@ -98,14 +98,35 @@ def test_deepspeed_accepts_the_json_for_the_run(folder):
     deepspeed_config.check(spec, layout_of(spec))
 
 
-def test_accelerate_is_for_plain_data_parallelism(folder):
+def test_accelerate_is_for_data_parallelism(folder):
     found, files = emitted(folder, "accelerate", "2x4xA100", "parallel.strategy=ddp", "train.global_batch=4096")
     values = yaml.safe_load(files["lm_accelerate.yaml"])
     assert values["num_processes"] == found.chosen.devices == 8
     assert (values["distributed_type"], values["mixed_precision"]) == ("MULTI_GPU", "bf16")
     assert "--machine_rank" in files["lm.sh"]
     with pytest.raises(paceline.UserError, match="which accelerate does not spread; use  --emit torchrun"):
-        emitted(folder, "accelerate", "4xA100", "parallel.strategy=fsdp")
+        emitted(folder, "accelerate", "4xA100", "parallel.tensor=2")
+    with pytest.raises(paceline.UserError, match="zero1 is not offered; use ddp, fsdp or zero2"):
+        emitted(folder, "accelerate", "4xA100", "parallel.strategy=zero1")
+
+
+@pytest.mark.parametrize(("strategy", "reshards"), [("fsdp", "true"), ("zero2", "false")])
+def test_what_accelerate_makes_of_its_file_is_what_the_run_asks_for(folder, strategy, reshards):
+    """Read by Accelerate's own launcher, up to the environment of the processes that it would start."""
+    launch = pytest.importorskip("accelerate.commands.launch")
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    found, files = emitted(folder, "accelerate", "4xA100", f"parallel.strategy={strategy}")
+    config = str(folder / "lm_accelerate.yaml")
+    assert "accelerate launch --config_file lm_accelerate.yaml" in files["lm.sh"]
+    words = ["--config_file", config, "-m", "paceline", "train"]
+    asked, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    environ = {**prepare_multi_gpu_env(asked), "RANK": "0"}
+    assert (asked.num_processes, environ["FSDP_VERSION"]) == (4, "2")
+    assert environ["FSDP_RESHARD_AFTER_FORWARD"] == reshards
+    engine = {"parallel.engine": "accelerate", "parallel.engine_config": config, "parallel.device": "cuda"}
+    spec = found.spec.replace({**found.overrides(), **engine})
+    accelerate_config.check(spec, layout_of(spec), environ)
 
 
 def test_an_engine_says_what_it_cannot_do(folder):

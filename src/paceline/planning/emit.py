@@ -14,6 +14,7 @@ from paceline.layout import layout_of
 from paceline.planning.candidates import family_name
 from paceline.planning.plan import Plan
 from paceline.planning.price import ZERO
+from paceline.spec import RunSpec
 
 SPARE = 1.3
 """Times the planned hours are asked of a scheduler."""
@@ -109,20 +110,16 @@ def _clock(hours: float) -> str:
 
 
 def _accelerate(plan: Plan, command: list[str]) -> dict[str, str]:
-    """Data parallelism alone: what Paceline drives through Accelerate, and what `accelerate launch` starts."""
-    assert plan.chosen is not None
-    layout, (nodes, each) = plan.chosen.price.layout, _shape(plan)
-    many = "MULTI_GPU" if _on_gpu(plan) else "MULTI_CPU"
-    values: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": many if layout.ranks > 1 else "NO",
-        "num_machines": nodes,
-        "num_processes": nodes * each,
-        "mixed_precision": "bf16" if plan.spec.train.precision == "bf16" else "no",
-        "use_cpu": not _on_gpu(plan),
-    }
+    """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
     import yaml
 
+    from paceline.engines.accelerate_config import config
+
+    nodes, _ = _shape(plan)
+    spec = _under(plan, "accelerate")
+    values = {**config(spec, layout_of(spec), spec.parallel.device), "num_machines": nodes}
+    if nodes > 1:
+        del values["machine_rank"]
     name = f"{plan.spec.name}_accelerate.yaml"
     words = [*command, "parallel.engine=accelerate", f"parallel.engine_config={name}"]
     head, launcher = _head_line(plan), f"accelerate launch --config_file {name}"
@@ -158,17 +155,23 @@ def _deepspeed(plan: Plan, command: list[str]) -> dict[str, str]:
     return {name: json.dumps(values, indent=2) + "\n", f"{plan.spec.name}.sh": script}
 
 
+def _under(plan: Plan, engine: str) -> RunSpec:
+    """The run in the chosen layout on the planned devices, which need not be here."""
+    device = "cuda" if _on_gpu(plan) else "cpu"
+    return plan.spec.replace({**plan.overrides(), "parallel.engine": engine, "parallel.device": device})
+
+
 def _suits(plan: Plan, kind: str) -> None:
     """What an engine cannot do is said now, in the words in which the run would say it."""
     assert plan.chosen is not None
     layout = plan.chosen.price.layout
     if plan.subject.counts is not None:
         raise UserError(f"a topic model has no gradients for {kind} to send; use  --emit torchrun  or  slurm")
-    if layout.tensor * layout.pipeline > 1 or (kind == "accelerate" and layout.strategy not in ("single", "ddp")):
+    if layout.tensor * layout.pipeline > 1:
         raise UserError(
             f"the chosen layout is {family_name(layout)}, which {kind} does not spread; use  --emit torchrun  or  slurm"
         )
-    spec = plan.spec.replace({**plan.overrides(), "parallel.engine": kind})
+    spec = _under(plan, kind)
     if kind == "deepspeed":
         from paceline.engines.deepspeed_config import check
 
