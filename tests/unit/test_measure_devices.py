@@ -14,6 +14,7 @@ from paceline.measuring.rows import Row
 from paceline.measuring.sweep import _used
 from paceline.measuring.usage import Usage, _handles
 from paceline.planning.hardware import catalogue, known
+from paceline.planning.plan import plan
 from paceline.planning.subject import subject_of
 from paceline.spec import build
 
@@ -87,6 +88,16 @@ def test_a_run_on_a_device_that_the_planner_cannot_see_is_planned_on_that_device
         for device in ("NVIDIA H200", None)
     )
     assert on_device.step_s < on_cores.step_s / 10
+
+
+def test_planned_memory_is_what_the_peak_is_measured_of(lm, monkeypatch):
+    """Of the whole process on cores; without the driver and what lies between allocations on a device."""
+    monkeypatch.setattr("paceline.planning.site._cuda_devices", list)
+    for device, where in (("NVIDIA H200", "1xH200"), (None, "local")):
+        (planned,) = compare([replace(ROW, device=device)], {ROW.label: lm})
+        memory = plan(lm.replace({"cluster": where}), where, [1]).rows[0].price.memory
+        assert planned.memory_bytes == (memory.allocated_bytes if device else memory.total_bytes)
+        assert memory.allocated_bytes < memory.total_bytes
 
 
 def test_the_device_is_read_from_the_start_of_the_run():

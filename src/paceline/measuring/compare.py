@@ -32,6 +32,7 @@ class Planned:
     exposed_s: float
     """With waiting for the slowest rank."""
     memory_bytes: float
+    """As the peak is measured: of the process on cores, of torch's allocator on a device."""
     speedup: float | None
     calibrated: bool
     residual: float
@@ -107,7 +108,7 @@ def _layout(spec: RunSpec, subject: Any) -> Any:
 
 
 def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Planned:
-    time = found.time
+    time, memory, on_cores = found.time, found.memory, found.where.cluster.device.synchronous
     terms = terms_of(time)
     assert row.step_s is not None
     apart = {name: (getattr(row, name) or 0.0) - value for name, value in terms.items()}
@@ -121,7 +122,7 @@ def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Pl
         step_s=found.step_s,
         **terms,
         comm_s=time.comm_s,
-        memory_bytes=found.memory.total_bytes,
+        memory_bytes=memory.total_bytes if on_cores else memory.allocated_bytes,
         speedup=speedup,
         calibrated=calibrated,
         residual=row.step_s / found.step_s - 1,
