@@ -26,7 +26,11 @@ class Scanned(Protocol):
 
 
 def scans(counts: Counts) -> bool:
-    return isinstance(counts, Scanned) and importlib.util.find_spec("numba") is not None
+    return isinstance(counts, Scanned) and _has_numba()
+
+
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 def blocks(
@@ -45,7 +49,7 @@ def blocks(
     mostly zeros come as their nonzeros, over which a pass is many times as fast, if numba is there for it.
     """
     ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
-    read = _without_zeros(counts) if without_zeros and importlib.util.find_spec("numba") else counts.block
+    read = _without_zeros(counts) if without_zeros and _has_numba() else counts.block
     if counts.resident or ahead < 1 or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
     return _read_ahead(read, ranges, ahead)
@@ -53,11 +57,11 @@ def blocks(
 
 def _without_zeros(counts: Counts) -> Read:
     """Scanned where that can be; what the scan does not take is read again as it is."""
-    in_vain = 0 if scans(counts) else IN_VAIN
+    in_vain = 0
 
     def read(first: int, last: int) -> Block:
         nonlocal in_vain
-        if in_vain < IN_VAIN and isinstance(counts, Scanned):
+        if isinstance(counts, Scanned) and in_vain < IN_VAIN:
             found = counts.nonzero_rows(first, last)
             if found is not None:
                 in_vain = 0
