@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from usual import train_usual
 
+from gpu import device_name
 from paceline import train
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
@@ -34,7 +35,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=1500)
     arguments.add_argument("--usual-steps", type=int, default=400)
     arguments = arguments.parse_args()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch 128, AG News padded to 256 or packed")
+    print(f"{device_name()}, torch {torch.__version__}, batch 128, AG News padded to 256 or packed")
     for size, model in SIZES.items():
         spec = build(
             {

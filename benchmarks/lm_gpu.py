@@ -27,12 +27,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu import device_name
 from paceline.corpus.stream import TokenStreams
 from paceline.launch.group import group_of_one
 from paceline.layout import layout_of
 from paceline.measuring.timers import DeviceFlights
 from paceline.parallel import ddp
 from paceline.parallel.wrapping import parallelize
+from paceline.planning.hardware import known
 from paceline.record.files import write_json
 from paceline.spec import RunSpec, build
 from paceline.training.data import Order, pinned, serve
@@ -44,7 +46,6 @@ from paceline.training.step import train_step
 from paceline.workloads.lm import LanguageModel
 from paceline.workloads.shapes import DecoderShape
 
-PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 TOKENS = 32768
 """Per step, for every contender."""
 WARM_UP, STEPS = 3, 20
@@ -169,8 +170,9 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, help="show so many kernels of each of our ways")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    name = torch.cuda.get_device_name()
-    peak = PEAK.get(name, math.nan)
+    name = device_name()
+    kind = known(name)
+    peak = kind.flops_s["bf16"] if kind is not None else math.nan
     print(f"{name}, torch {torch.__version__}, bf16, {asked.tokens} tokens per step, peak {peak / 1e12:.0f} TFLOP/s")
     print("model   sequence way            ms/step   tokens/s   of peak   ratio  peak GiB  first s  loss")
     rows: list[dict[str, Any]] = []

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 
 import paceline
+from gpu import device_name
 from paceline.planning.calibrate import measure_device
 from paceline.planning.plan import plan
 from paceline.planning.price import Price
@@ -236,7 +237,7 @@ def compare(run: Run, texts: Path, data: Path | None, calibration: Path) -> tupl
 
 
 def catalogue_name() -> str:
-    return f"1x{torch.cuda.get_device_name()}"
+    return f"1x{device_name()}"
 
 
 def verdict(way: str, lines: Sequence[Line]) -> str:
@@ -266,7 +267,7 @@ def main() -> None:
     asked = parser.parse_args()
     began = time.perf_counter()
     wanted = named(asked.runs.split(",")) if asked.runs else SETS[asked.set]
-    kept: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "runs": {}}
+    kept: dict[str, Any] = {"device": device_name(), "torch": torch.__version__, "runs": {}}
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder)

@@ -22,6 +22,7 @@ import torch
 from topics_gpu_problems import DEVICE, Dense, Lean, Sparse, median_ms, random_factors, recovery, say, their_epoch, wait
 
 import paceline.topics as pt
+from gpu import device_name
 from paceline.topics.device import triton_runs_on
 from paceline.topics.on_device import from_tensor
 from paceline.topics.problem import problem_of
@@ -311,7 +312,7 @@ def main():
     if set(chosen) - set(SECTIONS):
         raise SystemExit(f"--only {arguments.only}: the sections are {', '.join(SECTIONS)}")
     chosen = chosen or [name for name in SECTIONS if arguments.tiny or name not in WHEN_NAMED]
-    where = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    where = "CPU" if arguments.tiny and DEVICE.type == "cpu" else device_name()
     say(f"{where}, torch {torch.__version__}, kernels: {triton_runs_on(DEVICE)}")
     compile_first(chosen, arguments.tiny)
     for name in chosen:

@@ -104,6 +104,10 @@ def test_accelerate_is_for_data_parallelism(folder):
     assert values["num_processes"] == found.chosen.devices == 8
     assert (values["distributed_type"], values["mixed_precision"]) == ("MULTI_GPU", "bf16")
     assert "--machine_rank" in files["lm.sh"]
+    (folder / "own.yaml").write_text("compute_environment: LOCAL_MACHINE\ndebug: true\n")
+    own = f"parallel.engine_config={folder / 'own.yaml'}"
+    _, files = emitted(folder, "accelerate", "2x4xA100", "parallel.strategy=ddp", "train.global_batch=4096", own)
+    assert yaml.safe_load(files["lm_accelerate.yaml"])["debug"] is True
     with pytest.raises(paceline.UserError, match="which accelerate does not spread; use  --emit torchrun"):
         emitted(folder, "accelerate", "4xA100", "parallel.tensor=2")
     with pytest.raises(paceline.UserError, match="zero1 is not offered; use ddp, fsdp or zero2"):

@@ -85,7 +85,7 @@ class Accelerator:
             for kinds in (physics, replace(physics, kernel_s=0.0))
         )
         starts_s = whole_s - rest_s
-        return replace(where, device=_slower(kind, max(self.layer_s - starts_s, 0.1 * self.layer_s) / rest_s)), physics
+        return replace(where, device=kind.slower(max(self.layer_s - starts_s, 0.1 * self.layer_s) / rest_s)), physics
 
     def _parts(self, kind: Device) -> tuple[Device, Physics]:
         rate, half_tiles = self.matmul_fit()
@@ -108,15 +108,6 @@ class Accelerator:
             source=f"{kind.source}; calibrated",
         )
         return measured, physics
-
-
-def _slower(kind: Device, times: float) -> Device:
-    """A whole costs more than its parts, or less where a compiler joins them."""
-    return replace(
-        kind,
-        flops_s={name: rate / times for name, rate in kind.flops_s.items()},
-        bandwidth_bytes_s=kind.bandwidth_bytes_s / times,
-    )
 
 
 def accelerator_of(values: dict[str, Any]) -> Accelerator:

@@ -151,8 +151,8 @@ class Calibration:
             bucket_bytes=0.0,
         )
         device = self._device(ranks)
-        device = _slower(device, found.layer_s / _parts_s(device, physics) * max(1.0, ranks / found.ranks))
-        device = _slower(device, compute)
+        device = device.slower(found.layer_s / _parts_s(device, physics) * max(1.0, ranks / found.ranks))
+        device = device.slower(compute)
         device = replace(device, update_bytes_s=(device.update_bytes_s or 0.0) / compute)
         physics = replace(physics, launch_s=physics.launch_s * compute)
         if where.nodes > 1:
@@ -190,15 +190,6 @@ def _parts_s(device: Device, physics: Physics) -> float:
     samples, heads, length, head_width = WHOLE
     shape = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2)
     return block_pass(shape.blocks[1], Spread(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
-
-
-def _slower(device: Device, times: float) -> Device:
-    """A whole costs more than its parts: what they bring does not stay in the caches for the next."""
-    return replace(
-        device,
-        flops_s={name: rate / times for name, rate in device.flops_s.items()},
-        bandwidth_bytes_s=device.bandwidth_bytes_s / times,
-    )
 
 
 def read_calibration(path: Path) -> Calibration:

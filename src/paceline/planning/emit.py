@@ -119,7 +119,7 @@ def _accelerate(plan: Plan, command: list[str]) -> dict[str, str]:
     spec = _under(plan, "accelerate")
     values = {**config(spec, layout_of(spec), spec.parallel.device), "num_machines": nodes}
     if nodes > 1:
-        del values["machine_rank"]
+        values.pop("machine_rank", None)  # each node is told its own
     name = f"{plan.spec.name}_accelerate.yaml"
     words = [*command, "parallel.engine=accelerate", f"parallel.engine_config={name}"]
     head, launcher = _head_line(plan), f"accelerate launch --config_file {name}"

@@ -70,6 +70,11 @@ class Device:
             dtype = FALLBACK[dtype]
         return self.flops_s[dtype]
 
+    def slower(self, times: float) -> Device:
+        """With arithmetic and memory that take so many times as long: a whole layer never costs just its parts."""
+        rates = {name: rate / times for name, rate in self.flops_s.items()}
+        return replace(self, flops_s=rates, bandwidth_bytes_s=self.bandwidth_bytes_s / times)
+
 
 @dataclass(frozen=True)
 class Cluster:
