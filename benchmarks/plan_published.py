@@ -251,9 +251,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit to all rows and print the numbers")
     asked = parser.parse_args()
     if not asked.measurements.is_file():
-        parser.error(
-            f"{asked.measurements} is not a file; give a table with a row per result"
-        )
+        parser.error(f"{asked.measurements} is not a file; give a table with a row per result")
     whole = evidence(asked.measurements)
     if asked.fit:
         found = fit(whole, rounds=40)
