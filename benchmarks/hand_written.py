@@ -12,13 +12,13 @@ from time import perf_counter
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.data.order import share
 from paceline.launch.environment import Place, detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, read_steps
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints
-from paceline.training.data import share
 from paceline.training.loop import Job, train_loop
 from paceline.training.setup import build_job
 

@@ -28,23 +28,23 @@ import torch
 from torch import Tensor
 
 from gpu import device_name
-from paceline.corpus.stream import TokenStreams
+from paceline.data.corpora.stream import TokenStreams
+from paceline.data.order import Order, pinned, serve
+from paceline.hardware.catalogue import known
 from paceline.launch.group import group_of_one
 from paceline.layout import layout_of
-from paceline.measuring.timers import DeviceFlights
 from paceline.parallel import ddp
+from paceline.parallel.precision import Scaler
 from paceline.parallel.wrapping import parallelize
-from paceline.planning.hardware import known
 from paceline.record.files import write_json
+from paceline.record.timers import DeviceFlights
+from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec, build
-from paceline.training.data import Order, pinned, serve
 from paceline.training.optim import optimizer_of, set_lr
-from paceline.training.precision import Scaler
 from paceline.training.setup import way_of
 from paceline.training.state import State
 from paceline.training.step import train_step
-from paceline.workloads.lm import LanguageModel
-from paceline.workloads.shapes import DecoderShape
+from paceline.workloads.lm.workload import LanguageModel
 
 TOKENS = 32768
 """Per step, for every contender."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from paceline.workloads.shapes import DecoderShape
+from paceline.shapes import DecoderShape
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 WHOLE = 12

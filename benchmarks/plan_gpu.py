@@ -33,7 +33,7 @@ import torch
 
 import paceline
 from gpu import device_name
-from paceline.planning.calibrate import measure_device
+from paceline.planning.calibrating.calibrate import measure_device
 from paceline.planning.plan import plan
 from paceline.planning.price import Price
 from paceline.record.events import read_steps

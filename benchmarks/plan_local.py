@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
-from paceline.planning.calibrate import measure
+from paceline.planning.calibrating.calibrate import measure
 from paceline.planning.plan import plan
 from paceline.record.events import read_steps
 from paceline.record.files import write_json

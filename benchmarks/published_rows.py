@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.planning.hardware import GB, Cluster, device
-from paceline.planning.memory import memory
-from paceline.planning.physics import Physics
-from paceline.planning.shape import ModelShape, typical
-from paceline.planning.spread import NUMBERS, Kernels, Numbers, Spread
+from paceline.hardware.catalogue import GB, Cluster, device
+from paceline.planning.formulas.memory import memory
+from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.shape import ModelShape, typical
+from paceline.planning.formulas.spread import NUMBERS, Kernels, Numbers, Spread
 
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.data.order import Order
 from paceline.spec import RunSpec
-from paceline.training.data import Order
 from paceline.training.schedule import schedule_of
 
 

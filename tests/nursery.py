@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    *("paceline.launch.group", "paceline.training.loop", "paceline.training.setup", "paceline.workloads.lm"),
-    *("paceline.workloads.classifier", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
+    *("paceline.launch.group", "paceline.training.loop", "paceline.training.setup", "paceline.workloads.lm.workload"),
+    *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.zero1", "paceline.parallel.compress", "paceline.parallel.local"),
     *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),
-    *("paceline.workloads.topics", "paceline.topics.rows_kernels"),
+    *("paceline.workloads.topics.workload", "paceline.workloads.topics.rows_kernels"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )
 MOST_DESCRIPTORS = 64

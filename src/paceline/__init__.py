@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.training.run import resume as resume
     from paceline.training.run import train as train
     from paceline.workload import Workload as Workload
-    from paceline.workloads.sample import sample as sample
+    from paceline.workloads.lm.sample import sample as sample
 
 _HOME = {
     "load": "paceline.spec",
@@ -35,7 +35,7 @@ _HOME = {
     "Measurement": "paceline.measuring.result",
     "report": "paceline.reporting.report",
     "export": "paceline.training.export",
-    "sample": "paceline.workloads.sample",
+    "sample": "paceline.workloads.lm.sample",
     "Workload": "paceline.workload",
     "UserError": "paceline.errors",
     "RunFailed": "paceline.errors",

@@ -226,7 +226,7 @@ def _console() -> Any:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.explain import equations, explain
+    from paceline.training.explain import equations, explain
 
     spec = _load(arguments.words, "explain")
     samples = None
@@ -307,7 +307,7 @@ def do_watch(arguments: argparse.Namespace) -> int:
 
 
 def do_topics(arguments: argparse.Namespace) -> int:
-    from paceline.topics.verb import run
+    from paceline.workloads.topics.verb import run
 
     return run(arguments, _console())
 
@@ -320,7 +320,7 @@ def do_export(arguments: argparse.Namespace) -> int:
 
 
 def do_sample(arguments: argparse.Namespace) -> int:
-    from paceline.workloads.sample import sample
+    from paceline.workloads.lm.sample import sample
 
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
     print(sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest"))

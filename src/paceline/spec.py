@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paceline.errors import UserError
-from paceline.workloads.shapes import DecoderShape
+from paceline.shapes import DecoderShape
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -259,7 +259,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _known_cluster(cls, text: str) -> str:
         if text != "local":
-            from paceline.planning.hardware import cluster
+            from paceline.hardware.catalogue import cluster
 
             cluster(text)
         return text

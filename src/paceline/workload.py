@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from paceline.layout import Layout
 
 BUILT_IN = {
-    "classifier": "paceline.workloads.classifier:Classifier",
-    "lm": "paceline.workloads.lm:LanguageModel",
-    "topics": "paceline.workloads.topics:Topics",
+    "classifier": "paceline.workloads.classifier.workload:Classifier",
+    "lm": "paceline.workloads.lm.workload:LanguageModel",
+    "topics": "paceline.workloads.topics.workload:Topics",
 }
 
 

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from paceline.launch.environment import detect
 from paceline.launch.group import joined
-from paceline.measuring.timers import Flights
+from paceline.record.timers import Flights
 from paceline.parallel import ddp
 from paceline.parallel.compress import PowerSGD, Rounded
 from paceline.parallel.local import Local

@@ -6,7 +6,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-from paceline.engines import accelerate, accelerate_config, deepspeed_config, own_file, surroundings
+from paceline.training.engines import accelerate
+from paceline.training.engines import accelerate_config
+from paceline.training.engines import deepspeed_config
+from paceline.training.engines import own_file
+from paceline.training.engines import surroundings
 from paceline.errors import PacelineError
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined

@@ -11,7 +11,7 @@ from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter
 from paceline.training.checkpoint import Checkpoints
-from paceline.training.data import serve
+from paceline.data.order import serve
 from paceline.training.loop import train_loop
 from paceline.training.optim import set_lr
 from paceline.training.setup import build_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.measuring.links import Link, _rank
-from paceline.measuring.timers import union
+from paceline.record.timers import union
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec

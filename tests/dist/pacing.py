@@ -3,7 +3,7 @@
 import os
 import time
 
-from paceline.workloads.classifier import Classifier
+from paceline.workloads.classifier.workload import Classifier
 
 QUICK_PASSES = "PACELINE_TEST_QUICK_PASSES"
 """How many there are; without it, all are quick."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from paceline.launch.environment import detect
 from paceline.launch.group import joined
-from paceline.workloads.chunked_loss import chunked_losses, vocabulary_rows
+from paceline.nn.chunked_loss import chunked_losses, vocabulary_rows
 
 
 def compare_all(cases):

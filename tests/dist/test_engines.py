@@ -14,7 +14,7 @@ from engine_rows import after_step, train_all
 from safetensors.torch import load_file
 
 from paceline import engines, train
-from paceline.engines import accelerate_config
+from paceline.training.engines import accelerate_config
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of

@@ -14,8 +14,8 @@ from paceline.measuring.links import COLLECTIVES, _rank, factor
 from paceline.measuring.recalibrate import recalibrate
 from paceline.measuring.result import read_measurement
 from paceline.measuring.sweep import measure
-from paceline.measuring.timers import Flights
-from paceline.planning import calibrate
+from paceline.record.timers import Flights
+from paceline.planning.calibrating import calibrate
 from paceline.record.events import read_steps
 from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir

@@ -39,7 +39,7 @@ def test_any_layout_gives_the_same_answer(small, row):
 
 BROKEN = """
 import torch, torch.distributed as dist
-from paceline.workloads.classifier import Classifier
+from paceline.workloads.classifier.workload import Classifier
 
 class Broken(Classifier):
     "Divides by its own count instead of leaving that to the loop: right on one rank, wrong on several."

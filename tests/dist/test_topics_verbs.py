@@ -12,7 +12,7 @@ from paceline.reporting.watch import watch
 from paceline.spec import build
 from paceline.training.export import export
 from paceline.training.run import train
-from paceline.workloads.sample import sample
+from paceline.workloads.lm.sample import sample
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 DOCUMENTS, TERMS, K = 90, 60, 3

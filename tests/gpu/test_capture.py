@@ -42,8 +42,8 @@ def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
     """One rank joined to itself over NCCL: buckets are in flight while the backward pass goes on."""
     import torch.distributed as dist
 
-    from paceline.measuring.timers import DeviceFlights
     from paceline.parallel.ddp import wrap
+    from paceline.record.timers import DeviceFlights
 
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)

@@ -41,7 +41,7 @@ def reference(X, L, Ft):
 
 
 def as_csr(X):
-    from paceline.topics.blocks import Csr
+    from paceline.workloads.topics.blocks import Csr
 
     rows, columns = X.nonzero()
     pointer = np.concatenate([[0], np.cumsum((X != 0).sum(1))]).astype(np.int64)
@@ -49,8 +49,8 @@ def as_csr(X):
 
 
 def run(X, L, Ft, *, sparse, rows="em", loss=True):
-    from paceline.topics.blocks import Block
-    from paceline.topics.device import make_pass
+    from paceline.workloads.topics.blocks import Block
+    from paceline.workloads.topics.device import make_pass
 
     per_document = torch.from_numpy(X.astype(np.float64).sum(1))
     share = X.astype(np.float64).sum(0) + 0.5
@@ -126,9 +126,9 @@ def test_without_the_loss_the_pass_is_the_same():
 def test_sums_by_the_copy_engine_equal_those_by_atomics():
     import dataclasses
 
-    from paceline.topics import triton_calls as calls
-    from paceline.topics.blocks import Block
-    from paceline.topics.device import make_pass
+    from paceline.workloads.topics import triton_calls as calls
+    from paceline.workloads.topics.blocks import Block
+    from paceline.workloads.topics.device import make_pass
 
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs compute capability 9.0")
@@ -146,8 +146,8 @@ def test_sums_by_the_copy_engine_equal_those_by_atomics():
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
 def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
-    from paceline.topics.counts import read_counts
-    from paceline.topics.tiers import Tiers
+    from paceline.workloads.topics.counts import read_counts
+    from paceline.workloads.topics.tiers import Tiers
 
     X, L, Ft = problem(300, 200, 5, "uint8", density=0.1)
     source = read_counts(X)
@@ -174,8 +174,8 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_products(sparse, dtype):
-    from paceline.topics.blocks import Block
-    from paceline.topics.device import make_pass
+    from paceline.workloads.topics.blocks import Block
+    from paceline.workloads.topics.device import make_pass
 
     X, L, Ft = problem(70, 300, 30, dtype)
     step = make_pass(Block(0, as_csr(X) if sparse else X), X.sum(1), np.full(300, 1 / 300), DEVICE)
@@ -187,8 +187,8 @@ def test_products(sparse, dtype):
 
 
 def test_the_kernel_for_least_squares_equals_plain_sweeps():
-    from paceline.topics.start_ls import plain_sweeps
-    from paceline.topics.triton_calls import least_squares_columns
+    from paceline.workloads.topics.start_ls import plain_sweeps
+    from paceline.workloads.topics.triton_calls import least_squares_columns
 
     random = torch.Generator().manual_seed(0)
     basis = torch.randn(12, 5, generator=random)
@@ -210,7 +210,7 @@ def planted(n, m, k, words, seed=0):
 
 
 def there(X, dtype="int64", sparse=False):
-    from paceline.topics.on_device import from_tensor
+    from paceline.workloads.topics.on_device import from_tensor
 
     tensor = torch.tensor(X).to(getattr(torch, dtype)).to(DEVICE)
     return from_tensor(tensor.float().to_sparse_csr() if sparse else tensor)
@@ -241,12 +241,12 @@ def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse
 
 
 def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch):
-    from paceline.topics.problem import problem_of
+    from paceline.workloads.topics.problem import problem_of
 
     X, L, F = planted(60, 50, 3, 100)
     counts, found = there(X, sparse=True), []
     for free, parts in ((1 << 40, 1), (4 * counts.stored_bytes - 1, 3)):
-        monkeypatch.setattr("paceline.topics.on_device.free_device_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("paceline.workloads.topics.on_device.free_device_bytes", lambda device, free=free: free)
         steps = problem_of(counts).documents
         assert len(list(steps())) == parts
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
@@ -262,7 +262,7 @@ def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
     import paceline.topics as pt
-    from paceline.topics.on_device import DeviceCounts
+    from paceline.workloads.topics.on_device import DeviceCounts
 
     monkeypatch.setattr(DeviceCounts, "block", lambda *_: pytest.fail("counts were copied to the host"))
     X, _, F = planted(3000, 400, 4, 500)

@@ -73,7 +73,7 @@ def _compare(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Plan
 
 def _site(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> Any:
     """Where the rows were measured. A container may hide its devices from the planner, but not from the run."""
-    from paceline.planning.hardware import known
+    from paceline.hardware.catalogue import known
     from paceline.planning.site import site_of
 
     site = site_of(specs[measured[0].label].cluster)

@@ -21,7 +21,7 @@ def with_mfu(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Row]:
 
 
 def _mfu(row: Row, spec: RunSpec) -> float | None:
-    from paceline.planning.hardware import known
+    from paceline.hardware.catalogue import known
     from paceline.planning.subject import subject_of
 
     kind = known(row.device) if row.device else None

@@ -19,9 +19,9 @@ from paceline.errors import UserError
 from paceline.measuring.compare import price_of, terms_of
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import Row
-from paceline.planning.calibration import Calibration, Correction, Scaled, read_calibration
+from paceline.planning.calibrating.calibration import Calibration, Correction, Scaled, read_calibration
+from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import MOST_LOCAL_RANKS, Where
-from paceline.planning.steptime import StepTime
 from paceline.planning.subject import Subject, subject_of
 from paceline.record.events import read_events
 from paceline.record.files import read_json, write_json

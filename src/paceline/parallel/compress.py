@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.measuring.timers import Flights
 from paceline.parallel.local import Local, average, spread
+from paceline.record.timers import Flights
 from paceline.spec import Parallel
 
 # No annotations from __future__ here: torch compares those of a hook with its own, as types.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.layout import Layout
-from paceline.measuring.timers import Flights
+from paceline.record.timers import Flights
 
 
 def wrap(

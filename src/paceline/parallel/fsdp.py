@@ -21,7 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.measuring.timers import Flights
+from paceline.record.timers import Flights
 
 
 def shard(

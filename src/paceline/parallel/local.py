@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.measuring.timers import Flights
+from paceline.record.timers import Flights
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9

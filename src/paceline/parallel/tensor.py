@@ -77,7 +77,7 @@ class _VocabularyHead(ParallelStyle):
         self.outside = outside
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        from paceline.workloads.chunked_loss import chunked_losses, vocabulary_rows
+        from paceline.nn.chunked_loss import chunked_losses, vocabulary_rows
 
         group, ranks, rank = device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank()
 

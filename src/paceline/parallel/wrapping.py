@@ -26,12 +26,12 @@ from torch import nn
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.measuring.timers import Flights
 from paceline.parallel import ddp
 from paceline.parallel.compress import Exact, Saving, saving_of
 from paceline.parallel.pieces import Pieces, pieces_of
+from paceline.parallel.precision import HALF
+from paceline.record.timers import Flights
 from paceline.spec import RunSpec
-from paceline.training.precision import HALF
 from paceline.workload import Workload
 
 
@@ -154,7 +154,7 @@ def compiles_layers(spec: RunSpec, workload: Workload, device: torch.device) -> 
 def _per_block(model: nn.Module, workload: Workload, layout: Layout, spec: RunSpec, device: torch.device) -> None:
     blocks = workload.blocks(model)
     if spec.train.precision == "fp8":
-        from paceline.training.fp8 import use_fp8
+        from paceline.parallel.fp8 import use_fp8
 
         use_fp8(blocks or [model], device)
     if layout.checkpointing != "none":

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
 from paceline.planning.candidates import family_name
+from paceline.planning.formulas.spread import NUMBERS
 from paceline.planning.passtime import PassMemory
 from paceline.planning.price import MEMORY_BAND, Price, Ways, price
-from paceline.planning.spread import NUMBERS
 from paceline.planning.subject import TYPES, Subject
 from paceline.record.units import duration, percent, size
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout
-from paceline.planning.hardware import Cluster
 from paceline.planning.subject import Subject
 from paceline.spec import DEFAULT, RunSpec
 

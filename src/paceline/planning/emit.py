@@ -113,7 +113,7 @@ def _accelerate(plan: Plan, command: list[str]) -> dict[str, str]:
     """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
     import yaml
 
-    from paceline.engines.accelerate_config import config
+    from paceline.training.engines.accelerate_config import config
 
     nodes, _ = _shape(plan)
     spec = _under(plan, "accelerate")
@@ -173,10 +173,10 @@ def _suits(plan: Plan, kind: str) -> None:
         )
     spec = _under(plan, kind)
     if kind == "deepspeed":
-        from paceline.engines.deepspeed_config import check
+        from paceline.training.engines.deepspeed_config import check
 
         check(spec, layout_of(spec))
     else:
-        from paceline.engines.accelerate_config import check as check_accelerate
+        from paceline.training.engines.accelerate_config import check as check_accelerate
 
         check_accelerate(spec, layout_of(spec), {})

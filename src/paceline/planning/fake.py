@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import UserError
-from paceline.planning.shape import LAUNCHES_PER_OPERATION, Block, Matmul
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, Block, Matmul
 from paceline.planning.subject import Subject, numbers_of, steps_of
 from paceline.spec import RunSpec
 from paceline.workload import one_line, samples_of, workload_of

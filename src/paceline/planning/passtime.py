@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from paceline.planning.comm import all_reduce_s, exposed_s, group
-from paceline.planning.compute import matmul_rate
-from paceline.planning.hardware import Device
-from paceline.planning.physics import Physics
+from paceline.hardware.catalogue import Device
+from paceline.planning.formulas.comm import all_reduce_s, exposed_s, group
+from paceline.planning.formulas.compute import matmul_rate
+from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import Where
-from paceline.planning.steptime import StepTime
 from paceline.planning.topics import Counted
 
 SPECIAL_FLOPS = 16.0
@@ -45,7 +45,7 @@ STORAGE_BYTES_S = 6.7e9
 HOST_MEMORY = 2.0
 """Host memory per device, in its own memory, where it is not known: as servers are sold."""
 DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
-"""Of what is free: what the fit takes for counts (paceline.topics.tiers)."""
+"""Of what is free: what the fit takes for counts (paceline.workloads.topics.tiers)."""
 FUSED_TOPICS = 64
 """With more topics, counts on a device are read twice in a pass."""
 PAD = 256

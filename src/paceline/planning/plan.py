@@ -12,12 +12,12 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.planning import money
 from paceline.planning.candidates import Limits, Refused, limits_of
+from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.spread import Reduce
 from paceline.planning.money import Ceilings, Row
-from paceline.planning.physics import Physics
 from paceline.planning.price import MEMORY_BAND, Price, Ways, price
 from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
-from paceline.planning.spread import Reduce
 from paceline.planning.subject import Subject, subject_of
 from paceline.spec import RunSpec
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
+from paceline.hardware.catalogue import Device
 from paceline.layout import LOOPED, Layout
-from paceline.planning.hardware import Device
-from paceline.planning.memory import Memory, memory
+from paceline.planning.formulas.memory import Memory, memory
+from paceline.planning.formulas.spread import Kernels, Recompute, Reduce, Schedule, Spread
+from paceline.planning.formulas.steptime import StepTime, step_time
 from paceline.planning.passtime import PassMemory, pass_memory, pass_time, start_s
 from paceline.planning.site import Where
-from paceline.planning.spread import Kernels, Recompute, Reduce, Schedule, Spread
-from paceline.planning.steptime import StepTime, step_time
 from paceline.planning.subject import Subject
 from paceline.planning.topics import Counted
 

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.hardware.catalogue import HOST
 from paceline.planning.candidates import Refused, family_name
-from paceline.planning.hardware import HOST
 from paceline.planning.money import Row
 from paceline.planning.passtime import PassMemory
 from paceline.planning.plan import Plan

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.planning.accelerator import catalogued
-from paceline.planning.calibration import Calibration, read_calibration, usual_file
-from paceline.planning.hardware import LOCAL, Cluster, cluster, device, known
-from paceline.planning.physics import Physics
+from paceline.hardware.catalogue import LOCAL, Cluster, cluster, device, known
+from paceline.planning.calibrating.accelerator import catalogued
+from paceline.planning.calibrating.calibration import Calibration, read_calibration, usual_file
+from paceline.planning.formulas.physics import Physics
 
 MOST_LOCAL_RANKS = 4
 CORES_OF_NOMINAL = 8

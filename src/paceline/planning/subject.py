@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.planning.shape import LAUNCHES_PER_OPERATION, Block, Matmul, ModelShape
-from paceline.planning.spread import NUMBERS, Numbers
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, Block, Matmul, ModelShape
+from paceline.planning.formulas.spread import NUMBERS, Numbers
 from paceline.planning.topics import Counted, counted, passes_of
 from paceline.spec import RunSpec
 
@@ -213,7 +213,7 @@ def _classifier(spec: RunSpec, samples: int | None, tokens: float | None) -> Sub
 
 def _corpus(data: Any) -> Any:
     """The tokenised corpus, if it is in the cache."""
-    from paceline.corpus.tokens import find
+    from paceline.data.corpora.tokens import find
 
     try:
         return find(data)
@@ -222,7 +222,7 @@ def _corpus(data: Any) -> Any:
 
 
 def _language_model(spec: RunSpec, samples: int | None, tokens: float | None) -> Subject:
-    from paceline.planning.decoder import decoder_blocks
+    from paceline.planning.formulas.decoder import decoder_blocks
 
     model, data = _section(spec, "model"), _section(spec, "data")
     assumptions: list[str] = []
@@ -260,7 +260,7 @@ def _language_model(spec: RunSpec, samples: int | None, tokens: float | None) ->
 
 def _streams(data: Any) -> Any:
     """The tokenised corpus of a language model, if it is in the cache."""
-    from paceline.corpus.stream import find
+    from paceline.data.corpora.stream import find
 
     try:
         return find(data)

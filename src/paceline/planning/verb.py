@@ -71,8 +71,8 @@ def numbers(text: str, option: str) -> list[int]:
 
 
 def calibrate(arguments: argparse.Namespace, console: Any) -> int:
-    from paceline.planning.calibrate import has_gpu, measure, table
-    from paceline.planning.calibration import usual_file
+    from paceline.planning.calibrating.calibrate import has_gpu, measure, table
+    from paceline.planning.calibrating.calibration import usual_file
 
     if arguments.measured is not None:
         return _recalibrate(arguments.measured, arguments.out or usual_file(), console)
@@ -85,7 +85,7 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
         raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
     found = measure(sorted(set(ranks)), _say, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
-        from paceline.planning.gpu_probes import measure_gpu
+        from paceline.planning.calibrating.gpu_probes import measure_gpu
 
         found["gpu"] = measure_gpu(_say)
     write_json(path, found)
@@ -99,7 +99,7 @@ def _say(text: str) -> None:
 
 
 def _written(file: Path) -> str:
-    from paceline.planning.calibration import usual_file
+    from paceline.planning.calibrating.calibration import usual_file
 
     if file == usual_file():
         return f"written: {file}; plans for cluster: local use it"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from paceline.measuring.timers import Flights
+from paceline.data.order import Cut, Make, Pass, Serving
+from paceline.record.timers import Flights
 from paceline.spec import Train
-from paceline.training.data import Cut, Make, Pass, Serving
 from paceline.training.state import State
 from paceline.training.step import run_pass, train_step, update
 from paceline.workload import Workload

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.data.order import move
 from paceline.layout import Layout
-from paceline.training.data import move
-from paceline.training.precision import autocast
+from paceline.parallel.precision import autocast
 from paceline.workload import Samples, Workload
 
 

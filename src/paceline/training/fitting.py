@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout, layout_of
@@ -20,7 +21,6 @@ from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints, newest, read_tensors, restore
-from paceline.training.data import Order
 from paceline.training.setup import newest_for_all
 from paceline.workload import Passes, Workload, workload_of
 

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.data.order import Make, Order, Serving, serve
 from paceline.errors import RunFailed
-from paceline.explain import equations
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
-from paceline.measuring.timers import Flights, Reading
 from paceline.parallel.ddp import share_buffers
 from paceline.record.events import EventWriter
+from paceline.record.timers import Flights, Reading
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints
-from paceline.training.data import Make, Order, Serving, serve
 from paceline.training.evaluate import evaluate
+from paceline.training.explain import equations
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
 from paceline.training.state import State

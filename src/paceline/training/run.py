@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import engines
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, layout_of
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
+from paceline.training import engines
 from paceline.training.rank import foreseen, live, say, silent
 from paceline.workload import Workload, workload_of
 

@@ -12,21 +12,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline import engines
+from paceline.data.order import Make, Order, all_alike, as_it_is, one_by_one, pinned, total_steps
 from paceline.errors import UserError
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout, layout_of
-from paceline.measuring.timers import DeviceFlights, Flights
+from paceline.parallel.precision import HALF, Scaler
 from paceline.parallel.wrapping import can_compile, compiles_layers, parallelize
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
+from paceline.record.timers import DeviceFlights, Flights
 from paceline.spec import RunSpec
+from paceline.training import engines
 from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, restore
-from paceline.training.data import Make, Order, all_alike, as_it_is, one_by_one, pinned, total_steps
 from paceline.training.loop import Job
 from paceline.training.optim import optimizer_of
-from paceline.training.precision import HALF, Scaler
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import pipeline_step, train_step

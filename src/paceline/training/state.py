@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.parallel.precision import Scaler
 from paceline.parallel.wrapping import Spread
 from paceline.training.optim import set_lr
-from paceline.training.precision import Scaler
 
 
 @dataclass

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.measuring.timers import Flights
+from paceline.data.order import Pass, Serving, move, stream
 from paceline.parallel.ddp import quiet
+from paceline.parallel.precision import autocast
+from paceline.record.timers import Flights
 from paceline.spec import Train
-from paceline.training.data import Pass, Serving, move, stream
-from paceline.training.precision import autocast
 from paceline.training.state import State
 from paceline.workload import Workload
 

@@ -1,1 +1,1 @@
-"""What can be trained: each file a model with its data and its loss."""
+"""What can be trained or fitted: each folder holds all there is about one."""

@@ -1,1 +1,0 @@
-"""Labelled texts: read from where they are, tokenised once, then served from memory-mapped arrays."""

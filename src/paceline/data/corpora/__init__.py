@@ -1,0 +1,1 @@
+"""Texts: read from where they are, tokenised once, then served from memory-mapped arrays."""

@@ -1,0 +1,1 @@
+"""Devices with source and date, and clusters made of them."""

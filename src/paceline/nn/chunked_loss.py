@@ -1,0 +1,194 @@
+"""The loss of a language model, chunk by chunk: logits of a few tokens at a time, never of the whole batch.
+
+The forward pass goes over chunks of tokens. It computes their logits, their losses and, while the logits are there,
+the gradients with respect to the hidden states and to the weight. The backward pass only multiplies them by what comes
+in. Nothing is computed twice, and no more than one chunk of logits is alive.
+
+The vocabulary may be spread over the ranks of a group, each with some rows of the weight. The ranks then agree on each
+token's largest logit, on its sum of exponentials and on the logit of its target.
+
+On a CUDA device products in half precision keep their type, the softmax is one kernel, and the vocabulary is filled up
+to a multiple of ALIGNED: rows of an odd length slow a matrix product down several times.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+NOT_COUNTED = -100
+CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
+"""About as many logits are in a chunk, by device: enough for products to run at full speed."""
+MIN_TOKENS, MAX_TOKENS = 128, 8192
+ALIGNED = 64
+
+
+def chunked_losses(
+    x_BSD: Tensor,
+    weight_VD: Tensor,
+    targets_BS: Tensor,
+    chunk_tokens: int = 0,
+    group: dist.ProcessGroup | None = None,
+    first: int = 0,
+) -> Tensor:
+    """Cross-entropy of every token, summed per sample: (B,), in fp32 or fp64. Targets below 0 do not count.
+
+    The gradient that comes back must be the same for every sample, as it is from a sum over them: the gradient of the
+    weight is a sum over all tokens already. Without gradients only losses are computed.
+
+    With a group, x_BSD is the same on all its ranks, and weight_VD holds the rows of the vocabulary from `first` on
+    (see `vocabulary_rows`). All ranks get the same losses and the same gradient of x_BSD.
+    """
+    chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0], targets_BS.numel())
+    return _ChunkedLosses.apply(x_BSD, weight_VD, targets_BS, chunk_tokens, group, first, torch.is_grad_enabled())
+
+
+def vocabulary_rows(vocab: int, parts: int, part: int) -> tuple[int, int]:
+    """(first row, rows) of one part of a vocabulary, as `torch.chunk` divides it: the last parts may be smaller."""
+    each = -(-vocab // parts)
+    first = min(part * each, vocab)
+    return first, min(each, vocab - first)
+
+
+def _chunk_tokens(device: str, vocab: int, tokens: int) -> int:
+    """Chunks of equal size, as near as can be to what suits the device."""
+    wanted = CHUNK_LOGITS.get(device, CHUNK_LOGITS["cuda"]) // max(1, vocab)
+    chunks = -(-tokens // min(MAX_TOKENS, max(MIN_TOKENS, wanted)))
+    return -(-tokens // max(1, chunks))
+
+
+class _ChunkedLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BSD: Tensor,
+        weight_VD: Tensor,
+        targets_BS: Tensor,
+        chunk_tokens: int,
+        group: dist.ProcessGroup | None,
+        first: int,
+        gradients: bool,
+    ) -> Tensor:
+        narrow = _product_type(x_BSD, weight_VD)
+        wide = torch.promote_types(narrow, torch.float32)
+        grads = torch.bfloat16 if narrow == torch.float16 else narrow  # gradients come unscaled: too small for fp16
+        device = x_BSD.device
+        vocab = weight_VD.shape[0]
+        fused = group is None and _has_kernel(device, narrow)
+        with torch.autocast(device.type, enabled=False):
+            x_ND, targets_N = x_BSD.reshape(-1, x_BSD.shape[-1]), targets_BS.reshape(-1)
+            weight_narrow_VD = _filled_up(weight_VD, narrow) if fused else weight_VD.to(narrow)
+            losses_N = torch.empty(len(x_ND), dtype=wide, device=device)
+            if gradients:
+                weight_grads_VD = weight_narrow_VD if grads == narrow else weight_VD.to(grads)
+                dx_ND = torch.empty(x_ND.shape, dtype=torch.promote_types(x_BSD.dtype, grads), device=device)
+                dweight_VD = torch.zeros(weight_narrow_VD.shape, dtype=wide, device=device)
+            for begin in range(0, len(x_ND), chunk_tokens):
+                part = slice(begin, begin + chunk_tokens)
+                x_CD = x_ND[part].to(narrow)
+                if fused:
+                    dlogits_CV = x_CD @ weight_narrow_VD.T
+                    losses_N[part] = _fused_softmax(dlogits_CV, targets_N[part], vocab, gradients)
+                else:
+                    logits_CV = (x_CD @ weight_narrow_VD.T).to(wide)
+                    losses_N[part], dlogits_CV = _softmax(logits_CV, targets_N[part], group, first, gradients)
+                if gradients:
+                    dlogits_CV = dlogits_CV.to(grads)
+                    dx_ND[part] = dlogits_CV @ weight_grads_VD
+                    dweight_VD = _add_product(dweight_VD, dlogits_CV.T, x_CD.to(grads))
+            if gradients:
+                if group is not None:
+                    dist.all_reduce(dx_ND, group=group)
+                ctx.save_for_backward(dx_ND.view(x_BSD.shape), dweight_VD[:vocab])
+                ctx.types = x_BSD.dtype, weight_VD.dtype
+            return losses_N.view(targets_BS.shape).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        (incoming_B,) = incoming
+        if not _uniform(incoming_B):
+            raise RuntimeError("chunked_losses: the gradient must be the same for every sample; sum the losses first")
+        dx_BSD, dweight_VD = ctx.saved_tensors
+        x_type, weight_type = ctx.types
+        dx_BSD = (dx_BSD * incoming_B[:, None, None].to(dx_BSD.dtype)).to(x_type)
+        dweight_VD = (dweight_VD * incoming_B[0].to(dweight_VD.dtype)).to(weight_type)
+        return dx_BSD, dweight_VD, None, None, None, None, None
+
+
+def _uniform(values: Tensor) -> bool:
+    """Looked at where that costs nothing: on the CPU, when there are values."""
+    if torch.compiler.is_compiling() or type(values) is not Tensor or values.device.type != "cpu":
+        return True
+    return torch.equal(values.nan_to_num(), values[:1].nan_to_num().expand_as(values))
+
+
+def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The type in which autocast would multiply; without it, that of the weight."""
+    if torch.is_autocast_enabled(x.device.type) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return weight.dtype
+
+
+@cache
+def _has_kernel(device: torch.device, kind: torch.dtype) -> bool:
+    """fp16 is left out: its gradients come unscaled, and need a wider type than the logits."""
+    return device.type == "cuda" and kind == torch.bfloat16 and find_spec("triton") is not None
+
+
+def _filled_up(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
+    """The weight in that type, with rows of 0 up to a multiple of ALIGNED."""
+    vocab, width = weight_VD.shape
+    if vocab % ALIGNED == 0:
+        return weight_VD.to(kind)
+    out = torch.zeros(-(-vocab // ALIGNED) * ALIGNED, width, dtype=kind, device=weight_VD.device)
+    out[:vocab] = weight_VD
+    return out
+
+
+def _fused_softmax(logits_CV: Tensor, targets_C: Tensor, vocab: int, gradients: bool) -> Tensor:
+    from paceline.nn.loss_kernel import losses_in_place
+
+    return losses_in_place(logits_CV, targets_C, vocab, gradients)
+
+
+def _softmax(
+    logits_CV: Tensor, targets_C: Tensor, group: dist.ProcessGroup | None, first: int, gradients: bool
+) -> tuple[Tensor, Tensor]:
+    """(losses, their gradient with respect to the logits), the latter in the memory of the logits."""
+    tokens, rows = logits_CV.shape
+    counts_C = targets_C >= 0
+    local_C = targets_C - first
+    here_C = counts_C & (local_C >= 0) & (local_C < rows)
+    index_C1 = torch.where(here_C, local_C, 0)[:, None]
+    if rows:
+        highest_C = logits_CV.amax(1)
+        target_C = torch.where(here_C, logits_CV.gather(1, index_C1)[:, 0], 0)
+    else:
+        highest_C = logits_CV.new_full((tokens,), -torch.inf)
+        target_C = logits_CV.new_zeros(tokens)
+    if group is not None:
+        dist.all_reduce(highest_C, dist.ReduceOp.MAX, group)
+    exp_CV = logits_CV.sub_(highest_C[:, None]).exp_()
+    sums_2C = torch.stack([exp_CV.sum(1), target_C])
+    if group is not None:
+        dist.all_reduce(sums_2C, group=group)
+    sum_C, target_C = sums_2C
+    losses_C = torch.where(counts_C, sum_C.log() + highest_C - target_C, 0)
+    if gradients and rows:
+        exp_CV.mul_((counts_C / sum_C)[:, None])
+        exp_CV.scatter_add_(1, index_C1, -here_C[:, None].to(exp_CV.dtype))
+    return losses_C, exp_CV
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right; a device multiplies bf16 and adds up in fp32, a core rounds each product first."""
+    if left.dtype == total.dtype:
+        return total.addmm_(left, right)
+    if total.is_cuda:
+        return torch.addmm(total, left, right, out_dtype=total.dtype)
+    return total.add_(left @ right)

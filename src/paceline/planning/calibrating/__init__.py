@@ -1,0 +1,1 @@
+"""This machine, measured, and plans that use it."""

@@ -1,0 +1,172 @@
+"""The verb `calibrate`: measures this machine with 1, 2, 4, … ranks at work at the same time.
+
+All numbers of ranks are measured in turns, in one go: whatever else runs on the machine then slows all of them alike,
+and their ratios, on which a speed-up depends, stay right.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.planning.calibrating.calibration import FORMAT, read_calibration
+from paceline.record.units import duration, number, size
+
+REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
+ROUNDS = 3
+ENOUGH_S = 0.15
+"""How long each measurement goes on, in each round."""
+TIMEOUT_S = 300.0
+Rates = dict[str, float]
+
+PRELOAD = ("paceline.planning.calibrating.probes", "paceline.launch.group")
+
+
+def measure(
+    ranks: Sequence[int], say: Callable[[str], None], threads: int = 0, enough_s: float = ENOUGH_S
+) -> dict[str, Any]:
+    """Measure with each of these numbers of ranks; the result is what the calibration file holds.
+
+    `threads` per rank; 0 divides the cores among the ranks, as training does.
+    """
+    from paceline.launch.local import run_ranks
+
+    cores = len(os.sched_getaffinity(0))
+    plan = {n: threads or max(1, cores // n) for n in ranks}
+    seconds = ROUNDS * 11 * enough_s * sum(n <= cores for n in ranks) + 10
+    say(f"calibrate: {', '.join(map(str, ranks))} ranks on {cores} cores, about {seconds:.0f} s")
+    counted = [n for n in plan if n <= cores] or [1]
+    plan.setdefault(counted[0], threads or cores)
+    each = run_ranks(
+        _rank, (plan, counted, enough_s), max(plan), ("paceline.planning.calibrating.probes", "paceline.launch.group")
+    )
+    return {**_facts(cores), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
+
+
+def measure_device(say: Callable[[str], None]) -> dict[str, Any]:
+    """The same for this machine's CUDA device alone."""
+    from paceline.planning.calibrating.gpu_probes import measure_gpu
+
+    return {**_facts(len(os.sched_getaffinity(0))), "measured": [], "gpu": measure_gpu(say)}
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _facts(cores: int) -> dict[str, Any]:
+    import torch
+
+    return {
+        "format": FORMAT,
+        "host": socket.gethostname(),
+        "cpu": _cpu(),
+        "cores": cores,
+        "memory_bytes": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+    }
+
+
+def _row(n: int, threads: int, each: list[tuple[dict[int, Rates], dict[int, Any]]], most: int, cores: int) -> Any:
+    """The mean over ranks: a step waits for the slowest, but which one that is changes from step to step.
+
+    More ranks than cores take turns: each has its share of what as many ranks as cores reached.
+    """
+    from paceline.planning.calibrating.probes import MATMULS, product_name
+
+    source, crowd = (n, 1.0) if n <= most else (most, n / cores)
+    ranks = [own[source] for own, _ in each[:source]]
+    rates = {name: sum(r[name] for r in ranks) / len(ranks) / crowd for name in ranks[0]}
+    reduces = [own[n] for _, own in each[:n]] if n > 1 else []
+    return {
+        "ranks": n,
+        "threads": threads,
+        "matmuls": [[*sides, rates[product_name(*sides)]] for sides in MATMULS],
+        "attention_flops_s": rates["attention"],
+        "moved_bytes_s": rates["moved"],
+        "update_bytes_s": rates["update"],
+        "launch_s": 1 / rates["launches"],
+        "layer_s": 1 / rates["layer"],
+        "all_reduces": [[sent, max(own[k] for own in reduces)] for k, sent in enumerate(REDUCED_BYTES) if reduces],
+    }
+
+
+def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[dict[int, Rates], dict[int, Any]]:
+    """What one rank measures: rates by number of ranks at work, and seconds of all-reduces by their size."""
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.environment import detect
+    from paceline.launch.group import joined
+    from paceline.planning.calibrating.probes import all_reduce_s, best_s, probes
+
+    place = detect(os.environ)
+    assert place is not None
+    rates: dict[int, Rates] = {n: {} for n in counted if place.rank < n}
+    reduces: dict[int, list[float]] = {}
+    with joined(place, "cpu", 1, TIMEOUT_S):
+        together = dist.barrier if place.world > 1 else lambda: None
+        for _ in range(ROUNDS if enough_s >= ENOUGH_S else 1):
+            for probe in probes():
+                for n in counted:
+                    together()
+                    if place.rank < n:
+                        torch.set_num_threads(plan[n])
+                        rate = probe.amount / best_s(probe.work, enough_s)
+                        rates[n][probe.name] = max(rate, rates[n].get(probe.name, 0.0))
+        torch.set_num_threads(1)
+        for n in sorted(plan):
+            group = dist.new_group(list(range(n))) if n > 1 else None
+            if n > 1 and place.rank < n:
+                repeats = 12 if enough_s >= ENOUGH_S else 3
+                reduces[n] = [all_reduce_s(sent, group, repeats) for sent in REDUCED_BYTES]
+            together()
+    return rates, reduces
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def table(path: Path) -> Any:
+    """What was measured, for rich to print."""
+    from rich.table import Table
+
+    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
+    for column in columns:
+        out.add_column(column, justify="right", no_wrap=True)
+    found = read_calibration(path)
+    for row in found.measured:
+        rate, _ = row.matmul_fit()
+        call_s, ring_bytes_s = row.all_reduce_fit()
+        out.add_row(
+            str(row.ranks),
+            str(row.threads),
+            f"{number(rate / 1e9, 3)} GF/s",
+            f"{number(row.attention_flops_s / 1e9, 3)} GF/s",
+            f"{size(row.moved_bytes_s)}/s",
+            f"{size(row.update_bytes_s)}/s",
+            f"{number(row.launch_s * 1e6, 3)} µs",
+            f"{duration(call_s)} + {size(ring_bytes_s)}/s" if row.ranks > 1 else "-",
+        )
+    if (gpu := found.gpu) is not None:
+        rates = (gpu.matmul_fit()[0], gpu.attention_flops_s)
+        moved = (f"{size(rate)}/s" for rate in (gpu.moved_bytes_s, gpu.update_bytes_s))
+        flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in rates)
+        out.add_row(gpu.name, "-", *flops, *moved, f"{number(gpu.launch_s * 1e6, 3)} µs", "-")
+    return out

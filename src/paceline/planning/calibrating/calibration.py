@@ -1,0 +1,223 @@
+"""A measured machine: what `paceline calibrate` found, and the physics that follow from it.
+
+Ranks on one machine slow each other down, so each number was measured by 1, 2, 4, … ranks at the same time. A plan for
+n ranks uses the measurement of n, or of the nearest number that was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.hardware.catalogue import Cluster, Device
+from paceline.planning.calibrating.accelerator import Accelerator, accelerator_of
+from paceline.planning.formulas.compute import PLAIN_MATMUL_FRACTION, block_pass, rate_and_half_tiles
+from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.shape import ModelShape
+from paceline.planning.formulas.spread import NUMBERS, Spread
+from paceline.record.files import read_json
+
+FORMAT = 2
+WIRE = 0.95
+"""Of a network's rate, left for what is sent: headers take the rest."""
+WHOLE = (16, 4, 128, 32)
+"""The layer that is measured whole: samples, heads, positions, features per head; four times as wide inside."""
+HALF_TILES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+
+
+def usual_file() -> Path:
+    """Where a calibration is written and looked for unless a file is named; `plan` says when it uses it."""
+    return Path("~/.cache/paceline/calibration.json").expanduser()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank reached while as many ranks as `ranks` did the same."""
+
+    ranks: int
+    threads: int
+    matmuls: tuple[tuple[int, int, int, float], ...]
+    """(rows, inner, outer, FLOP/s) of fp32 products."""
+    attention_flops_s: float
+    moved_bytes_s: float
+    """Element-wise kernels of a layer: norms, activation, sums."""
+    update_bytes_s: float
+    launch_s: float
+    """Start of a small kernel, forward; backward costs twice that."""
+    layer_s: float
+    """A whole small layer (`WHOLE`), forward and backward."""
+    all_reduces: tuple[tuple[float, float], ...]
+    """(bytes, seconds)."""
+
+    def matmul_fit(self) -> tuple[float, float]:
+        """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
+        return rate_and_half_tiles(self.matmuls, HALF_TILES)
+
+    def all_reduce_fit(self) -> tuple[float, float]:
+        """(seconds of an empty one, bytes per second of the ring): a line through small and large."""
+        if self.ranks == 1 or len(self.all_reduces) < 2:
+            return 0.0, math.inf
+        (small, first_s), (large, last_s) = self.all_reduces[0], self.all_reduces[-1]
+        slope = max((last_s - first_s) / (large - small), 1e-13)
+        return first_s, 2 * (self.ranks - 1) / self.ranks / slope
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Times of a training with that many ranks, over what the probes foretell."""
+
+    ranks: int
+    compute: float
+    communication: float | None
+    """None on one rank."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a measured training says about the probes: `paceline calibrate --from`."""
+
+    origin: str
+    date: str
+    rows: tuple[Scaled, ...]
+
+    def at(self, ranks: int) -> tuple[float, float]:
+        """(compute, communication) of the nearest number of ranks that says something about it."""
+        talking = [row for row in self.rows if row.communication is not None]
+        talking = sorted(talking, key=lambda row: _distance(row.ranks, ranks))
+        nearest = min(self.rows, key=lambda row: _distance(row.ranks, ranks))
+        return nearest.compute, (talking[0].communication or 1.0) if talking else 1.0
+
+    def words(self) -> str:
+        told = []
+        for row in self.rows:
+            link = f", communication ×{row.communication:.3g}" if row.communication is not None else ""
+            told.append(f"{row.ranks} rank{'s' * (row.ranks > 1)}: compute ×{row.compute:.3g}{link}")
+        return f"corrected by {self.origin}, {self.date}: {'; '.join(told)}"
+
+
+def _distance(ranks: int, wanted: int) -> tuple[float, int]:
+    return abs(math.log(ranks / wanted)), ranks
+
+
+@dataclass(frozen=True)
+class Calibration:
+    host: str
+    cpu: str
+    cores: int
+    memory_bytes: float
+    date: str
+    torch: str
+    measured: tuple[Measured, ...]
+    """By number of ranks, in order; none where a CUDA device alone was measured."""
+    correction: Correction | None = None
+    gpu: Accelerator | None = None
+
+    def nearest(self, ranks: int) -> Measured:
+        return min(self.measured, key=lambda m: _distance(m.ranks, ranks))
+
+    def machine(self, most_ranks: int) -> Cluster:
+        """The machine as a cluster of one node, with a rank per core or what was measured, whichever is more."""
+        ranks = max(self.cores, self.measured[-1].ranks)
+        return Cluster(self._device(1), 1, min(ranks, max(most_ranks, self.measured[-1].ranks)), 1.0, 1.0)
+
+    def at(self, ranks: int, where: Cluster) -> tuple[Cluster, Physics]:
+        """The cluster and the physics for that many ranks, all on this machine, over the links of `where`."""
+        found = self.nearest(ranks)
+        call_s, ring_bytes_s = found.all_reduce_fit()
+        compute, communication = self.correction.at(ranks) if self.correction else (1.0, 1.0)
+        call_s, ring_bytes_s = call_s * communication, ring_bytes_s / communication
+        rate, half_tiles = found.matmul_fit()
+        physics = replace(
+            Physics(),
+            matmul_efficiency=1.0,
+            half_tiles=half_tiles,
+            ragged_efficiency=1.0,
+            attention_efficiency=found.attention_flops_s / rate,
+            bandwidth_efficiency=1.0,
+            fusion=1.0,
+            launch_s=found.launch_s,
+            update_launches=0.0,
+            link_efficiency=1.0,
+            node_efficiency=1.0,
+            link_latency_s=0.0,
+            node_latency_s=0.0,
+            call_s=call_s,
+            overlap=0.0,
+            context_bytes=3.5e8,
+            communicator_bytes=0.0,
+            bucket_bytes=0.0,
+        )
+        device = self._device(ranks)
+        device = device.slower(found.layer_s / _parts_s(device, physics) * max(1.0, ranks / found.ranks))
+        device = device.slower(compute)
+        device = replace(device, update_bytes_s=(device.update_bytes_s or 0.0) / compute)
+        physics = replace(physics, launch_s=physics.launch_s * compute)
+        if where.nodes > 1:
+            nodes, per_node = max(1, math.ceil(ranks / where.per_node)), min(ranks, where.per_node)
+            wire_bytes_s = min(ring_bytes_s, where.node_bytes_s * WIRE)
+            return Cluster(device, nodes, per_node, ring_bytes_s, wire_bytes_s, 0.0), physics
+        return Cluster(device, 1, ranks, ring_bytes_s, ring_bytes_s, None), physics
+
+    def _device(self, ranks: int) -> Device:
+        found = self.nearest(ranks)
+        rate = found.matmul_fit()[0] / PLAIN_MATMUL_FRACTION
+        crowd = max(1.0, ranks / found.ranks)
+        return Device(
+            name=f"{self.cores} cores",
+            memory_bytes=self.memory_bytes / ranks,
+            bandwidth_bytes_s=found.moved_bytes_s / crowd,
+            flops_s={"fp32": rate / crowd, "bf16": rate / crowd, "fp16": rate / crowd},
+            matmul_fraction=None,
+            link="loopback",
+            link_bytes_s=1e9,
+            pcie_bytes_s=1e10,
+            per_node=max(1, ranks),
+            node_bits_s=1e10,
+            watts=20.0 * self.cores / ranks,
+            usd_per_hour=None,
+            source=f"calibrated on {self.host}",
+            date=self.date,
+            synchronous=True,
+            update_bytes_s=found.update_bytes_s / crowd,
+        )
+
+
+def _parts_s(device: Device, physics: Physics) -> float:
+    """The price of the layer that was measured whole, from the measurements of its parts."""
+    samples, heads, length, head_width = WHOLE
+    shape = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2)
+    return block_pass(shape.blocks[1], Spread(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
+
+
+def read_calibration(path: Path) -> Calibration:
+    values = read_json(path)
+    if values.get("format") != FORMAT:
+        raise UserError(f"{path} is not a calibration of format {FORMAT}; make one with  paceline calibrate")
+    try:
+        rows = tuple(_measured(row) for row in values["measured"])
+        facts = {name: values[name] for name in ("host", "cpu", "cores", "memory_bytes", "date", "torch")}
+        correction = _correction(values["correction"]) if "correction" in values else None
+        gpu = accelerator_of(values["gpu"]) if values.get("gpu") else None
+        if not rows and gpu is None:
+            raise ValueError("nothing was measured")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
+    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)), correction=correction, gpu=gpu)
+
+
+def _correction(values: dict[str, Any]) -> Correction:
+    rows = tuple(Scaled(**row) for row in values["rows"])
+    factors = [value for row in rows for value in (row.ranks, row.compute, row.communication) if value is not None]
+    if not rows or not all(math.isfinite(value) and value > 0 for value in factors):
+        raise ValueError("its correction cannot be")
+    return Correction(str(values["origin"]), str(values["date"]), rows)
+
+
+def _measured(row: dict[str, Any]) -> Measured:
+    matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in row["matmuls"])
+    reduces = tuple((float(sent), float(seconds)) for sent, seconds in row["all_reduces"])
+    rest = {k: v for k, v in row.items() if k not in ("matmuls", "all_reduces")}
+    return Measured(**rest, matmuls=matmuls, all_reduces=reduces)

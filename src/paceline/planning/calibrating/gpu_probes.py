@@ -1,0 +1,219 @@
+"""The pieces of work that a CUDA device is measured with: as training has them, in bf16, long enough to warm up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.nn.packed import BLOCK, attend, pack
+from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES
+from paceline.planning.calibrating.probes import stretches
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION
+from paceline.workloads.lm.decoder import causal_attention
+
+MATMULS = (
+    (1024, 1024, 1024),
+    (4096, 768, 768),
+    (8192, 1024, 1024),
+    (8192, 1024, 4096),
+    (16384, 1536, 4096),
+    (16384, 4096, 1536),
+    (16384, 2560, 2560),
+    (8192, 4096, 11008),
+)
+"""(rows, inner, outer): sides of layers."""
+ATTENTIONS = ((64, 12, 1024, 64), (32, 12, 1024, 128), (8, 12, 4096, 128), (16, 12, 2048, 64))
+"""(samples, heads, positions, features per head)."""
+PACKED = ((256, 8, 48, 32), (128, 8, 48, 64))
+"""(texts, heads, positions of each, features per head)."""
+WARM_UP = 3
+MOVED = 1 << 27
+"""Elements of the tensors that bandwidth is measured with: far more than a cache holds."""
+UPDATED = (50_000_000, 4_000_000, 4_000_000, 1_000_000)
+COPIED_BYTES = 1 << 28
+CHAIN = 50
+DEVICE = "cuda"
+STRETCH_S = 0.05
+ENOUGH_S = 0.6
+"""How long each piece runs: clocks sink within that time, as in training."""
+Say = Callable[[str], None]
+
+
+def measure_gpu(say: Say, enough_s: float = ENOUGH_S) -> dict[str, Any]:
+    """What a calibration file holds of the present CUDA device."""
+    say(f"calibrate: {torch.cuda.get_device_name()}, about {round(19 * enough_s) + 20} s")
+    values: dict[str, Any] = {
+        "name": torch.cuda.get_device_name(),
+        "memory_bytes": float(torch.cuda.get_device_properties(0).total_memory),
+        "matmuls": [[*sides, _product(*sides, enough_s)] for sides in MATMULS],
+        "attentions": [[*sides, _attention(*sides, enough_s / 2)] for sides in ATTENTIONS],
+        "packed": _packed_rows(enough_s / 2, say),
+        "moved_bytes_s": _moved(enough_s),
+        "update_bytes_s": _update(enough_s),
+        "launch_s": _launch(enough_s),
+        "kernel_s": _kernel(enough_s / 2),
+        "pcie_bytes_s": _pcie(enough_s),
+    }
+    values["layer_s"], values["layer_kernels"] = _whole(enough_s, say)
+    torch.cuda.empty_cache()
+    return values
+
+
+def usual_s(work: Callable[[], object], enough_s: float) -> float:
+    """The time of a call in the median of several stretches, the device being waited for after each."""
+    for _ in range(WARM_UP):
+        work()
+    times = stretches(work, enough_s, STRETCH_S, least=3, wait=torch.cuda.synchronize)
+    return sorted(times)[len(times) // 2]
+
+
+def _normal(*sides: int, grad: bool = False, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(sides, device=DEVICE, dtype=dtype).requires_grad_(grad)
+
+
+def _product(m: int, k: int, n: int, enough_s: float) -> float:
+    """FLOP/s of the three products of a layer: forward, and backward for input and weight."""
+    x, w, dy = _normal(m, k), _normal(n, k), _normal(m, n)
+
+    def work() -> None:
+        F.linear(x, w)
+        _ = dy @ w
+        _ = dy.T @ x
+
+    return 6.0 * m * k * n / usual_s(_recorded(work), enough_s)
+
+
+def _attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+    """Seconds of causal attention, forward and backward, by the kernel that the language model takes."""
+    q, k, v = (_normal(b, s, h, d, grad=True) for _ in range(3))
+    seed = _normal(b, s, h, d)
+    return usual_s(lambda: torch.autograd.backward([causal_attention(q, k, v)], [seed]), enough_s)
+
+
+def _packed_rows(enough_s: float, say: Say) -> list[list[float]]:
+    try:
+        return [[*sides, _packed(*sides, enough_s)] for sides in PACKED]
+    except RuntimeError as error:  # older devices have no such kernel
+        say(f"calibrate: no attention over texts end to end here ({' '.join(str(error).split())[:80]})")
+        return []
+
+
+def _packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+    """Seconds of attention over texts end to end, forward and backward, by the kernel that the classifier takes."""
+    none = np.zeros(b, np.int64)
+    texts = pack(np.zeros(b * s, np.int64), np.full(b, s), none, none)
+    texts = replace(texts, bounds=texts.bounds.to(DEVICE), longest=BLOCK)
+    q, k, v = (_normal(b * s, h, d, grad=True) for _ in range(3))
+    seed = _normal(b * s, h, d)
+    return usual_s(_recorded(lambda: torch.autograd.grad([attend(q, k, v, texts)], [q, k, v], [seed])), enough_s)
+
+
+def _moved(enough_s: float) -> float:
+    """Bytes/s of a sum and an activation: two tensors read, one written; one read, one written."""
+    x, y, out = _normal(MOVED), _normal(MOVED), _normal(MOVED)
+
+    def work() -> None:
+        torch.add(x, y, out=out)
+        F.silu(x)
+
+    return 5 * 2.0 * MOVED / usual_s(work, enough_s)
+
+
+def _update(enough_s: float) -> float:
+    """AdamW with the norm that clipping needs; in bytes, as the planner counts them."""
+    parameters = [torch.nn.Parameter(_normal(n, dtype=torch.float32)) for n in UPDATED]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW(parameters, lr=torch.tensor(1e-4, device=DEVICE), fused=True, capturable=True)
+
+    def work() -> None:
+        torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+        optimizer.step()
+
+    return (2 * (4 + 8) + 3 * 4.0) * sum(UPDATED) / usual_s(work, enough_s)
+
+
+def _launch(enough_s: float) -> float:
+    """Operations on next to nothing, forward and backward, in launches as the planner counts them."""
+    x, seed = torch.zeros(8, device=DEVICE, requires_grad=True), torch.ones(8, device=DEVICE)
+
+    def work() -> None:
+        y = x
+        for _ in range(CHAIN):
+            y = y * 1.5
+        torch.autograd.backward([y], [seed])
+
+    return usual_s(work, enough_s) / (CHAIN * 3 * LAUNCHES_PER_OPERATION)
+
+
+def _kernel(enough_s: float) -> float:
+    """Kernels of a very small layer, one after another, launched as one graph: a product, a norm, an activation."""
+    x, w, one = _normal(2048, 128), _normal(128, 128), _normal(128)
+
+    def chain() -> None:
+        y = x
+        for _ in range(CHAIN):
+            y = F.gelu(F.layer_norm(F.linear(y, w), (128,), one, one))
+
+    return usual_s(_recorded(chain), enough_s) / (3 * CHAIN)
+
+
+def _recorded(work: Callable[[], object]) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def _pcie(enough_s: float) -> float:
+    host = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=DEVICE)
+    return COPIED_BYTES / usual_s(lambda: there.copy_(host, non_blocking=True), enough_s / 2)
+
+
+def _whole(enough_s: float, say: Say) -> tuple[float, str]:
+    """Seconds of a decoder's layer as training runs it, and whether a compiler made its kernels."""
+    b, s, width, head = WHOLE_SAMPLES, WHOLE.context, WHOLE.width, WHOLE.head_dim
+    shapes = [(3 * width, width), (width, width), (WHOLE.ffn, width), (WHOLE.ffn, width), (width, WHOLE.ffn)]
+    weights = [(torch.randn(shape, device=DEVICE) / shape[1] ** 0.5).requires_grad_() for shape in shapes]
+    ones = [torch.ones(width, device=DEVICE, requires_grad=True) for _ in range(2)]
+    x, seed = _normal(b, s, width, grad=True), _normal(b, s, width)
+    angles = torch.outer(torch.arange(s, device=DEVICE), torch.arange(head // 2, device=DEVICE) / head)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+
+    def turned(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
+
+    def layer(x: Tensor) -> Tensor:
+        qkv, out, gate, up, down = weights
+        q, k, v = F.linear(F.rms_norm(x, (width,), ones[0]), qkv).unflatten(-1, (3, -1, head)).unbind(2)
+        x = x + F.linear(causal_attention(turned(q), turned(k), v).flatten(-2), out)
+        h = F.rms_norm(x, (width,), ones[1])
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    def timed(layer: Callable[[Tensor], Tensor]) -> float:
+        def work() -> None:
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                y = layer(x)
+            torch.autograd.backward([y], [seed.to(y.dtype)])
+            for tensor in (x, *weights, *ones):
+                tensor.grad = None
+
+        return usual_s(work, enough_s)
+
+    try:
+        return timed(torch.compile(layer)), "compiled"
+    except Exception as error:  # a compiler may be missing, in as many ways as there are systems
+        say(f"calibrate: nothing is compiled here ({' '.join(str(error).split())[:80]})")
+        return timed(layer), "eager"

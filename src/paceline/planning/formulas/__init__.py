@@ -1,0 +1,1 @@
+"""The formulas: a model by block, a layout as they see it, and what each costs in time and memory."""

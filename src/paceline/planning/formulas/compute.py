@@ -1,0 +1,188 @@
+"""Time of the arithmetic: a roofline whose efficiency depends on the sizes, beside the host that launches it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.hardware.catalogue import Device
+from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.shape import Attention, Block
+from paceline.planning.formulas.spread import Numbers, Spread
+
+TILE = 128
+"""Side of the piece of a result that one multiprocessor works on."""
+USUAL_MATMUL_FRACTION = 0.80
+"""Of the peak, in a bare matrix product, for devices on which nobody published a measurement."""
+PLAIN_MATMUL_FRACTION = 0.95
+"""The same for units that multiply without tensor cores: their operands arrive in time."""
+FUSED_BACKWARD = 2.5
+"""A fused backward pass makes five products for the two of the forward pass."""
+SCORE_FLOPS = 18.0
+"""Plain operations in whose time a GPU scales, compares, exponentiates and sums a score."""
+PACKED_SCORE_FLOPS = 45.0
+"""The same where a text ends within a tile or two: nothing runs beside it."""
+FP8_CAST_BYTES = 6.0
+"""An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed."""
+UPDATE_TAIL_S = 60e-6
+"""Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
+PLAIN_SCORE_PASSES = 6.0
+"""Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
+
+COMPILED_LAUNCHES = 0.4
+"""Of the host's time for a layer of eager kernels, where each layer is compiled: guards, and fewer kernels."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Times of one micro-batch through one block on one device."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s + self.recompute_s
+
+
+def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
+    """FLOP/s of a large product in the midst of training."""
+    fraction = device.matmul_fraction or USUAL_MATMUL_FRACTION
+    if device.peak_flops_s(dtype) == device.flops_s.get("fp32"):
+        fraction = PLAIN_MATMUL_FRACTION
+    return device.peak_flops_s(dtype) * fraction * physics.matmul_efficiency
+
+
+def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: Numbers, physics: Physics) -> float:
+    """One product: the slower of arithmetic, at a rate that small or ragged sides lower, and memory."""
+    tiles = _tiles(rows, outer)
+    size = tiles / (tiles + physics.half_tiles)
+    size *= physics.ragged_efficiency ** max(_raggedness(inner), _raggedness(outer))
+    arithmetic_s = 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
+    casts_s = FP8_CAST_BYTES * rows * inner / bandwidth if numbers.matmul == "fp8" else 0.0
+    return float(max(arithmetic_s, moved / bandwidth) + casts_s)
+
+
+def rate_and_half_tiles(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
+    """(FLOP/s of a large product, tiles that reach half of it) for products (rows, inner, outer, FLOP/s) as measured.
+
+    Of the numbers of tiles in `halves`, the one whose rates agree best.
+    """
+    best = (math.inf, 0.0, 0.0)
+    for half in halves:
+        logs = [math.log(rate * (_tiles(rows, outer) + half) / _tiles(rows, outer)) for rows, _, outer, rate in matmuls]
+        mean = sum(logs) / len(logs)
+        best = min(best, (sum((x - mean) ** 2 for x in logs), math.exp(mean), half))
+    return best[1], best[2]
+
+
+def _tiles(rows: float, outer: float) -> int:
+    return math.ceil(rows / TILE) * math.ceil(outer / TILE)
+
+
+def _raggedness(side: float) -> float:
+    """0 for multiples of 64 elements, 1 for odd multiples of 8, 2 for odd numbers: how rows miss the memory's grid."""
+    return math.log2(64 / math.gcd(math.ceil(side), 64)) / 3
+
+
+def fused_scores(length: int, span: int, causal: bool) -> float:
+    """Scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles to begin and end it.
+
+    A causal kernel skips the tiles above the diagonal.
+    """
+    rows, columns = math.ceil(length / TILE), math.ceil(span / TILE)
+    tiles = rows * (columns - (rows - 1) / 2 if causal else columns)
+    return float((tiles + rows) * TILE * TILE)
+
+
+def attention_costs(packed: bool, device: Device, physics: Physics) -> tuple[float, float]:
+    """(efficiency of the products of fused attention, seconds of a score besides). Cores see no difference."""
+    if packed and not device.synchronous:
+        return physics.packed_efficiency, PACKED_SCORE_FLOPS / device.flops_s["fp32"]
+    return physics.attention_efficiency, SCORE_FLOPS / device.flops_s["fp32"]
+
+
+def attention_s(
+    attention: Attention, batch: float, spread: Spread, device: Device, numbers: Numbers, physics: Physics
+) -> tuple[float, float]:
+    """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
+    share = batch / (spread.tensor * spread.context)
+    dtype = "bf16" if numbers.matmul == "fp8" else numbers.matmul
+    rate = matmul_rate(device, dtype, physics)
+    if attention.fused:
+        scores = attention.heads * fused_scores(attention.length, attention.span, attention.causal) * share
+        efficiency, score_s = attention_costs(attention.packed, device, physics)
+        products = 4.0 * attention.head_width * scores / (rate * efficiency)
+        return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
+    products = attention.flops * share / rate
+    moved = PLAIN_SCORE_PASSES * attention.score_elements * share * numbers.element_bytes
+    scores = moved / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+    return products + scores, 2 * (products + scores)
+
+
+def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, physics: Physics) -> Pass:
+    """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
+    t = spread.tensor
+    if numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
+        numbers = replace(numbers, matmul="bf16")
+    rows_share = spread.micro_batch / spread.context
+    products = 0.0
+    for m in block.matmuls:
+        inner = m.inner / t if m.split == "inner" else m.inner
+        outer = m.outer / t if m.split == "outer" else m.outer
+        if block.name == "head":  # vocabularies are padded
+            outer = math.ceil(outer / 64) * 64
+        products += matmul_s(m.rows * rows_share, inner, outer, device, numbers, physics)
+    attention = (0.0, 0.0)
+    if block.attention is not None:
+        attention = attention_s(block.attention, spread.micro_batch, spread, device, numbers, physics)
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    cut = t if spread.sequence_parallel or block.name == "head" else (1 + t) / 2
+    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[spread.kernels]
+    moved = passes * block.moved_elements * rows_share * numbers.element_bytes / cut
+    elementwise = moved / bandwidth
+    unfused = 0.0 if spread.kernels == "compiled" else block.eager_elements * rows_share * numbers.element_bytes
+    casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
+    forward = products + attention[0] + elementwise + casts + unfused / bandwidth
+    # gradients of cast weights come out of their products in 16 bits, and are widened
+    backward = 2 * products + attention[1] + 2 * elementwise + casts
+    starts = 0.0 if device.synchronous else _kernels(block) * physics.kernel_s
+    forward, backward = forward + starts, backward + 2 * starts
+    recompute = 0.0
+    if spread.recompute == "full" and block.edge_elements:
+        # the last product is needed by nothing that is made again
+        last = block.matmuls[-1] if spread.stops_early and block.matmuls else None
+        share = last.inner * last.outer / sum(m.inner * m.outer for m in block.matmuls) if last else 0.0
+        recompute = forward - share * products
+    elif spread.recompute == "selective" and block.attention is not None:
+        # stored scores are made again; without them, every second product and what lies between
+        recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
+    if spread.kernels == "compiled" and spread.recorded:
+        return Pass(forward, backward, recompute)
+    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if spread.kernels == "compiled" else 1.0)
+    again = host * (recompute / forward if forward else 0.0)
+    if device.synchronous:
+        return Pass(forward + host, backward + 2 * host, recompute + again)
+    return Pass(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+
+
+def _kernels(block: Block) -> float:
+    """On the device, forward: a product and the cast of its weight, an attention, and the element-wise ones between."""
+    between = len(block.matmuls) + (1 if block.attention else 2)
+    return 2 * len(block.matmuls) + (1 if block.attention else 0) + between
+
+
+def _slower(device_s: float, host_s: float) -> float:
+    """The slower of two that run beside each other, with the rounded corner that real queues show."""
+    return float((device_s**4 + host_s**4) ** 0.25)
+
+
+def optimizer_s(params: float, device: Device, numbers: Numbers, physics: Physics) -> float:
+    """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
+    touched = params * (2 * (numbers.weight_bytes + numbers.state_bytes) + 3 * numbers.gradient_bytes)
+    tail_s = 0.0 if device.synchronous else UPDATE_TAIL_S
+    return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency) + tail_s

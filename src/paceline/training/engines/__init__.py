@@ -1,0 +1,65 @@
+"""Engines: other people's libraries that may wrap the model, under the same loop, data order, events and checkpoints.
+
+`torch` needs nothing from here. The others are asked twice: `check` before a process starts, so that a wrong request
+ends with one sentence, and the adapter's own start in every rank, which proves that it got what it asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.spec import RunSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from paceline.launch.environment import Place
+    from paceline.record.timers import Flights
+    from paceline.training.state import State
+    from paceline.workload import Workload
+
+
+def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
+    """Refuse what the engine of this run cannot do, or would do wrongly without a word."""
+    engine = spec.parallel.engine
+    if engine == "torch":
+        return
+    if find_spec(engine) is None:
+        raise UserError(
+            f"parallel.engine={engine}, but {engine} is not installed; type  pip install 'paceline[{engine}]'"
+        )
+    if spec.train.precision == "fp8":
+        raise UserError("train.precision=fp8 is Paceline's own; use bf16, or parallel.engine=torch")
+    if engine == "deepspeed":
+        from paceline.training.engines import deepspeed_config
+
+        deepspeed_config.check(spec, layout)
+    else:
+        from paceline.training.engines import accelerate_config
+
+        accelerate_config.check(spec, layout, environ)
+
+
+def start(
+    spec: RunSpec,
+    layout: Layout,
+    place: Place,
+    workload: Workload,
+    device: torch.device,
+    folder: Path | None,
+    flights: Flights,
+) -> tuple[State, Callable[..., Tensor]]:
+    """(the state of a run under its engine, how a step is done); the configuration is kept in the run folder."""
+    if spec.parallel.engine == "deepspeed":
+        from paceline.training.engines import deepspeed
+
+        return deepspeed.start(spec, layout, place, workload, device, folder, flights)
+    from paceline.training.engines import accelerate
+
+    return accelerate.start(spec, layout, place, workload, device, folder, flights)

@@ -1,0 +1,162 @@
+"""Accelerate as the engine: it wraps the model, and the loop goes on as with any other wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.launch.environment import Place
+from paceline.launch.group import group_of_one
+from paceline.layout import Layout
+from paceline.parallel import ddp, fsdp
+from paceline.parallel.pieces import pieces_of
+from paceline.parallel.precision import HALF, Scaler
+from paceline.parallel.wrapping import Spread, prepared
+from paceline.record.files import write_atomic
+from paceline.record.timers import Flights
+from paceline.spec import RunSpec
+from paceline.training.engines import accelerate_config
+from paceline.training.engines.proof import must_agree
+from paceline.training.engines.surroundings import alone, as_torchrun_says, surrounded_by
+from paceline.training.optim import optimizer_of
+from paceline.training.state import State
+from paceline.training.step import train_step
+from paceline.workload import Workload
+
+LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+"""Accelerate's plugin leaves it in the environment."""
+
+
+def start(
+    spec: RunSpec,
+    layout: Layout,
+    place: Place,
+    workload: Workload,
+    device: torch.device,
+    folder: Path | None,
+    flights: Flights,
+) -> tuple[State, Callable[..., Tensor]]:
+    """(the state of the run, how a step is done). Gradients are summed where Accelerate would take their mean."""
+    model = prepared(workload, layout, spec).to(device)
+    parameters, blocks = sum(p.numel() for p in model.parameters()), workload.blocks(model)
+    config = accelerate_config.config(spec, layout, device.type, [type(block).__name__ for block in blocks])
+    if folder is not None and place.rank == 0:
+        write_atomic(folder / accelerate_config.FILE, yaml.safe_dump(config, sort_keys=False))
+    sharded = accelerate_config.shards(layout)
+    if sharded:
+        fsdp.refuse(model, blocks, layout)
+        group_of_one(device)
+        # no wrapper does it here, and weights need not come from torch's generator
+        ddp.share_buffers((tensor.detach() for tensor in (*model.parameters(), *model.buffers())), layout)
+    place_said = as_torchrun_says(place, device) if sharded or layout.ranks > 1 else alone()
+    told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
+    with surrounded_by({**place_said, **told, LOADING: None}):
+        accelerator, net = _wrapped(model, spec, device, config)
+    _prove(accelerator, net, blocks, layout, place, device, config)
+    if isinstance(net, DistributedDataParallel):
+        ddp.sum_gradients(net, flights)
+    elif sharded:
+        _sum_gradients(net)
+    spread = Spread(net, [model], pieces_of([model], layout.ranks, dist.group.WORLD if sharded else None), parameters)
+    state = State(spread, optimizer_of(spec.train, spread.pieces), Scaler(spec.train.precision, device))
+    state.allocate()
+    return state, train_step
+
+
+def _wrapped(model: nn.Module, spec: RunSpec, device: torch.device, config: dict[str, Any]) -> tuple[Any, nn.Module]:
+    """(Accelerate, the model in its wrapper)."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    how = DistributedDataParallelKwargs(bucket_cap_mb=spec.parallel.bucket_mb, gradient_as_bucket_view=True)
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision=config["mixed_precision"],
+        kwargs_handlers=[how],
+        fsdp_plugin=_plugin(config["fsdp_config"]) if config["distributed_type"] == "FSDP" else None,
+    )
+    if config["distributed_type"] != "FSDP":
+        return accelerator, accelerator.prepare_model(model)
+    # it refuses a model without an optimiser, and divides the state of what it is given; ours comes later
+    net, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    return accelerator, net
+
+
+def _plugin(said: dict[str, Any]) -> Any:
+    """FSDP as the configuration says. Autocast makes products bf16: Accelerate's own way sums gradients in bf16 too."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    layers = said.get("fsdp_transformer_layer_cls_to_wrap")
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=said["fsdp_version"],
+        reshard_after_forward=said["fsdp_reshard_after_forward"],
+        mixed_precision_policy=MixedPrecisionPolicy(),
+        auto_wrap_policy=said["fsdp_auto_wrap_policy"],
+        transformer_cls_names_to_wrap=layers.split(",") if layers else None,
+        cpu_offload=said["fsdp_offload_params"],
+        cpu_ram_efficient_loading=said["fsdp_cpu_ram_efficient_loading"],
+        activation_checkpointing=said["fsdp_activation_checkpointing"],
+    )
+
+
+def _sum_gradients(net: nn.Module) -> None:
+    """Summed, not averaged: the loss is divided by global counts."""
+    if dist.get_world_size() > 1:
+        for module in net.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def _prove(
+    accelerator: Any,
+    net: nn.Module,
+    blocks: Sequence[nn.Module],
+    layout: Layout,
+    place: Place,
+    device: torch.device,
+    config: dict[str, Any],
+) -> None:
+    """Accelerate is as it was asked to be, or the run ends here: some requests it drops without a word."""
+    must_agree(
+        "Accelerate",
+        {
+            "processes": (accelerator.num_processes, layout.ranks),
+            "place": (accelerator.process_index, place.rank),
+            "kind": (accelerator.distributed_type.value, config["distributed_type"]),
+            "device": (accelerator.device.type, device.type),
+            "precision": (accelerator.mixed_precision, config["mixed_precision"]),
+            **(_sharding(net, blocks, layout) if accelerate_config.shards(layout) else _copies(net, layout)),
+        },
+    )
+
+
+def _copies(net: nn.Module, layout: Layout) -> dict[str, tuple[Any, Any]]:
+    """Every rank holds the model."""
+    wrapped = isinstance(net, DistributedDataParallel)
+    return {
+        "ranks that sum gradients": (net.process_group.size() if wrapped else 1, layout.ranks),
+        "wrapper": (type(net).__name__, "DistributedDataParallel" if layout.ranks > 1 else type(net).__name__),
+    }
+
+
+def _sharding(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
+    """Every rank holds a part of each parameter, in fp32, and gathers layer by layer."""
+    parameters = list(net.parameters())
+    divided = [p for p in parameters if isinstance(p, DTensor) and [q.is_shard() for q in p.placements] == [True]]
+    return {
+        "wrapper FSDPModule": (isinstance(net, FSDPModule), True),
+        "layers gathered one by one": (sum(isinstance(block, FSDPModule) for block in blocks), len(blocks)),
+        "divided parameters": (len(divided), len(parameters)),
+        "ranks that divide them": ({p.device_mesh.size() for p in divided}, {layout.ranks}),
+        "parameters in half precision": (sum(p.dtype in HALF.values() for p in parameters), 0),
+    }

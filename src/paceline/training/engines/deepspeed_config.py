@@ -1,0 +1,137 @@
+"""DeepSpeed's JSON for a run: made from the run file, over a file of the user's own if there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.spec import RunSpec
+from paceline.training.engines import own_file
+
+FILE = "deepspeed.json"
+STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
+"""The ZeRO stage of each strategy; zero3 is another name of fsdp."""
+NOT_HERE = {
+    "optimizer": "train.optimizer, train.lr, train.weight_decay … of the run file say it",
+    "scheduler": "train.schedule and train.warmup of the run file say it",
+    "amp": "train.precision of the run file says it",
+    "gradient_allreduce_op": "Paceline undoes DeepSpeed's mean, and would undo one that was not taken",
+    "communication_data_type": "gradients are summed as train.precision of the run file implies",
+    "tensor_parallel": "DeepSpeed spreads data and optimiser state alone here",
+    "pipeline": "DeepSpeed spreads data and optimiser state alone here",
+    "sequence_parallel_size": "DeepSpeed spreads data and optimiser state alone here",
+    "expert_parallel": "DeepSpeed spreads data and optimiser state alone here",
+    "hybrid_engine": "it replaces the engine that Paceline drives",
+    "compile.deepcompile": "it replaces the gradient sums that Paceline checks",
+    "data_efficiency": "the order of the data is Paceline's",
+    "autotuning": "it starts runs of its own",
+    "zero_optimization.zenflow": "it updates with gradients of earlier steps",
+    "zero_optimization.cpu_offload": "write it as offload_optimizer",
+    "zero_optimization.cpu_offload_param": "write it as offload_param",
+    "zero_optimization.zero_quantized_weights": "it changes the answer",
+    "zero_optimization.zero_quantized_gradients": "it changes the answer",
+}
+
+
+def check(spec: RunSpec, layout: Layout) -> None:
+    """Refuse what DeepSpeed cannot do, or does wrongly without a word."""
+    train, parallel = spec.train, spec.parallel
+    if layout.strategy not in STAGES:
+        raise UserError(
+            f"parallel.engine=deepspeed does not know parallel.strategy={layout.strategy}; "
+            "use ddp (ZeRO 0), zero1, zero2 or zero3"
+        )
+    if train.optimizer not in ("adamw", "sgd"):
+        raise UserError(
+            f"train.optimizer={train.optimizer} looks at one layer at a time, and ZeRO hands it flat parts of many; "
+            "use adamw or sgd, or parallel.engine=torch"
+        )
+    if train.precision not in ("fp32", "bf16"):
+        why = {"fp16": "DeepSpeed's loss scale is not Paceline's", "fp64": "DeepSpeed has no fp64"}[train.precision]
+        raise UserError(f"train.precision={train.precision}: {why}; use fp32 or bf16, or parallel.engine=torch")
+    if parallel.offload and STAGES[layout.strategy] == 0:
+        raise UserError(
+            "parallel.offload=true: ZeRO 0 would ignore it without a word; use parallel.strategy=zero1, zero2 or zero3"
+        )
+    if parallel.engine_config is not None:
+        _theirs(spec, layout, parallel.engine_config)
+
+
+def config(spec: RunSpec, layout: Layout, pinned: bool, largest_vector: int) -> dict[str, Any]:
+    """The JSON as a dict. `pinned`: host memory that a device can copy from by itself.
+
+    `largest_vector`: with ZeRO 3, biases and norms stay whole, since they are not worth a gather; matrices are divided.
+    DeepSpeed's own limit of 100,000 elements would leave a small model undivided.
+    """
+    stage = STAGES[layout.strategy]
+    bucket = max(1, int(spec.parallel.bucket_mb * 1e6 / 4))
+    zero: dict[str, Any] = {"stage": stage}
+    if stage:
+        zero["reduce_bucket_size"] = bucket
+    if spec.parallel.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = largest_vector
+        if spec.parallel.offload:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": pinned}
+    passes = layout.passes(layout.global_batch)
+    defaults: dict[str, Any] = {"steps_per_print": None, "zero_optimization": zero}
+    ours: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": passes,
+        "gradient_clipping": 0.0,  # Paceline clips; DeepSpeed's default would clip at 1
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,  # Paceline's own, which works on flat parts as on anything
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    theirs = {}
+    if spec.parallel.engine_config is not None:
+        theirs = _theirs(spec, layout, spec.parallel.engine_config)
+        theirs.pop("train_batch_size", None)  # DeepSpeed's product of the three, which need not divide evenly
+    if spec.train.precision == "bf16" and not own_file.get(theirs, "bf16.enabled"):
+        ours["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    return own_file.laid_over(own_file.laid_over(defaults, theirs), ours)
+
+
+def _theirs(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
+    """The user's own JSON, if it says nothing else than the run file."""
+    theirs, train, parallel = own_file.read(path), spec.train, spec.parallel
+    stage, passes = STAGES[layout.strategy], layout.passes(layout.global_batch)
+    own_file.refuse(path, theirs, NOT_HERE)
+    where = "cpu" if parallel.offload else "none"
+    half = train.precision == "bf16"
+    own_file.agree(
+        path,
+        theirs,
+        {
+            "train_batch_size": (train.global_batch, f"train.global_batch={train.global_batch}"),
+            "train_micro_batch_size_per_gpu": (layout.micro_batch, f"parallel.micro_batch={layout.micro_batch}"),
+            "gradient_accumulation_steps": (passes, layout.equation()),
+            "gradient_clipping": (train.clip, f"train.clip={train.clip:g}"),
+            "managed_gradient_accumulation": (True, "when a step ends"),
+            "zero_optimization.stage": (stage, f"parallel.strategy={parallel.strategy}"),
+            "zero_optimization.compute_grad_norm": (True, f"train.clip={train.clip:g}"),
+            "zero_optimization.offload_optimizer.device": (where, f"parallel.offload={str(parallel.offload).lower()}"),
+            "zero_optimization.offload_param.device": (
+                where if stage == 3 else "none",
+                f"parallel.offload={str(parallel.offload).lower()} and parallel.strategy={parallel.strategy}",
+            ),
+            "fp16.enabled": (False, f"train.precision={train.precision}"),
+            **(
+                {}
+                if half
+                else {
+                    "bf16.enabled": (False, f"train.precision={train.precision}"),
+                    "torch_autocast.enabled": (False, f"train.precision={train.precision}"),
+                }
+            ),
+        },
+    )
+    if own_file.get(theirs, "bf16.enabled") is True and stage == 0:
+        raise UserError(
+            f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "
+            "or leave bf16 out: train.precision=bf16 is then done by autocast, over fp32 weights"
+        )
+    return theirs

@@ -1,0 +1,1 @@
+"""A transformer encoder that sorts texts into classes."""

@@ -1,0 +1,1 @@
+"""A language model: windows of a stream of tokens."""

@@ -1,0 +1,251 @@
+"""A modern decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, a tied or an untied head.
+
+It runs whole or as a stage of a pipeline: `tokens`, `norm` and `head` may be set to None and layers deleted, and what
+is left takes hidden states and gives hidden states. Nothing in it knows of ranks. The number of heads and the length of
+a sequence are read from what the projections give, which under tensor parallelism is a part of the whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from paceline.nn.chunked_loss import chunked_losses
+from paceline.shapes import DecoderShape
+
+ROTARY_BASE = 10_000.0
+NORM_EPS = 1e-5
+DRAWN_AT_ONCE = 4
+"""Weights, each by a thread: more would take much host memory where many ranks do so."""
+HALF = (torch.bfloat16, torch.float16)
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""On CUDA devices, by measurement (docs/performance.md)."""
+
+Tables = tuple[Tensor, Tensor]
+
+
+class Norm(nn.RMSNorm):
+    """The weight takes the type of the stream; the mean square is computed in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q = nn.Linear(shape.width, shape.heads * shape.head_dim, bias=False)
+        self.k = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
+        self.v = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
+        self.out = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
+
+    def forward(self, x_BSD: Tensor, *, tables: Tables | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (self.q(x_BSD), self.k(x_BSD), self.v(x_BSD)))
+        if tables is not None:
+            cos_Sd, sin_Sd = (table[: q.shape[1]] for table in tables)
+            q, k = rotate(q, cos_Sd, sin_Sd), rotate(k, cos_Sd, sin_Sd)
+        return self.out(causal_attention(q, k, v).flatten(-2))
+
+
+def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
+    """Attention to oneself and what came before; each key and value serves heads / kv_heads queries."""
+    grouped = q_BSHd.shape[2] != k_BSKd.shape[2]
+    if grouped and q_BSHd.is_cuda and q_BSHd.dtype not in HALF:  # the fused kernels for fp32 want as many keys
+        shared = q_BSHd.shape[2] // k_BSKd.shape[2]
+        k_BSKd, v_BSKd = (x.repeat_interleave(shared, dim=2) for x in (k_BSKd, v_BSKd))
+        grouped = False
+    q, k, v = (x.transpose(1, 2) for x in (q_BSHd, k_BSKd, v_BSKd))
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True) if q.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+
+
+def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tables:
+    """(cos, sin) of each position and pair of features."""
+    wide = torch.promote_types(dtype, torch.float32)
+    pairs_d = torch.arange(0, head_dim, 2, device=device, dtype=wide)
+    speeds_d = torch.exp(pairs_d * (-math.log(ROTARY_BASE) / head_dim))
+    angles_Sd = torch.outer(torch.arange(length, device=device, dtype=wide), speeds_d)
+    return angles_Sd.cos(), angles_Sd.sin()
+
+
+def rotate(x_BSHd: Tensor, cos_Sd: Tensor, sin_Sd: Tensor) -> Tensor:
+    """Turn each pair (feature i, feature i + half) by the angle of its position."""
+    left, right = x_BSHd.chunk(2, dim=-1)
+    cos, sin = cos_Sd[:, None, :], sin_Sd[:, None, :]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x_BSHd.dtype)
+
+
+def _stream(x: Tensor) -> Tensor:
+    """What runs through the layers is in bf16 where products are: half the bytes. fp16 has not the range for it."""
+    kind = x.device.type
+    narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return x.to(torch.bfloat16) if narrow else x
+
+
+class FeedForward(nn.Module):
+    """SwiGLU; without a gate, GELU."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        gated = shape.ffn_kind == "swiglu"
+        self.gate = nn.Linear(shape.width, shape.ffn, bias=False) if gated else None
+        self.up = nn.Linear(shape.width, shape.ffn, bias=False)
+        self.down = nn.Linear(shape.ffn, shape.width, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x_BSD)))
+        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
+
+
+class Block(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.attention_norm = Norm(shape.width, eps=NORM_EPS)
+        self.attention = Attention(shape)
+        self.ffn_norm = Norm(shape.width, eps=NORM_EPS)
+        self.ffn = FeedForward(shape)
+
+    def forward(self, x_BSD: Tensor, tables: Tables | None = None) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables=tables)
+        return x_BSD + self.ffn(self.ffn_norm(x_BSD))
+
+
+class Head(nn.Module):
+    """From hidden states to losses, or to logits where there are no targets. A tied one is handed its weight."""
+
+    def __init__(self, vocab: int, width: int, tied: bool) -> None:
+        super().__init__()
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab, width))
+        self.losses: Callable[[Tensor, Tensor, Tensor], Tensor] = chunked_losses
+
+    def forward(self, x_BSD: Tensor, targets_BS: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        weight_VD = self.weight if weight is None else weight
+        assert weight_VD is not None, "a tied head needs the weight of the embedding"
+        if targets_BS is None:
+            return F.linear(x_BSD, weight_VD)
+        return self.losses(x_BSD, weight_VD, targets_BS)
+
+
+class Decoder(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.tokens: nn.Embedding | None = nn.Embedding(shape.vocab, shape.width)
+        learned = shape.positions == "learned"
+        self.positions: nn.Embedding | None = nn.Embedding(shape.context, shape.width) if learned else None
+        self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
+        self.norm: Norm | None = Norm(shape.width, eps=NORM_EPS)
+        self.head: Head | None = Head(shape.vocab, shape.width, shape.tied)
+        self._tables: Tables | None = None
+        self.initialise()
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """`x` is token ids (B, S), or hidden states (B, S, D) on a stage without `tokens`.
+
+        Returns hidden states on a stage without `head`; else losses summed per sample (B,), where `targets` (B, S)
+        below 0 do not count; else, without targets, logits (B, S, V).
+        """
+        x = self.hidden(x)
+        return x if self.head is None else self.head(x, targets, self.shared_weight())
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What goes into the head."""
+        if self.tokens is not None:
+            ids_BS, x = x, self.tokens(x)
+            if self.positions is not None:
+                x = x + self.positions(torch.arange(ids_BS.shape[1], device=ids_BS.device))
+            if self.shape.tied:
+                x = x * math.sqrt(self.shape.width)  # small numbers suit the head, the stream needs ordinary ones
+            x = _stream(x)
+        tables = self.rotary_tables(x)
+        for layer in self.layers.values():
+            x = layer(x, tables)
+        return x if self.norm is None else self.norm(x)
+
+    def rotary_tables(self, x_BSD: Tensor) -> Tables | None:
+        """Made once and kept: a compiler would work the angles out again for every head of every sample.
+
+        Where the sequence is divided over ranks, x_BSD is a part of it, and the context is the whole.
+        """
+        if self.shape.positions != "rotary":
+            return None
+        length, kind = max(self.shape.context, x_BSD.shape[1]), torch.promote_types(x_BSD.dtype, torch.float32)
+        made = self._tables
+        if made is None or len(made[0]) < length or (made[0].device, made[0].dtype) != (x_BSD.device, kind):
+            made = self._tables = rotary_tables(length, self.shape.head_dim, x_BSD.device, kind)
+        return made
+
+    def shared_weight(self) -> Tensor | None:
+        """The weight that a tied head takes from the embedding."""
+        return self.tokens.weight if self.shape.tied and self.tokens is not None else None
+
+    def stage(self, layers: range) -> Decoder:
+        """The part with these layers, and what comes before the first and after the last; names stay as they are."""
+        part = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):  # modules, weights and hooks are the stage's own
+                part.__dict__[name] = value.copy()
+        part.layers = nn.ModuleDict({str(i): self.layers[str(i)] for i in layers})
+        if layers.start > 0:
+            part.tokens = part.positions = None
+        if layers.stop < self.shape.layers:
+            part.norm = part.head = None
+        return part
+
+    @torch.no_grad()
+    def initialise(self, seed: int | None = None) -> None:
+        """Draw the weights; after `to_empty` once more. What is added to the stream starts small.
+
+        Each weight has a random stream of its own, by its name: a stage, a shard and the whole model draw the same.
+        """
+        seed = torch.initial_seed() if seed is None else seed
+        named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
+        with ThreadPoolExecutor(DRAWN_AT_ONCE) as pool:
+            for begin in range(0, len(named), DRAWN_AT_ONCE):
+                some = named[begin : begin + DRAWN_AT_ONCE]
+                drawn = pool.map(lambda one: self._drawn(one[0], one[1], seed), some)
+                for (_, parameter), whole in zip(some, drawn, strict=True):
+                    if isinstance(parameter, DTensor):
+                        mesh, placements = parameter.device_mesh, parameter.placements
+                        whole = distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None)
+                    parameter.copy_(whole)
+
+    def _drawn(self, name: str, parameter: Tensor, seed: int) -> Tensor:
+        """The whole weight, as a core draws it, whatever the device."""
+        whole = torch.empty(parameter.shape, device="cpu")
+        if parameter.ndim == 1:
+            return whole.fill_(1.0)
+        generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
+        return whole.normal_(std=self._std(name, parameter.shape[1]), generator=generator)
+
+    def _std(self, name: str, features: int) -> float:
+        std = 1 / math.sqrt(features)
+        if name.startswith(("tokens.", "positions.")):
+            return 0.5 * std if self.shape.tied else 1.0
+        if name.startswith("head."):
+            return 0.3 * std
+        return std / math.sqrt(2 * self.shape.layers) if name.endswith((".out.weight", ".down.weight")) else std
+
+    def costs(self, sequence: int) -> tuple[float, list[float], float]:
+        """FLOPs per token, forward and backward, of (the embedding, each layer of the whole model, the head)."""
+        shape = self.shape
+        attention = 2 * sequence * shape.width  # scores and their sum, of which the causal half is computed
+        layer = 3.0 * (2 * shape.weights_per_layer + attention)
+        return 3.0 * shape.width, [layer] * shape.layers, 6.0 * shape.vocab * shape.width

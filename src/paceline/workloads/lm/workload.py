@@ -1,0 +1,176 @@
+"""A language model: a decoder that predicts each token of a corpus from those before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.data.corpora.stream import END_ID, Ids, TokenStreams, prepare
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.shapes import DecoderShape
+from paceline.spec import LMData, LMModel, RunSpec
+from paceline.workload import Workload
+from paceline.workloads.lm.decoder import Decoder
+
+EVALUATED_TOKENS = 65_536
+
+
+class LMBatch(NamedTuple):
+    """Tokens (B, S) and what follows each of them (B, S); NOT_COUNTED where there is nothing to predict."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class Windows:
+    """One split of a corpus, cut into samples of `sequence` tokens. Every token but the very first is predicted once.
+
+    Sample i reads the tokens i × S … and predicts those one further on. The last may be shorter, and is filled up with
+    targets that do not count.
+    """
+
+    def __init__(self, ids: Ids, sequence: int) -> None:
+        self.ids, self.sequence = ids, sequence
+
+    def __len__(self) -> int:
+        return -(-(len(self.ids) - 1) // self.sequence)
+
+    def cost(self, ids: np.ndarray) -> NDArray[np.int64]:
+        """Tokens that a sample predicts."""
+        return np.minimum(self.sequence, len(self.ids) - 1 - np.asarray(ids, np.int64) * self.sequence)
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> LMBatch:
+        return self.padded(ids, keys, len(ids))
+
+    def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> LMBatch:
+        """These samples and, up to `rows`, rows in which nothing counts."""
+        assert len(ids) <= rows, "more samples than rows"
+        tokens_RS = np.full((rows, self.sequence), END_ID, np.int64)
+        targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
+        for row, begin in enumerate(np.asarray(ids, np.int64) * self.sequence):
+            piece = self.ids[begin : begin + self.sequence + 1]
+            tokens_RS[row, : len(piece) - 1] = piece[:-1]
+            targets_RS[row, : len(piece) - 1] = piece[1:]
+        return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
+
+    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
+        return [self.padded(*cut, most) for cut in cuts]
+
+
+class LanguageModel(Workload):
+    Model = LMModel
+    Data = LMData
+    score = "-loss"
+    unit = "tokens"
+    draws_by_name = True
+    compile_layers = True
+    casts_layers = True
+    shard_rules: ClassVar[Mapping[str, str]] = {
+        "tokens": "vocabulary",
+        "layers.*.attention_norm": "sequence",
+        "layers.*.attention": "gather",
+        "layers.*.attention.q": "column",
+        "layers.*.attention.k": "column",
+        "layers.*.attention.v": "column",
+        "layers.*.attention.out": "row",
+        "layers.*.ffn_norm": "sequence",
+        "layers.*.ffn": "gather",
+        "layers.*.ffn.gate": "column",
+        "layers.*.ffn.up": "column",
+        "layers.*.ffn.down": "row",
+        "norm": "sequence",
+        "head": "vocabulary",
+    }
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.sequence = cast(LMData, spec.data).sequence
+        self.evaluation_chunk = max(1, EVALUATED_TOKENS // self.sequence)
+        self._corpus: TokenStreams | None = None
+        cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        self._corpus = prepare(cast(LMData, self.spec.data), say)
+        shape = self.shape
+        say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
+
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint
+
+    @property
+    def corpus(self) -> TokenStreams:
+        if self._corpus is None:
+            self._corpus = prepare(cast(LMData, self.spec.data), lambda text: None)
+        return self._corpus
+
+    @property
+    def shape(self) -> DecoderShape:
+        return cast(LMModel, self.spec.model).shape(self.corpus.vocab, self.sequence)
+
+    def model(self) -> Decoder:
+        return Decoder(self.shape)
+
+    def data(self, split: str) -> Windows:
+        return Windows(self.corpus.train if split == "train" else self.corpus.test, self.sequence)
+
+    def loss(self, model: nn.Module, batch: LMBatch) -> tuple[Tensor, Tensor]:
+        return model(batch.tokens, targets=batch.targets).sum(), (batch.targets >= 0).sum()
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(cast(Decoder, model).layers.values())
+
+    def suits(self, layout: Layout) -> None:
+        super().suits(layout)
+        shape = cast(LMModel, self.spec.model).shape(vocab=1, sequence=self.sequence)
+        for name in ("heads", "kv_heads", "ffn"):
+            size = getattr(shape, name)
+            if size % layout.tensor:
+                near = max(
+                    n for n in range(1, layout.tensor) if shape.heads % n == shape.kv_heads % n == shape.ffn % n == 0
+                )
+                raise UserError(
+                    f"parallel.tensor={layout.tensor} does not divide model.{name}={size}; use parallel.tensor={near}"
+                )
+        if layout.sequence and self.sequence % layout.tensor:
+            raise UserError(
+                f"parallel.sequence=true divides data.sequence={self.sequence} by parallel.tensor={layout.tensor}; "
+                f"use data.sequence={-(-self.sequence // layout.tensor) * layout.tensor}"
+            )
+        if layout.sequence and shape.positions == "learned":
+            raise UserError("parallel.sequence=true needs model.positions=rotary, not learned")
+        if layout.stages > shape.layers:
+            raise UserError(
+                f"parallel.pipeline={layout.pipeline} with parallel.schedule={layout.schedule} cuts the model into "
+                f"{layout.stages} stages, but it has {shape.layers} layers; use parallel.pipeline="
+                f"{shape.layers // (layout.stages // layout.pipeline)} or fewer"
+            )
+        if layout.pipeline > 1 and shape.tied:
+            raise UserError(
+                f"parallel.pipeline={layout.pipeline} puts embedding and head on different ranks, and model.tied=true "
+                "makes them one; use model.tied=false"
+            )
+
+    def inputs(self, batch: LMBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return batch.tokens, {"targets": batch.targets}
+
+    def costs(self, model: nn.Module) -> tuple[float, list[float], float]:
+        return cast(Decoder, model).costs(self.sequence)
+
+    def stage(self, model: nn.Module, layers: range) -> nn.Module:
+        return cast(Decoder, model).stage(layers)
+
+    def evaluate(self, model: nn.Module, batch: LMBatch) -> Mapping[str, Tensor | float]:
+        losses_B = model(batch.tokens, targets=batch.targets)
+        return {"loss": losses_B.double().sum(), "count": (batch.targets >= 0).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        metrics = super().metrics(sums)
+        return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}

@@ -1,0 +1,142 @@
+"""The topic model as scikit-learn knows models: parameters, fit, transform."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.errors import UserError
+from paceline.workloads.topics.blocks import Counts
+from paceline.workloads.topics.model import TopicFit
+
+if TYPE_CHECKING:
+
+    class _Base:
+        n_features_in_: int
+
+        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+
+    class _Transformer: ...
+
+    validate_data: Any
+else:
+    try:
+        from sklearn.base import BaseEstimator as _Base
+        from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+        from sklearn.utils.validation import validate_data
+
+        class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
+            """Names its columns and its output."""
+
+    except ImportError:
+
+        class _Base:
+            def __new__(cls, *_: Any, **__: Any) -> Any:
+                raise UserError(
+                    "TopicModel needs scikit-learn 1.6 or later: pip install scikit-learn; "
+                    "without it,  paceline.topics.fit(X, k=20)  does the same"
+                )
+
+        class _Transformer:
+            """Nothing without scikit-learn."""
+
+
+class TopicModel(_Transformer, _Base):
+    """Topics of counts, in the style of scikit-learn.
+
+    Takes arrays, sparse matrices and frames as scikit-learn does, and all that `paceline.topics.fit` takes: paths,
+    tensors, datasets on disk. Fractions are allowed, as they are elsewhere in scikit-learn, unless fractional=False.
+    `options` goes to `paceline.topics.fit` as it is.
+    """
+
+    def __init__(
+        self, k: int = 10, *, seed: int = 0, starts: int = 1, fractional: bool = True, options: dict | None = None
+    ):
+        self.k = k
+        self.seed = seed
+        self.starts = starts
+        self.fractional = fractional
+        self.options = options
+
+    def fit(self, X: Any, y: Any = None) -> TopicModel:
+        from paceline.workloads.topics.fitting import fit
+
+        given = self._checked(X, reset=True)
+        self._check_k(given)
+        self.fit_: TopicFit = fit(
+            given, self.k, seed=self.seed, starts=self.starts, fractional=self.fractional, **(self.options or {})
+        )
+        self.n_features_in_ = self.fit_.F.shape[1]
+        if self.fit_.terms is None and hasattr(self, "feature_names_in_"):
+            self.fit_.terms = [str(name) for name in self.feature_names_in_]
+        self.n_iter_ = self.fit_.passes
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+        """The mixtures that the fit found, (documents, k)."""
+        return self.fit(X).fit_.L
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The mixtures of documents, (documents, k), with the topics as they are."""
+        given = self._checked(X)
+        return self.fit_.transform(given, fractional=self.fractional)
+
+    def perplexity(self, X: Any) -> float:
+        """See TopicFit.perplexity."""
+        return self._fitted().perplexity(self._checked(X), fractional=self.fractional)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean log-likelihood of unseen words: minus the logarithm of the perplexity. Higher is better."""
+        return -math.log(self.perplexity(X))
+
+    @property
+    def components_(self) -> np.ndarray:
+        """F, (k, terms)."""
+        return self._result().F
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._result().k
+
+    def _result(self) -> TopicFit:
+        if "fit_" not in self.__dict__:
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet")
+        return self.fit_
+
+    def _fitted(self) -> TopicFit:
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self, "fit_")
+        return self.fit_
+
+    def _checked(self, X: Any, reset: bool = False) -> Any:
+        """What scikit-learn knows is checked by it; the rest by `read_counts`."""
+        if not reset:
+            self._fitted()
+        own = isinstance(X, str | Path | np.memmap | Counts) or callable(getattr(X, "as_counts", None))
+        texts = isinstance(X, list) and bool(X) and isinstance(X[0], str)
+        if own or texts or type(X).__module__.partition(".")[0] == "torch":
+            return X
+        return validate_data(self, X, reset=reset, accept_sparse=True, dtype="numeric", ensure_non_negative=True)
+
+    def _check_k(self, given: Any) -> None:
+        shape = getattr(given, "shape", None)
+        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
+            raise UserError(f"k={self.k!r}: the number of topics is a whole number of at least 1")
+        if shape is not None and self.k > min(shape):
+            raise UserError(
+                f"k={self.k} topics of n_samples={shape[0]} documents and n_features={shape[1]} terms: there can be at "
+                f"most {min(shape)}"
+            )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.positive_only = True
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = []
+        tags.requires_fit = True
+        tags.target_tags.required = False
+        return tags

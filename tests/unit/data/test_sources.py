@@ -1,0 +1,313 @@
+"""Sources: every kind of file gives the same rows, and every broken one says what is wrong with it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from paceline.data.corpora import ag_news
+from paceline.data.corpora.sources import Source, open_source
+from paceline.errors import UserError
+from paceline.spec import TextData
+
+AG_NEWS = Path(__file__).resolve().parents[4] / "shared" / "data" / "ag_news"
+needs_ag_news = pytest.mark.skipif(not AG_NEWS.is_dir(), reason=f"AG News is not at {AG_NEWS}")
+
+WORDS = ["the ball was kicked", 'he said "yes", twice', "line one\nline two", "", "größer, 世界 🚴", "tab\there"]
+ROWS = [(f"{WORDS[i % 6]} {i}" if i % 6 != 3 or i > 3 else "", "news" if i % 3 else "sport") for i in range(240)]
+
+
+def write(folder: Path, kind: str, rows: list[tuple[Any, Any]], name: str = "rows") -> Path:
+    if kind == "parquet":
+        path = folder / f"{name}.parquet"
+        table = pa.table({"id": range(len(rows)), "text": [r[0] for r in rows], "label": [r[1] for r in rows]})
+        pa.parquet.write_table(table, path, row_group_size=50)
+        return path
+    path = folder / f"{name}.{kind}"
+    opener = gzip.open if kind.endswith(".gz") else open
+    with opener(path, "wt", encoding="utf-8", newline="") as file:  # type: ignore[operator]
+        if kind.startswith("jsonl"):
+            file.writelines(json.dumps({"id": i, "text": t, "label": y}) + "\n" for i, (t, y) in enumerate(rows))
+        else:
+            writer = csv.writer(file, delimiter="\t" if kind.startswith("tsv") else ",")
+            writer.writerow(["id", "text", "label"])
+            writer.writerows((i, t, y) for i, (t, y) in enumerate(rows))
+    return path
+
+
+def source_of(kind: str) -> Any:
+    return {"tsv": "csv"}.get(kind.removesuffix(".gz"), kind.removesuffix(".gz"))
+
+
+def opened(path: Path, kind: str, **fields: Any) -> Source:
+    return open_source(TextData(source=source_of(kind), path=path, **fields))
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz", "parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
+    source = opened(write(tmp_path, kind, ROWS), kind)
+    assert source.classes == ("news", "sport")
+    train, test = list(source.train()), list(source.test())
+    assert list(source.train()) == train, "a second stream gives the same rows"
+    expected = [(text, int(label == "sport")) for text, label in ROWS]
+    assert Counter(train + test) == Counter(expected), "every row is in exactly one split"
+    assert train == [row for row in expected if row in set(train)], "and in the order of the file"
+    assert 5 < len(test) < 60
+
+    csv_source = opened(write(tmp_path, "csv", ROWS, "again"), "csv")
+    assert (train, test) == (list(csv_source.train()), list(csv_source.test())), "the split depends on the texts alone"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_test_file_is_the_test_split(tmp_path: Path, kind: str) -> None:
+    train, test = write(tmp_path, kind, ROWS), write(tmp_path, kind, ROWS[:7], "test")
+    source = opened(train, kind, test_path=test)
+    assert len(list(source.train())) == len(ROWS)
+    assert [text for text, _ in source.test()] == [text for text, _ in ROWS[:7]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([10, 9, 2], ("2", "9", "10")),
+        (["10", "9", "b"], ("10", "9", "b")),
+        ([True, False], ("False", "True")),
+        ([1.0, 2.0, -1.0], ("-1", "1", "2")),
+        ([" b", "a "], ("a", "b")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_classes_are_the_sorted_labels(tmp_path: Path, kind: str, labels: list[Any], classes: tuple[str, ...]) -> None:
+    source = opened(write(tmp_path, kind, [(f"text {i}", label) for i, label in enumerate(labels * 3)]), kind)
+    assert source.classes == classes
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("fraction", [1e-6, 0.5, 1 - 1e-6])
+def test_both_splits_have_a_row_however_few_there_are(tmp_path: Path, rows: int, fraction: float) -> None:
+    path = write(tmp_path, "csv", [(f"text {i}", i) for i in range(rows)])
+    source = opened(path, "csv", test_fraction=fraction)
+    train, test = list(source.train()), list(source.test())
+    assert train
+    assert test
+    assert len(train) + len(test) == rows
+
+
+def test_equal_texts_are_never_in_both_splits(tmp_path: Path) -> None:
+    source = opened(write(tmp_path, "csv", [(f"text {i % 20}", i % 2) for i in range(200)]), "csv", test_fraction=0.4)
+    assert not {text for text, _ in source.train()} & {text for text, _ in source.test()}
+
+
+def test_limit_takes_the_first_training_rows_and_keeps_the_classes(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", [(f"text {i}", i // 50) for i in range(100)])
+    whole, part = opened(path, "csv"), opened(path, "csv", limit=7)
+    assert list(part.train()) == list(islice(whole.train(), 7))
+    assert list(part.test()) == list(whole.test())
+    assert part.classes == ("0", "1")
+
+
+def test_rows_stream(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n' * 5000 + "broken\n")
+    test = write(tmp_path, "jsonl", [("a", 0), ("b", 1)], "test")
+    data = TextData(source="jsonl", path=test, test_path=path)
+    stream = open_source(data).test()
+    assert next(stream) == ("a", 0), "the first rows arrive before the last are read"
+    with pytest.raises(UserError, match="line 10001"):
+        list(stream)
+
+
+def test_half_a_character_in_json_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(r'{"text": "cut \ud83d", "label": 0}' + "\n" + r'{"text": "whole \ud83d\ude00", "label": 1}' + "\n")
+    source = opened(path, "jsonl")
+    assert {text for text, _ in [*source.train(), *source.test()]} == {"cut \ufffd", "whole 😀"}
+
+
+def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", ROWS)
+    first = opened(path, "csv").fingerprint()
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(path.read_bytes())
+    assert opened(copy, "csv").fingerprint() == first
+    others = [{"limit": 5}, {"test_fraction": 0.2}, {"text": "id"}, {"test_path": copy}]
+    prints = {opened(path, "csv", **fields).fingerprint() for fields in others}
+    copy.write_bytes(path.read_bytes().replace(b"kicked", b"kicken"))
+    prints.add(opened(copy, "csv").fingerprint())
+    assert len(prints | {first}) == len(others) + 2
+
+
+# --- what can be wrong, and what is said then ---------------------------------------------------------------------
+
+GOOD = "text,label\none,a\ntwo,b\n"
+IDENTIFIERS = "text,label\n" + "".join(f"some words,{i}\n" for i in range(10_001))
+BROKEN: list[tuple[str, str, bytes, dict[str, Any], str]] = [
+    ("empty", "csv", b"", {}, r"data.path=.*rows: the file is empty"),
+    ("header alone", "csv", b"text,label\n", {}, r"there are no rows"),
+    ("blank lines", "jsonl", b"\n\n  \n", {}, r"there are no rows"),
+    (
+        "no text column",
+        "csv",
+        b"txt,label\none,a\n",
+        {},
+        r"no text column 'text', did you mean 'txt'\?.*data.text=COLUMN",
+    ),
+    ("no label column", "csv", b"text,stars\none,a\n", {}, r"no label column 'label' \(there: text, stars\)"),
+    ("named column", "csv", GOOD.encode(), {"label": "lable"}, r"'lable', did you mean 'label'\?.*data.label=COLUMN"),
+    ("short row", "csv", b"text,label\none,a\ntwo\n", {}, r"rows row 2 has 1 column, the header has 2"),
+    ("open quote", "csv", b'text,label\n"one,a\ntwo,b\n', {}, r"near line 3: not valid csv"),
+    ("no label", "csv", b"text,label\none,\n", {}, r"row 1: 'label' is empty; a label is a whole number or a word"),
+    (
+        "latin 1",
+        "csv",
+        "text,label\none,a\ncafé,b\n".encode("latin-1"),
+        {},
+        r"line 3 \(byte 0xe9\): .*not UTF-8",
+    ),
+    ("one class", "csv", b"text,label\none,a\ntwo,a\n", {}, r"the same 'label', 'a'; at least two classes"),
+    ("one text", "csv", b"text,label\none,a\none,b\n", {}, r"the same 'text'.*data.test_path=FILE"),
+    (
+        "identifier",
+        "csv",
+        b"text,label\n" + b"".join(b"t,%d\n" % i for i in range(10_001)),
+        {},
+        r"more than 10,000 dist",
+    ),
+    ("not gzip", "csv", b"\x1f\x8b nonsense", {}, r"gzip data is broken"),
+    ("cut gzip", "csv", gzip.compress(GOOD.encode() * 99)[:60], {}, r"gzip data is broken.*copy the file again"),
+    ("not json", "jsonl", b'{"text": "a", "label": 0}\n{text: b}\n', {}, r"line 2: not JSON \(.*at column 2\)"),
+    ("json list", "jsonl", b'[{"text": "a"}]\n', {}, r'line 1: this is a list; each line holds one object:  {"text"'),
+    ("missing key", "jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}\n', {}, r"line 2: there is no label column"),
+    ("null text", "jsonl", b'{"text": null, "label": 0}\n', {}, r"line 1: 'text' is null, a text was expected"),
+    ("number text", "jsonl", b'{"text": 3, "label": 0}\n', {}, r"line 1: 'text' is the number 3, a text was"),
+    ("null label", "jsonl", b'{"text": "a", "label": null}\n', {}, r"line 1: 'label' is null"),
+    ("measured label", "jsonl", b'{"text": "a", "label": 0.5}\n', {}, r"'label' is the number 0.5; a label is"),
+    ("not parquet", "parquet", b"hello there, no parquet", {}, r"not a readable parquet file"),
+]
+
+
+@pytest.mark.parametrize(("kind", "content", "fields", "said"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
+def test_a_broken_file_is_named(tmp_path: Path, kind: str, content: bytes, fields: dict[str, Any], said: str) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        _ = opened(path, kind, **fields).classes
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_null_text_in_parquet_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "parquet", [("a", 0), (None, 1)])
+    with pytest.raises(UserError, match=r"rows.parquet row 2: 'text' is null"):
+        _ = opened(path, "parquet").classes
+
+
+def test_an_unknown_test_label_is_named(tmp_path: Path) -> None:
+    train = write(tmp_path, "csv", [("a", "sport"), ("b", "news")])
+    test = write(tmp_path, "csv", [("a", "sport"), ("b", "sports")], "test")
+    source = opened(train, "csv", test_path=test)
+    with pytest.raises(UserError, match=r"test.csv row 2: label 'sports' is not in .*did you mean 'sport'\?"):
+        list(source.test())
+    empty = write(tmp_path, "csv", [], "none")
+    with pytest.raises(UserError, match=r"none.csv: there are no rows"):
+        list(opened(train, "csv", test_path=empty).test())
+
+
+MISPLACED: list[tuple[dict[str, Any], str]] = [
+    ({"source": "csv"}, r"data.path: not given.*data.path=FILE.csv"),
+    ({"source": "csv", "path": "."}, r"this is a folder, a file was expected"),
+    ({"source": "csv", "path": "row.csv"}, r"no such file, did you mean 'rows.csv'\?"),
+    ({"source": "csv", "path": "nowhere/rows.csv"}, r"nor does the folder"),
+    ({"source": "csv", "path": "rows.csv", "test_path": "tset.csv"}, r"data.test_path=.*tset.csv: there is no such"),
+    ({"source": "docstrings", "path": "rows.csv"}, r"data.path=.*docstrings does not read it.*data.source=csv"),
+    ({"source": "ag_news"}, r"data.path: not given; a folder with train.csv.*Zhang.*type  data.path=FOLDER"),
+    ({"source": "ag_news", "path": "nowhere"}, r"there is no such folder; a folder with"),
+    ({"source": "ag_news", "path": "rows.csv"}, r"this is a file; a folder with"),
+    ({"source": "ag_news", "path": "."}, r"there is no train.csv; a folder with"),
+    ({"source": "ag_news", "path": ".", "test_path": "rows.csv"}, r"data.test_path=.*ag_news does not read it"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), MISPLACED, ids=[m[1][:30] for m in MISPLACED])
+def test_a_misplaced_path_is_named_at_once(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    write(tmp_path, "csv", ROWS)
+    given = {key: tmp_path / value if "path" in key else value for key, value in fields.items()}
+    with pytest.raises(UserError, match=said):
+        open_source(TextData(**given))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "parquet", ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'paceline\[parquet\]'"):
+        _ = opened(path, "parquet").classes
+
+
+# --- AG News ------------------------------------------------------------------------------------------------------
+
+
+def ag_folder(folder: Path, train: str, test: str = '"1","a","b"\n') -> Source:
+    (folder / "train.csv").write_text(train)
+    with gzip.open(folder / "test.csv.gz", "wt") as file:
+        file.write(test)
+    return open_source(TextData(source="ag_news", path=folder))
+
+
+def test_ag_news_in_its_original_layout(tmp_path: Path) -> None:
+    source = ag_folder(tmp_path, '"3","Oil #39;s up","A ""big"" rise\\to  #36;50"\n"4","x","y"\n', '"1","a","b"\n')
+    assert source.classes == ("World", "Sports", "Business", "Sci/Tech")
+    assert list(source.train()) == [('Oil\'s up A "big" rise to $50', 2), ("x y", 3)]
+    assert list(source.test()) == [("a b", 0)]
+    (tmp_path / "classes.txt").write_text("w\ns\nb\nt\n")
+    assert open_source(TextData(source="ag_news", path=tmp_path)).classes == ("w", "s", "b", "t")
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("a  quot;crescent quot; of", 'a "crescent " of'),
+        ("Ravens #39; Reed doesn #39;t", "Ravens ' Reed doesn't"),
+        ("second\\team \\$5", "second team $5"),
+        ("J amp;J &lt;b&gt;...&lt;/b&gt;", "J &J <b>...</b>"),
+        ("up; down #1; gt; lt", "up; down #1; > lt"),
+        ("prices Higher; R&amp;D", "prices Higher; R&D"),
+    ],
+)
+def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
+    assert ag_news.clean(raw) == clean
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ('"1","a","b"\n"5","a","b"\n', r"train.csv row 2: class '5' is not known; it must be 1 to 4$"),
+        ("Class Index,Title,Description\n", r"row 1: class 'Class Index'.*AG News has no header row"),
+        ('"1","a"\n', r"row 1 has 2 columns; AG News has 3: class, title, description"),
+        ("\n", r"train.csv: there are no rows"),
+    ],
+)
+def test_broken_ag_news_is_named(tmp_path: Path, train: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        list(ag_folder(tmp_path, train).train())
+
+
+@needs_ag_news
+def test_the_real_ag_news() -> None:
+    source = open_source(TextData(source="ag_news", path=AG_NEWS))
+    assert source.classes == ag_news.TOPICS
+    train = Counter(label for _, label in source.train())
+    assert [train[label] for label in range(4)] == [11470, 11476, 11723, 11718]
+    test = list(source.test())
+    assert Counter(label for _, label in test) == dict.fromkeys(range(4), 1900)
+    assert sum("#39;" in text or "quot;" in text for text, _ in test) == 0

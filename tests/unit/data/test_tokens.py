@@ -1,0 +1,359 @@
+"""Tokens: exact batches, a cache that is used, shared, repaired, and never half there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.data import arrays
+from paceline.data import cache as shelf
+from paceline.data.corpora import bpe, tokens
+from paceline.data.corpora.tokens import Corpus, Tokens, prepare
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.spec import TextData
+
+AG_NEWS = Path(__file__).resolve().parents[4] / "shared" / "data" / "ag_news"
+SUBJECTS = ["rider", "wheel", "road", "hill", "wind", "bottle", "chain", "saddle", "map", "rain"]
+
+
+def write_rows(folder: Path, n: int = 400) -> Path:
+    rng = np.random.default_rng(0)
+    path = folder / "rows.jsonl"
+    with path.open("w") as file:
+        for i in range(n):
+            words = " ".join(rng.choice(SUBJECTS, size=1 + i % 30))
+            text = {0: "", 1: "A [MASK] in Capitals"}.get(i, f"{words} {i}")
+            file.write(json.dumps({"text": text, "label": i % 3}) + "\n")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> TextData:
+    return TextData(source="jsonl", path=write_rows(tmp_path), vocab=400, max_length=24, cache=tmp_path / "cache")
+
+
+def entries(data: TextData) -> list[str]:
+    return sorted(path.name for path in data.cache.iterdir() if not path.name.endswith(".lock"))
+
+
+def naive(split: Tokens, samples: Any) -> list[int]:
+    return [int(t) for i in samples for t in split.ids[split.offsets[i] : split.offsets[i + 1]]]
+
+
+def test_the_stored_tokens_are_the_tokens_of_the_texts(data: TextData) -> None:
+    from paceline.data.corpora.sources import open_source
+
+    corpus = prepare(data)
+    assert corpus.classes == ("0", "1", "2")
+    assert corpus.vocab == corpus.tokenizer.get_vocab_size() <= 400
+    source = open_source(data)
+    for split, stream in ((corpus.train, source.train()), (corpus.test, source.test())):
+        rows = list(stream)
+        assert len(split) == len(rows)
+        assert split.labels.tolist() == [label for _, label in rows]
+        for i, (text, _) in enumerate(rows):
+            ids = split.gather(np.array([i])).tolist()
+            assert ids == (corpus.tokenizer.encode(text).ids or [bpe.MASK_ID])
+            assert 1 <= len(ids) <= 24
+            if len(ids) < 24 and text:
+                assert corpus.tokenizer.decode(ids) == text, "byte-level: nothing is lost"
+                assert bpe.MASK_ID not in ids, "not even by a text that spells [MASK]"
+
+
+def test_lowercase(data: TextData) -> None:
+    corpus = prepare(data.model_copy(update={"lowercase": True}))
+    assert corpus.tokenizer.decode(corpus.tokenizer.encode("A [MASK] in Capitals").ids) == "a [mask] in capitals"
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_gather_is_the_naive_loop(dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 50, 300)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    split = Tokens(rng.integers(0, 60_000, offsets[-1]).astype(dtype), offsets, np.zeros(300, np.int64))
+    for size in (0, 1, 2, 128, 1000):
+        samples = rng.integers(0, 300, size)
+        packed = split.gather(samples)
+        assert packed.dtype == np.int64
+        assert packed.tolist() == naive(split, samples)
+        assert split.lengths(samples).tolist() == lengths[samples].tolist()
+    samples = rng.integers(0, 300, 128)
+    fastest_s = min(_timed(lambda: split.gather(samples)) for _ in range(200))
+    assert fastest_s < 150e-6, "a batch is assembled in less than any step takes"
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began_s = time.process_time()
+    call()
+    return time.process_time() - began_s
+
+
+def test_the_arrays_are_read_only(data: TextData) -> None:
+    corpus = prepare(data)
+    for array in (corpus.train.ids, corpus.train.offsets, corpus.test.labels):
+        assert not array.flags.writeable
+    assert corpus.train.ids.dtype == np.uint16
+
+
+def test_the_second_time_comes_from_the_cache(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    first = prepare(data, said.append)
+    assert any("training and" in line for line in said)
+    monkeypatch.setattr(tokens, "_build", lambda *a: pytest.fail("built again"))
+    again = prepare(data)
+    assert (again.folder, again.fingerprint) == (first.folder, first.fingerprint)
+    assert entries(data) == [first.folder.name]
+    assert first.folder.name.startswith("jsonl-")
+    assert pickle.loads(pickle.dumps(again)).train.gather(np.arange(5)).tolist() == naive(first.train, range(5))
+
+
+def test_a_read_only_cache_is_enough_to_read(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(data)
+    monkeypatch.setattr(shelf, "exclusive", lambda *a: pytest.fail("a lock was wanted"))
+    for file in first.folder.iterdir():
+        file.chmod(0o444)
+    first.folder.chmod(0o555)
+    assert prepare(data).fingerprint == first.fingerprint
+    first.folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocab": 300}, {"max_length": 8}, {"lowercase": True}, {"limit": 50}, {"test_fraction": 0.3}]
+)
+def test_another_setting_is_another_entry(data: TextData, change: dict[str, Any]) -> None:
+    assert prepare(data).folder != prepare(data.model_copy(update=change)).folder
+
+
+def _truncate(corpus: Corpus) -> None:
+    file = corpus.folder / "train.ids.npy"
+    os.truncate(file, file.stat().st_size - 2)
+
+
+def _swap_labels(corpus: Corpus) -> None:
+    shutil.copy(corpus.folder / "test.labels.npy", corpus.folder / "train.labels.npy")
+
+
+def _edit_tokenizer(corpus: Corpus) -> None:
+    file = corpus.folder / "tokenizer.json"
+    file.write_bytes(file.read_bytes().replace(b"rider", b"rides"))
+
+
+def _edit_meta(corpus: Corpus) -> None:
+    file = corpus.folder / "meta.json"
+    meta = json.loads(file.read_text())
+    meta["train"]["samples"] -= 1
+    file.write_text(json.dumps(meta))
+
+
+DAMAGES: dict[str, Callable[[Corpus], object]] = {
+    "truncated": _truncate,
+    "missing file": lambda corpus: (corpus.folder / "test.offsets.npy").unlink(),
+    "missing meta": lambda corpus: (corpus.folder / "meta.json").unlink(),
+    "half a meta": lambda corpus: os.truncate(corpus.folder / "meta.json", 40),
+    "meta of another kind": lambda corpus: (corpus.folder / "meta.json").write_text("[]"),
+    "wrong count": _edit_meta,
+    "swapped": _swap_labels,
+    "edited": _edit_tokenizer,
+    "a file instead": lambda corpus: (shutil.rmtree(corpus.folder), corpus.folder.write_text("")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_entry_is_built_again(data: TextData, damage: Callable[[Corpus], object]) -> None:
+    first = prepare(data)
+    expected = naive(first.train, range(20))
+    damage(first)
+    said: list[str] = []
+    again = prepare(data, said.append)
+    assert "damaged" in said[0]
+    assert again.fingerprint == first.fingerprint
+    assert naive(again.train, range(20)) == expected
+    assert entries(data) == [first.folder.name]
+
+
+def test_what_a_killed_builder_left_is_removed(data: TextData) -> None:
+    first = prepare(data)
+    shutil.rmtree(first.folder)
+    leftover = data.cache / f"{first.folder.name}.part-x1"
+    leftover.mkdir()
+    (leftover / "train.ids.npy").write_bytes(b"half")
+    prepare(data)
+    assert entries(data) == [first.folder.name]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.ENOSPC, RunFailed, "the disk is full"),
+        (errno.EDQUOT, RunFailed, "the disk is full"),
+        (errno.EROFS, UserError, "Read-only"),
+    ],
+)
+def test_a_failing_disk_leaves_nothing_behind(
+    data: TextData, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[PacelineError], said: str
+) -> None:
+    def fail(self: Any, values: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays.ArrayWriter, "append", fail)
+        with pytest.raises(kind, match=said) as caught:
+            prepare(data)
+    assert "data.cache=" in str(caught.value)
+    assert entries(data) == []
+    assert len(prepare(data).train) > 300
+
+
+def test_a_cache_that_cannot_be_is_named(data: TextData) -> None:
+    assert data.path is not None
+    with pytest.raises(UserError, match=r"data.cache=.*cannot be written \(Not a directory\); type  data.cache=FOLDER"):
+        prepare(data.model_copy(update={"cache": data.path / "cache"}))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_cache_of_somebody_else_is_named(data: TextData) -> None:
+    data.cache.mkdir(mode=0o500)
+    with pytest.raises(UserError, match="Permission denied"):
+        prepare(data)
+
+
+def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bpe, "encode", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data)
+    assert entries(data) == []
+
+
+def test_an_error_in_the_last_row_leaves_nothing_behind(data: TextData, tmp_path: Path) -> None:
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 7}\n')
+    with pytest.raises(UserError, match="label '7'"):
+        prepare(data.model_copy(update={"test_path": test}))
+    assert entries(data) == []
+
+
+BUILDER = """
+import errno, sys, time
+from pathlib import Path
+from paceline.data import cache as shelf
+from paceline.data.corpora import sources
+from paceline.data.corpora.tokens import prepare
+from paceline.spec import TextData
+
+def no_locks(*a): raise OSError(errno.ENOLCK, "no locks")
+if sys.argv[3] == "unlocked": shelf.fcntl.flock = no_locks
+folder = Path(sys.argv[1])
+Path(folder, sys.argv[2]).touch()
+while len(list(folder.glob("ready-*"))) < 2: time.sleep(0.001)
+said = []
+data = TextData(source="jsonl", path=folder / "rows.jsonl", vocab=2000, cache=folder / "cache")
+corpus = prepare(data, said.append)
+print(sum("learning" in line for line in said), corpus.fingerprint, int(corpus.train.ids.sum()))
+"""
+
+
+@pytest.mark.parametrize("locks", ["locked", "unlocked"])
+def test_two_processes_at_once_end_with_the_same_corpus(tmp_path: Path, locks: str) -> None:
+    write_rows(tmp_path, 8000)
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    builders = [
+        subprocess.Popen(
+            [sys.executable, "-c", BUILDER, str(tmp_path), f"ready-{i}", locks],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    ends = [builder.communicate(timeout=300) for builder in builders]
+    assert [error for _, error in ends] == ["", ""]
+    built, fingerprints, sums = zip(*(out.split() for out, _ in ends), strict=True)
+    assert len(set(fingerprints)) == len(set(sums)) == 1
+    if locks == "locked":
+        assert sorted(built) == ["0", "1"], "one builds it, for both"
+    assert [p.name for p in (tmp_path / "cache").iterdir() if ".part-" in p.name] == []
+
+
+def test_the_second_process_waits_and_says_so(data: TextData) -> None:
+    first = prepare(data)
+    waiting = threading.Event()
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "waiting" in line:
+            waiting.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with shelf.exclusive(first.folder, say):
+            kept = first.folder.rename(data.cache / "kept")
+            second = pool.submit(prepare, data, say)
+            assert waiting.wait(120)
+            kept.rename(first.folder)
+        assert second.result(120).fingerprint == first.fingerprint
+    assert not any("learning" in line for line in said)
+
+
+def test_a_fork_after_tokenising_is_silent(data: TextData) -> None:
+    code = (
+        "import os, sys; from paceline.spec import TextData; from paceline.data.corpora.tokens import prepare;"
+        "corpus = prepare(TextData.model_validate_json(sys.argv[1])); pid = os.fork();"
+        "n = len(corpus.tokenizer.encode_batch(['the rider', 'the hill'] * 50));"
+        "os._exit(0) if pid == 0 else print(os.waitpid(pid, 0)[1], n)"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, data.model_dump_json()],
+        env={**env, "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == ("0 100", "")
+
+
+def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "a long text of many words,x\n,x\n" * 20 + "other,y\n" * 20)
+    (tmp_path / "test.csv").write_text("text,label\nother,y\nanother,x\n")
+    said: list[str] = []
+    data = TextData(
+        source="csv", path=path, test_path=tmp_path / "test.csv",
+        limit=30, max_length=2, vocab=257, cache=tmp_path / "cache",
+    )  # fmt: skip
+    prepare(data, said.append)
+    whole = "\n".join(said)
+    assert "30 training and 2 test texts in 2 classes" in whole
+    assert "15 train texts (50.0%) were cut at data.max_length=2" in whole
+    assert "15 train texts are empty" in whole
+    assert "WARNING: no train text has the label y" in whole
+
+
+def test_an_array_written_in_pieces_is_an_ordinary_npy_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pieces = [rng.integers(0, 1000, n) for n in (0, 1, 1000, 7)]
+    with arrays.ArrayWriter(tmp_path / "a.npy", np.uint16) as writer:
+        for piece in pieces:
+            writer.append(piece)
+    assert np.load(tmp_path / "a.npy").tolist() == np.concatenate(pieces).tolist()
+    assert writer.facts["bytes"] == (tmp_path / "a.npy").stat().st_size
+
+
+@pytest.mark.skipif(not AG_NEWS.is_dir(), reason=f"AG News is not at {AG_NEWS}")
+def test_ag_news_is_prepared(tmp_path: Path) -> None:
+    corpus = prepare(TextData(source="ag_news", path=AG_NEWS, limit=3000, cache=tmp_path))
+    assert (len(corpus.train), len(corpus.test)) == (3000, 7600)
+    assert corpus.vocab == 8192
+    assert 40 < corpus.train.lengths(np.arange(3000)).mean() < 80

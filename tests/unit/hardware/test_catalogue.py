@@ -1,0 +1,146 @@
+"""The catalogue and the short forms of clusters."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.hardware import catalogue as hardware
+from paceline.hardware.catalogue import GB, catalogue, cluster, device
+
+
+def test_every_row_has_its_facts_a_source_and_a_date():
+    for name, d in catalogue().items():
+        assert d.memory_bytes > 1e9, name
+        assert d.bandwidth_bytes_s > 1e10, name
+        assert "fp32" in d.flops_s, name
+        assert d.link_bytes_s > 0, name
+        assert d.per_node >= 1, name
+        assert d.source, name
+        assert d.date.count("-") == 2, name
+        assert d.usd_per_hour is None or d.usd_per_hour > 0, name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("A100", "A100-SXM4-80GB"),
+        ("a100-40gb", "A100-SXM4-40GB"),
+        ("A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("H100", "H100-SXM5-80GB"),
+        ("NVIDIA H200", "H200-SXM-141GB"),
+        ("Tesla V100 16GB", "V100-SXM2-16GB"),
+        ("24GB", "A10"),
+        ("RTX 3090", "RTX-3090"),
+        ("cpu", "CPU"),
+    ],
+)
+def test_devices_are_found_by_part_of_their_name(text, name):
+    assert device(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "per_node", "link_gbs", "node_gbps"),
+    [
+        ("4xA100", 1, 4, 300, 1600),
+        ("2x8xH100", 2, 8, 450, 3200),
+        ("16xH100", 2, 8, 450, 3200),
+        ("4xA100-40GB@pcie+25Gb", 1, 4, 31, 25),
+        ("4xRTX-3090@host", 1, 4, 15.5, 10),
+        ("2x4xV100+8x100Gb", 2, 4, 150, 800),
+        ("4x24GB", 1, 4, 31, 25),
+        ("2x1xCPU+100Mb", 2, 1, 6, 0.1),
+        ("2048x8xH100", 2048, 8, 450, 3200),
+        ("4xA100@64GB/s", 1, 4, 64, 1600),
+    ],
+)
+def test_short_forms(text, nodes, per_node, link_gbs, node_gbps):
+    c = cluster(text)
+    assert (c.nodes, c.per_node, c.devices) == (nodes, per_node, nodes * per_node)
+    assert c.link_bytes_s == pytest.approx(link_gbs * GB)
+    assert c.node_bytes_s == pytest.approx(node_gbps * GB / 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("4xA1000", "did you mean"),
+        ("0xA100", "no devices"),
+        ("0x8xA100", "no devices"),
+        ("A100", "is not understood"),
+        ("4xA100@fast", "link 'fast'"),
+        ("4xA100+quick", "network 'quick'"),
+        ("12xH100", "whole nodes of 8"),
+        ("4x-", "names no device"),
+        ("-4xA100", "is not understood"),
+    ],
+)
+def test_bad_clusters_get_one_clear_line(text, says):
+    with pytest.raises(UserError, match=says) as error:
+        cluster(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_device_without_a_rate_runs_at_the_next_one():
+    v100 = device("V100")
+    assert v100.peak_flops_s("bf16") == v100.peak_flops_s("fp16") == 125e12
+    assert v100.peak_flops_s("tf32") == 15.7e12
+    assert device("A100").peak_flops_s("fp8") == 312e12
+    with pytest.raises(UserError, match="no rate for 'int4'"):
+        v100.peak_flops_s("int4")
+
+
+def test_resizing_keeps_whole_nodes():
+    c = cluster("4x8xA100")
+    assert (c.resized(4).nodes, c.resized(4).per_node) == (1, 4)
+    assert (c.resized(64).nodes, c.resized(64).per_node) == (8, 8)
+    with pytest.raises(UserError, match="try 8 or 16"):
+        c.resized(12)
+    with pytest.raises(UserError, match="1 or more"):
+        c.resized(0)
+
+
+def test_cluster_files(tmp_path):
+    file = tmp_path / "lab.yaml"
+    file.write_text("device: A100-40GB\nnodes: 2\nper_node: 4\nlink: pcie\nnetwork: 25Gb\nprice: 1.5\nmemory_gb: 39\n")
+    c = cluster(str(file))
+    assert (c.devices, c.usd_per_device_hour) == (8, 1.5)
+    assert c.device.memory_bytes == 39e9
+    assert "lab.yaml" in c.device.source
+    assert c.node_bytes_s == 25e9 / 8
+    assert c.host_bytes is None
+    file.write_text("device: A100-40GB\nper_node: 4\nhost_memory_gb: 512\n")
+    assert cluster(str(file)).resized(2).host_bytes == 512e9
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nodes: 2", "names no device"),
+        ("device: A100\nnode: 2", "did you mean 'nodes'"),
+        ("device: A100\nnodes: 0", "nodes: 0"),
+        ("device: A100\nprice: -1", "price: -1"),
+        ("device: A100\ntflops: 3", "a rate per type"),
+        ("device: A100\nmemory_gb: -3", "not a positive number"),
+        ("device: A100\nhost_memory_gb: 0", "host_memory_gb: 0 is not a positive number"),
+        ("device: [", "cannot be read"),
+    ],
+)
+def test_bad_cluster_files_get_one_clear_line(tmp_path, text, says):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=says):
+        cluster(str(file))
+
+
+def test_a_missing_cluster_file_is_named():
+    with pytest.raises(UserError, match="does not exist"):
+        cluster("nowhere.yaml")
+
+
+def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_path):
+    rows = (Path(hardware.__file__).parent / "hardware.csv").read_text().splitlines()
+    mine = [rows[0] + ",host_gb", rows[1].replace("V100-SXM2-16GB", "Mine-16GB") + ",384"]
+    (tmp_path / "mine.csv").write_text("\n".join(mine))
+    (tmp_path / "lab.yaml").write_text("device: Mine-16GB\nper_node: 2\ncatalogue: mine.csv\n")
+    assert cluster(str(tmp_path / "lab.yaml")).host_bytes == 384e9

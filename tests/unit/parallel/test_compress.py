@@ -1,0 +1,82 @@
+"""The arithmetic and the labels of modes that send less, without other ranks."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.parallel.compress import MEASURED, NOTES, differs_from
+from paceline.parallel.local import OUTER_LR, OUTER_MOMENTUM, Local
+from paceline.record.summary import show, summarise
+from paceline.record.timers import Flights
+from paceline.spec import Parallel, build
+
+MODES = {"bf16", "fp16", "powersgd", "local_sgd", "diloco"}
+
+
+def test_the_outer_step_is_that_of_torchs_nesterov():
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    joiner = Local(net, every=2, flights=Flights(), outer=True)
+    twin = [nn.Parameter(p.detach().clone()) for p in net.parameters()]
+    reference = torch.optim.SGD(twin, lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+    for step in range(1, 9):
+        for p in net.parameters():
+            p.data.add_(torch.randn(p.shape))
+        if step % 2 == 0:
+            for ours, theirs in zip(net.parameters(), twin, strict=True):
+                theirs.grad = theirs.detach() - ours.detach()
+            reference.step()
+        joiner.join(step, now=False)
+        if step % 2 == 0:
+            for ours, theirs in zip(net.parameters(), twin, strict=True):
+                assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
+    net = nn.Linear(5, 3)
+    joiner = Local(net, every=1, flights=Flights(), outer=True, lr=1.0, momentum=0.0)
+    net.weight.data.add_(1.0)
+    want = net.weight.detach().clone()
+    joiner.join(1, now=False)
+    assert torch.allclose(net.weight, want, atol=1e-6)
+
+
+def test_every_mode_that_changes_the_answer_says_so():
+    assert MEASURED.keys() == NOTES.keys() == MODES
+    assert differs_from(Parallel(ranks=2)) is None
+    assert differs_from(Parallel(ranks=1, reduce="powersgd")) is None, "nobody to send to"
+    assert differs_from(Parallel(ranks=1, reduce="diloco")), "the outer optimiser works on 1 rank, too"
+    for mode in MODES:
+        label = differs_from(Parallel(ranks=2, reduce=mode, local_steps=16))
+        assert label["on_test_task"]["loss"] == MEASURED[mode].loss
+        assert label["local_steps"] == (16 if mode in ("local_sgd", "diloco") else None)
+        summary = summarise(build({"name": "run"}), "", [], {}, "finished", differs_from=label)
+        console = Console(file=io.StringIO(), width=100)
+        show(summary, console)
+        said = " ".join(console.file.getvalue().split())
+        assert f"reduce={mode}: not the answer of plain DDP" in said
+        assert f"{MEASURED[mode].loss:+.2%}" in said
+
+
+def test_the_speed_of_ranks_that_train_apart_counts_what_joining_costs():
+    """A median over single steps would say 1000 samples per second."""
+    spec = build({"parallel": {"ranks": 2, "reduce": "local_sgd", "local_steps": 4}})
+    steps = [
+        {"step": i, "samples": 100 * i, "batch": 100, "loss": 1.0, "data_s": 0.0, "compute_s": 0.1}
+        | ({"step_s": 0.5, "comm_s": 0.4, "exposed_s": 0.4} if i % 4 == 0 else {"step_s": 0.1, "comm_s": 0.0})
+        for i in range(1, 41)
+    ]
+    summary = summarise(spec, "", steps, {}, "finished")
+    assert summary["samples_per_s"] == pytest.approx(500)
+    assert summary["median"]["step_s"] == pytest.approx(0.2)
+    assert summary["median"]["comm_s"] == pytest.approx(0.1)
+
+
+def test_powersgd_is_refused_where_gradients_change_their_scale():
+    with pytest.raises(UserError, match=r"train\.precision=bf16"):
+        layout_of(build({"parallel": {"ranks": 2, "reduce": "powersgd"}, "train": {"precision": "fp16"}}))

@@ -1,0 +1,73 @@
+"""Products in fp8: near those in fp32, with gradients, in place of the linear layers whose sizes suit."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.parallel import fp8
+from paceline.parallel.fp8 import Fp8Linear, scaled, use_fp8
+from paceline.spec import build
+
+CPU = torch.device("cpu")
+
+
+def apart(ours, theirs):
+    ours, theirs = ours.detach().float(), theirs.detach().float()
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_and_gradients_are_near(bias):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(64, 32, bias=bias), torch.randn(3, 16, 64, requires_grad=True)
+    names, wanted = list(dict(layer.named_parameters())), [x, *layer.parameters()]
+    exact = layer(x)
+    incoming = torch.randn_like(exact)
+    theirs = torch.autograd.grad(exact, wanted, incoming)
+    use_fp8([nn.Sequential(layer)], CPU)
+    ours = layer(x)
+    assert ours.dtype == torch.bfloat16
+    assert list(dict(layer.named_parameters())) == names
+    assert 1e-3 < apart(ours, exact) < 0.06
+    for mine, reference in zip(torch.autograd.grad(ours, wanted, incoming.bfloat16()), theirs, strict=True):
+        assert mine.dtype == reference.dtype
+        assert apart(mine, reference) < 0.08
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_any_number_of_rows_is_multiplied_in_sizes_that_devices_take(rows, monkeypatch):
+    torch.manual_seed(0)
+    sizes, product = [], fp8.product
+    monkeypatch.setattr(fp8, "product", lambda a, b: sizes.extend((*a[0].shape, *b[0].shape)) or product(a, b))
+    layer, x = nn.Linear(64, 32), torch.randn(rows, 64, requires_grad=True)
+    theirs = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
+    use_fp8([nn.Sequential(layer)], CPU)
+    ours = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
+    assert len(sizes) == 3 * 4
+    assert not any(size % fp8.ALIGNED for size in sizes)
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert apart(mine, reference) < 0.1
+
+
+def test_layers_of_other_sizes_stay_as_they_are():
+    fits, odd, norm = nn.Linear(32, 16), nn.Linear(32, 10), nn.LayerNorm(32)
+    use_fp8([nn.Sequential(fits, odd, norm)], CPU)
+    assert (type(fits), type(odd), type(norm)) == (Fp8Linear, nn.Linear, nn.LayerNorm)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_largest_number_becomes_the_largest_that_the_type_holds(kind):
+    x = torch.tensor([[0.5, -3.0], [1e-3, 0.0]])
+    narrow, scale = scaled(x, kind)
+    assert float(narrow.float().abs().max()) == torch.finfo(kind).max
+    assert apart(narrow.float() * scale, x) < 0.1
+    nothing, scale = scaled(torch.zeros(2, 2), kind)
+    assert float(scale) > 0
+    assert not nothing.float().any()
+
+
+def test_fp8_does_not_go_with_tensor_parallelism():
+    with pytest.raises(UserError, match=r"train.precision=fp8 scales whole matrices, and parallel.tensor=2 divides"):
+        layout_of(build({"train": {"precision": "fp8"}, "parallel": {"tensor": 2, "ranks": 2}}))

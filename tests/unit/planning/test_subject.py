@@ -1,0 +1,164 @@
+"""What a run file asks to be priced: closed forms against the models themselves, and what is assumed."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from paceline.errors import UserError
+from paceline.planning.subject import subject_of
+from paceline.spec import build, load
+from paceline.workloads.classifier.workload import Encoder
+from paceline.workloads.lm.decoder import Decoder
+
+
+def classifier(**model):
+    return build({"workload": "classifier", "model": model, "data": {"source": "ag_news", "path": "/nowhere"}})
+
+
+def lm(**model):
+    return build({"workload": "lm", "model": model, "data": {"vocab": 1000, "sequence": 64}})
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("model", [{}, {"width": 256, "heads": 8, "layers": 4, "ffn": 1024}])
+def test_a_classifier_has_the_parameters_of_its_closed_form(model):
+    spec = classifier(**model)
+    with torch.device("meta"):
+        built = Encoder(spec.model, spec.data.vocab, spec.data.max_length, 4)
+    assert subject_of(spec).params == count(built)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "gpt2", "1b", "7b"])
+def test_a_language_model_has_the_parameters_of_its_closed_form(preset):
+    spec = lm(preset=preset)
+    sizes = spec.model.shape(1000, 64)
+    with torch.device("meta"):
+        built = Decoder(sizes)
+    assert subject_of(spec).params == count(built) == sizes.parameters
+
+
+def test_what_the_data_are_not_there_to_say_is_assumed_and_listed():
+    found = subject_of(classifier())
+    assert (found.samples, found.units_per_sample) == (120_000, 48)
+    assert "as in the original AG News" in found.assumptions[0]
+    told = subject_of(classifier(), samples=1000, tokens=20)
+    assert (told.samples, told.units_per_sample, told.steps) == (1000, 20, 8)
+
+
+def test_steps_follow_from_samples_and_batch():
+    spec = classifier().replace({"train.epochs": 3, "train.global_batch": 100})
+    assert subject_of(spec).steps == 3 * 1200
+    assert subject_of(spec.replace({"train.epochs": None, "train.steps": 7})).steps == 7
+
+
+def test_the_fullest_batch_is_between_the_mean_and_the_longest():
+    found = subject_of(classifier())
+    assert found.fullest(1) > found.fullest(128) > 1
+    assert found.fullest(1) <= found.longest_ratio
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "moments"), [("adamw", 0.9, 2), ("sgd", 0.9, 1), ("sgd", 0.0, 0), ("lamb", 0.9, 2)]
+)
+def test_the_optimiser_decides_on_the_states(optimizer, momentum, moments):
+    spec = classifier().replace({"train.optimizer": optimizer, "train.momentum": momentum})
+    assert subject_of(spec).numbers.state_bytes == 4 * moments
+
+
+def test_impossible_requests_are_one_clear_line():
+    with pytest.raises(UserError, match="--samples: 0 is not possible"):
+        subject_of(classifier(), samples=0)
+    with pytest.raises(UserError, match=r"data\.sequence=64"):
+        subject_of(lm(), tokens=12)
+    too_long = lm(preset="gpt2", vocab=50_257).replace({"data.sequence": 4096})
+    with pytest.raises(UserError, match=r"data\.sequence=4096 is longer than the 1024 learned positions"):
+        subject_of(too_long)
+
+
+def test_plans_of_built_in_workloads_do_not_import_torch(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("workload: lm\nmodel: {preset: 7b}\ntrain: {steps: 10}\n")
+    code = (
+        "import sys; from paceline.planning.plan import plan; from paceline.spec import load;"
+        "import paceline.planning.show;"
+        f"plan(load({str(file)!r}), '4xA100'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+OWN = """
+import numpy as np, torch
+from paceline import Workload
+
+class Rows:
+    def __len__(self): return 64
+    def cost(self, ids): return np.ones(len(ids))
+    def batch(self, ids, keys): return torch.zeros(len(ids), 32)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(6))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+class Deep(Workload):
+    def model(self): return Net()
+    def data(self, split): return Rows()
+    def loss(self, model, x): return model(x).sum(), len(x)
+
+class Peeks(Deep):
+    def loss(self, model, x):
+        y = model(x)
+        return (y.sum() if y.sum().item() > 0 else -y.sum()), len(x)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+
+    def spec(name):
+        (tmp_path / "run.yaml").write_text(f"workload: own.py:{name}\ntrain: {{steps: 5, global_batch: 16}}\n")
+        return load(tmp_path / "run.yaml")
+
+    return spec
+
+
+def test_a_module_of_the_users_own_is_measured_on_fake_tensors(own):
+    found = subject_of(own("Deep"))
+    layer = found.blocks[1]
+    assert found.params == 6 * (32 * 32 + 32)
+    assert layer.repeat == 6
+    assert [(m.rows, m.inner, m.outer) for m in layer.matmuls] == [(1, 32, 32)]
+    assert found.flops_per_sample == pytest.approx(3 * 6 * 2 * 32 * 32)
+    assert found.sample_bytes == 128
+
+
+def test_a_model_that_needs_values_cannot_be_built_on_fake_tensors(own):
+    with pytest.raises(UserError, match=r"own\.py:Peeks cannot be built on fake tensors") as said:
+        subject_of(own("Peeks"))
+    assert "\n" not in str(said.value)
+
+
+def test_the_measured_shape_of_the_classifier_is_near_its_closed_form(tmp_path):
+    from paceline.planning.fake import measured
+
+    rows = [f"{['good ', 'bad ', 'fine ', 'poor '][k % 4] * (6 + k % 9)},{k % 2}" for k in range(120)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    data = {"source": "csv", "path": str(tmp_path / "texts.csv"), "max_length": 48, "vocab": 300}
+    data["cache"] = str(tmp_path / "cache")
+    spec = build({"workload": "classifier", "model": {"layers": 3}, "data": data, "train": {"steps": 1}})
+    fake, closed = measured(spec), subject_of(spec)
+    assert fake.params == closed.params
+    assert fake.flops_per_sample == pytest.approx(closed.flops_per_sample, rel=0.1)
+    kept = [b.saved_split_elements + b.saved_whole_elements for b in (fake.blocks[1], closed.blocks[1])]
+    assert kept[0] == pytest.approx(kept[1], rel=0.2)
+    assert fake.blocks[1].moved_elements == pytest.approx(closed.blocks[1].moved_elements, rel=0.1)

@@ -1,0 +1,282 @@
+"""What a report says: the right numbers from the right lines, and one clear sentence for each thing that is wrong."""
+
+import json
+import re
+import shutil
+import time
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import UserError
+from paceline.record.events import read_steps
+from paceline.reporting.charts import exhibits
+from paceline.reporting.contents import gather
+from paceline.reporting.curve import read_run, thinned
+from paceline.reporting.page import page
+from paceline.reporting.report import report
+from paceline.reporting.tables import tables
+from paceline.reporting.texts import markdown, tex
+from paceline.reporting.times import read_times_file
+from report_runs import make_links, make_measurement, make_run
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    return make_measurement(tmp_path_factory.mktemp("runs") / "docstrings-measure")
+
+
+@pytest.fixture(scope="module")
+def made(measured, tmp_path_factory):
+    return report([measured], tmp_path_factory.mktemp("report"))
+
+
+def test_everything_is_written(made):
+    names = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*") if path.is_file()}
+    assert {"report.html", "report.md", "report.tex"} <= names
+    for figure in ("scaling", "breakdown", "loss", "difference", "memory"):
+        assert {f"figures/{figure}.{kind}" for kind in ("png", "pdf", "svg")} <= names
+    assert made.page.stat().st_size < 400_000
+
+
+def test_the_verdict_comes_first(made):
+    page, text = made.page.read_text(), (made.folder / "report.md").read_text()
+    assert made.contents.verdict[0].startswith("Take 4 ranks: 2.7")
+    assert page.index('id="verdict"') < page.index("How it scales") < page.index("The same training")
+    assert text.index("Take 4 ranks") < text.index("## How it scales")
+    assert "no room for 8 stages" in page
+    assert "no room for 8 stages" in text
+
+
+def test_the_page_needs_no_network(made):
+    page = made.page.read_text()
+    assert not re.search(r'(src|href)="(https?:)?//', page)
+    assert "<script src" not in page
+    assert "MIT License" in page  # the chart library's notice travels with it
+
+
+def test_every_exhibit_leads_to_its_lines(made, measured):
+    page = made.page.read_text()
+    for address in re.findall(r'<li><a href="([^"]+)"', page):
+        name, _, line = address.partition("#L")
+        file = (made.folder / name).resolve()
+        assert file.is_file(), address
+        assert int(line) <= len(file.read_text().splitlines())
+    lines = (measured / "measure.json").read_text().splitlines()
+    place = made.contents.series[0].places["2 ranks"]
+    assert '"label": "2 ranks"' in lines[place.line - 1]
+
+
+def test_the_same_training_is_said_with_a_number(made):
+    assert re.match(r"All 3 runs trained the same thing: the losses differ by \d(\.\d)?e-0[89]", made.contents.same)
+
+
+def test_markdown_and_latex_have_the_tables(made):
+    text, article = ((made.folder / f"report.{kind}").read_text() for kind in ("md", "tex"))
+    assert "| 2 ranks | " in text
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|")
+    assert r"\toprule" in article
+    assert r"\frac{2(n-1)}{n}" in article
+    assert r"\includegraphics" in article
+
+
+def test_devices_are_shown_where_they_are_known(measured, made, tmp_path):
+    shutil.copytree(measured, folder := tmp_path / "measured")
+    values = json.loads((folder / "measure.json").read_text())
+    used = {"device_share": 0.93, "device_bytes": 4.2e9}
+    values["rows"][0] |= {"device": "NVIDIA H200", "mfu": 0.4567, "usage": used}
+    (folder / "measure.json").write_text(json.dumps(values, indent=2))
+    contents = gather([folder])
+    shown, cells = exhibits(contents, tmp_path), tables(contents)
+    for text in (page(contents, shown, cells, figures=False), markdown(contents, shown, cells, figures=False)):
+        assert all(word in text for word in ("NVIDIA H200", "MFU", "45.7 %", "93 %", "4.2 GB"))
+    assert "MFU" not in made.page.read_text()
+
+
+def test_points_know_their_lines(tmp_path):
+    path = make_run(tmp_path, steps=30)
+    file = path / "events" / "rank0.jsonl"
+    lines = file.read_text().splitlines()
+    resumed = [*lines[:21], '{"kind":"step","st', '{"kind":"resume","t":1,"step":10}', *lines[11:]]
+    file.write_text("\n".join(resumed) + "\n")
+    run = read_run(path)
+    assert [p.step for p in run.points] == [event["step"] for event in read_steps(file)] == list(range(1, 31))
+    for point in run.points:
+        event = json.loads(resumed[point.line - 1])
+        assert (event["step"], event["loss"]) == (point.step, point.loss)
+    assert run.torn == 1
+
+
+def test_thinning_keeps_every_spike(tmp_path):
+    run = read_run(make_run(tmp_path, steps=900))
+    kept = thinned(run.points, 100)
+    assert len(kept) <= 110
+    assert {min(run.points, key=lambda p: p.loss), max(run.points, key=lambda p: p.loss)} <= set(kept)
+    assert (kept[0], kept[-1]) == (run.points[0], run.points[-1])
+
+
+def test_plain_runs_become_rows(tmp_path):
+    runs = [make_run(tmp_path, f"on{n}", n, step_s=0.1 / n**0.8) for n in (1, 2, 4)]
+    found = gather(runs)
+    (series,) = found.series
+    assert [round(row.speedup, 1) for row in series.rows] == [1.0, 1.7, 3.0]
+    assert series.kind == "strong"
+    single = gather(runs[:1])
+    assert not single.series
+    assert "samples/s" in single.verdict[0]
+
+
+def test_damaged_runs_are_named_and_the_rest_is_shown(tmp_path, capsys):
+    good, torn, empty, half = (make_run(tmp_path, name) for name in ("good", "torn", "empty", "half"))
+    events = torn / "events" / "rank0.jsonl"
+    events.write_text(events.read_text()[:-200])
+    (empty / "events" / "rank0.jsonl").write_text("")
+    (half / "summary.json").unlink()
+    with pytest.raises(SystemExit) as done:
+        main(["report", *map(str, (good, torn, empty, half)), "--out", str(tmp_path / "out")])
+    assert done.value.code == 0
+    error = capsys.readouterr().err
+    assert "torn/events/rank0.jsonl: 1 line could not be read" in error
+    assert "rank0.jsonl is empty" in error
+    assert "half is not finished" in error
+    assert "good" not in error
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "rank0.jsonl is empty" in page
+
+
+def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
+    alone = report([make_links(tmp_path / "net")], tmp_path / "alone")
+    assert alone.figures == ("links",)
+    assert alone.contents.title == "net"
+    assert alone.contents.verdict[0].startswith("A link of net carries 1 Gbit/s")
+    text = (alone.folder / "report.md").read_text()
+    assert text.count("| 1 Gbit/s |") == 6
+    assert "| all-reduce | b and c | 2 | 1 ms | 1 Gbit/s | 4 MB |" in text
+    line = alone.contents.links[0].places[4].line
+    assert '"collective": "all_reduce"' in (tmp_path / "net" / "links.json").read_text().splitlines()[line - 1]
+    points = exhibits(alone.contents, tmp_path)[0].data["lines"][0]["points"]
+    assert points[-1] == [4_000_000, pytest.approx(8 * 4 / 3 * 4e6 / (1e-3 + 8 * 4 / 3 * 4e6 / 1e9) / 1e9, rel=1e-4)]
+
+    both = tmp_path / "both"
+    shutil.copytree(measured, make_links(both), dirs_exist_ok=True)
+    found = gather([both])
+    assert len(found.links) == len(found.series) == 1
+    assert found.verdict[0].startswith("Take 4 ranks")
+    assert {"scaling", "links"} <= {exhibit.name for exhibit in exhibits(found, tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"format": 1}', '{"format": 2, "links": []}', '{"format": 1, "links": []}',
+     '{"format": 1, "links": [3]}',
+     '{"format": 1, "links": [{"collective": "gossip", "between": "all ranks", "ranks": 2, "sizes_bytes": [1], '
+     '"seconds": [1], "latency_s": 1, "bandwidth_bits_s": 1}]}'],
+)  # fmt: skip
+def test_damaged_links_are_named_and_left_out(tmp_path, capsys, text):
+    run, net = make_run(tmp_path, "good"), tmp_path / "net"
+    net.mkdir()
+    (net / "links.json").write_text(text)
+    found = gather([run, net])
+    assert len(found.runs) == 1
+    assert not found.links
+    assert len(found.left_out) == 1
+    assert "net/links.json" in found.left_out[0]
+    assert "links.json" in refused(capsys, net, "--out", tmp_path / "out")
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as done:
+        main(["report", *map(str, words)])
+    error = capsys.readouterr().err
+    assert done.value.code == 2, error
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_each_mistake_is_one_line(tmp_path, capsys, measured):
+    run = make_run(tmp_path, "good")
+    other = make_run(tmp_path, "lm")
+    text = (other / "spec.yaml").read_text()
+    lm = re.sub(r"(?s)^model:.*?(?=^train:)", "", text.replace("workload: classifier", "workload: lm"), flags=re.M)
+    (other / "spec.yaml").write_text(lm)
+    (tmp_path / "folder").mkdir()
+    out = ("--out", tmp_path / "out")
+    assert "is not a run folder" in refused(capsys, tmp_path / "folder", *out)
+    assert "does not exist" in refused(capsys, tmp_path / "gone", *out)
+    assert "neither a run folder nor a table" in refused(capsys, run / "summary.json", *out)
+    assert "different workloads" in refused(capsys, run, other, *out)
+    assert "cannot be written" in refused(capsys, run, "--out", "/proc/report")
+    assert "--price" in refused(capsys, run, "--price", "-2", *out)
+    bad = tmp_path / "bad"
+    shutil.copytree(measured, bad)
+    (bad / "measure.json").write_text((measured / "measure.json").read_text()[:3000])
+    assert "is damaged" in refused(capsys, bad, *out)
+    values = json.loads((measured / "measure.json").read_text())
+    (bad / "measure.json").write_text(json.dumps({**values, "rows": values["rows"][1:]}))
+    assert "no one-rank row" in refused(capsys, bad, *out)
+    del values["rows"]
+    (bad / "measure.json").write_text(json.dumps(values))
+    assert "is not finished" in refused(capsys, bad, *out)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("devices,seconds\n", "has a heading and no rows"),
+        ("a,b\n1,2\n", "head the columns"),
+        ("devices,seconds\n1,x\n", "line 2"),
+        ("devices,seconds\n2,3\n", "there is no such line"),
+        ("devices,seconds\n1,0\n", "not possible"),
+        ("1\n", "one column"),
+    ],
+)
+def test_tables_that_cannot_be_read(tmp_path, text, said):
+    file = tmp_path / "times.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_times_file(file)
+
+
+def test_a_table_of_times(tmp_path):
+    file = tmp_path / "old.csv"
+    file.write_text(
+        "# as measured in spring\nGPUs;Time;model\n1;19.53;small\n4;42.34;small\n1;99.94;large\n4;124.95;large\n"
+    )
+    small, large = gather([file]).series
+    assert small.rows[1].speedup == pytest.approx(0.461, abs=1e-3)
+    assert large.rows[1].speedup == pytest.approx(0.8, abs=1e-3)
+    assert small.places["4 devices"].line == 4
+    assert small.verdict[0] == "Stay on 1 device: more do not pay; 4 devices reach 0.461×."
+    report([file], tmp_path / "out", price=2.0)
+
+
+def test_tex_is_harmless():
+    assert tex("50 % of a_b & {c} \\d") == r"50 \% of a\_\allowbreak{}b \& \{c\} \textbackslash{}d"
+    assert "?" in tex("日本")
+
+
+@pytest.fixture(scope="module")
+def twenty_long(tmp_path_factory):
+    """A report of 20 runs, and the seconds of the processor that it took."""
+    folder = tmp_path_factory.mktemp("twenty")
+    runs = [make_run(folder, "r0", steps=10_000)]
+    for n in range(1, 20):
+        runs.append(folder / f"r{n}")
+        shutil.copytree(runs[0], runs[-1])
+    began = time.process_time()
+    return report(runs, folder / "out"), time.process_time() - began
+
+
+def test_twenty_long_runs_make_a_small_page(twenty_long):
+    found, cpu_s = twenty_long
+    assert found.page.stat().st_size < 5_000_000
+    assert len(found.contents.runs) == 20
+    assert cpu_s < 30, "about 5 s on an idle core"
+
+
+@pytest.mark.timing
+def test_twenty_long_runs_are_quick(twenty_long):
+    assert twenty_long[1] < 10

@@ -1,0 +1,196 @@
+"""The decoder: sizes of published models, whole or in stages, and its parts against plain formulas."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import UserError
+from paceline.shapes import PRESETS, DecoderShape
+from paceline.spec import LMModel, build
+from paceline.workloads.lm.decoder import Decoder, causal_attention, rotary_tables, rotate
+
+KINDS = {
+    "modern": {},
+    "as many keys": {"kv_heads": 4},
+    "one key": {"kv_heads": 1},
+    "tied": {"tied": True},
+    "gpt2": {"tied": True, "positions": "learned", "ffn_kind": "gelu"},
+}
+
+
+def shape_of(kind="modern"):
+    sizes = {"width": 32, "heads": 4, "kv_heads": 2, "layers": 3, "ffn": 48, **KINDS[kind]}
+    return DecoderShape.of("custom", sizes, vocab=50, sequence=16)
+
+
+def some_tokens():
+    ids, targets = torch.randint(0, 50, (2, 9)), torch.randint(0, 50, (2, 9))
+    targets[0, 4:] = -100
+    return ids, targets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_those_of_the_logits(kind):
+    model = Decoder(shape_of(kind)).double()
+    ids, targets = some_tokens()
+    losses = model(ids, targets)
+    logits = model(ids)
+    assert logits.shape == (2, 9, 50)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 9).sum(1)
+    torch.testing.assert_close(losses, expected)
+    losses.sum().backward()
+    ours = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    expected.sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_count_of_parameters_is_that_of_the_weights(kind):
+    shape = shape_of(kind)
+    model = Decoder(shape)
+    assert sum(p.numel() for p in model.parameters()) == shape.parameters
+    assert not [name for name in model.state_dict() if not name.endswith("weight")], "no tables of positions"
+
+
+@pytest.mark.parametrize("kind", ["modern", "as many keys"])
+@pytest.mark.parametrize("cut", [1, 2])
+def test_stages_one_after_the_other_are_the_whole(kind, cut):
+    whole = Decoder(shape_of(kind)).double()
+    ids, targets = some_tokens()
+    first, last = whole.stage(range(cut)), copy.deepcopy(whole)
+    last.tokens = None
+    for i in range(cut):
+        del last.layers[str(i)]
+    hidden = first(ids)
+    assert hidden.shape == (2, 9, 32)
+    assert torch.equal(last(hidden, targets), whole(ids, targets))
+    assert first.state_dict().keys() | last.state_dict().keys() == whole.state_dict().keys()
+    assert not first.state_dict().keys() & last.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_depend_on_their_names_and_the_seed_alone(kind):
+    torch.manual_seed(3)
+    whole = Decoder(shape_of(kind))
+    torch.randn(5)
+    with torch.device("meta"):
+        empty = Decoder(shape_of(kind))
+    later = empty.stage(range(1, 3)).to_empty(device="cpu") if not whole.shape.tied else empty.to_empty(device="cpu")
+    later.initialise(seed=3)
+    for name, value in later.state_dict().items():
+        assert torch.equal(value, whole.state_dict()[name]), name
+    other = Decoder(shape_of(kind))
+    other.initialise(seed=4)
+    assert not torch.equal(other.tokens.weight, whole.tokens.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_loss_is_that_of_a_guess(kind):
+    ids, targets = torch.randint(0, 50, (8, 16)), torch.randint(0, 50, (8, 16))
+    loss = Decoder(shape_of(kind))(ids, targets).sum() / targets.numel()
+    assert abs(loss.item() - math.log(50)) < 0.4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_does_not_see_what_comes_after_it(kind):
+    model = Decoder(shape_of(kind)).double()
+    ids = some_tokens()[0]
+    changed = ids.clone()
+    changed[:, 5:] = (changed[:, 5:] + 1) % 50
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_grouped_attention_is_that_of_repeated_keys():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 6, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    grouped = causal_attention(q, k, v)
+    scores = torch.einsum("bshd,bthd->bhst", q, k.repeat_interleave(2, 2)) / 2
+    scores = scores.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -torch.inf)
+    expected = torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v.repeat_interleave(2, 2))
+    torch.testing.assert_close(grouped, expected)
+    grads = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (grouped, expected))
+    for mine, reference in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, reference)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    torch.manual_seed(0)
+    cos, sin = rotary_tables(20, 8, torch.device("cpu"), torch.float64)
+    q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    turned_q, turned_k = (rotate(x.expand(1, 20, 1, 8), cos, sin)[0, :, 0] for x in (q, k))
+    scores = turned_q @ turned_k.T
+    torch.testing.assert_close(scores[3, 1], scores[19, 17])
+    torch.testing.assert_close(scores[0, 0], q @ k)
+    assert not torch.isclose(scores[3, 1], scores[4, 1])
+    assert rotary_tables(4, 8, torch.device("cpu"), torch.bfloat16)[0].dtype == torch.float32
+
+
+# Published sizes. GPT-2 124M has 124,439,808 parameters; its biases, 102,144 of them, are left out here.
+PUBLISHED = {
+    "gpt2": 124_439_808 - 102_144,
+    "1b": 1_100_048_384,
+    "3b": 3_426_473_600,
+    "7b": 6_738_415_616,
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_presets_have_the_published_number_of_parameters(preset):
+    shape = LMModel(preset=preset).shape(vocab=1, sequence=1024)
+    with torch.device("meta"):
+        model = Decoder(shape)
+    assert sum(p.numel() for p in model.parameters()) == shape.parameters == PUBLISHED[preset]
+
+
+def test_presets_are_those_of_the_run_file():
+    words = LMModel.model_fields["preset"].annotation.__args__
+    assert tuple(PRESETS) == words
+    assert 1.3e9 < LMModel(preset="1.3b").shape(1, 1).parameters < 1.4e9
+
+
+def test_given_fields_override_the_preset():
+    shape = LMModel(preset="7b", layers=2, kv_heads=8).shape(vocab=5, sequence=9)
+    assert (shape.layers, shape.kv_heads, shape.width, shape.vocab) == (2, 8, 4096, 32000)
+    assert LMModel(preset="tiny").shape(vocab=5, sequence=9).vocab == 5
+
+
+WRONG = {
+    "heads": ({"width": 128, "heads": 5}, "model.heads=5 does not divide model.width=128; try 4"),
+    "odd heads": ({"width": 12, "heads": 12, "kv_heads": 12}, "odd number of features per head.*try 6"),
+    "kv heads": ({"heads": 8, "kv_heads": 3}, "model.kv_heads=3 does not divide model.heads=8; try 2"),
+    "custom": ({"preset": "custom", "width": 8}, "needs model.heads and model.layers too; or take one of tiny"),
+    "preset": ({"preset": "huge"}, "'huge' is not allowed; use one of 'custom', 'tiny'"),
+    "unknown": ({"depth": 3}, "there is no such key"),
+    "tied": ({"tied": 3}, "neither true nor false"),
+    "odd width": ({"width": 7, "heads": 7, "kv_heads": 1}, "model.width must be even"),
+}
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_sizes_that_do_not_fit_are_refused(row):
+    model, said = WRONG[row]
+    with pytest.raises(UserError, match=said):
+        build({"workload": "lm", "model": model})
+
+
+def test_data_that_do_not_fit_the_model_are_refused():
+    with pytest.raises(UserError, match=r"model.vocab=50257 is fewer than the 60000 tokens"):
+        LMModel(preset="gpt2").shape(vocab=60000, sequence=16)
+    with pytest.raises(UserError, match=r"type  data.sequence=1024  or  model.context=2048"):
+        LMModel(preset="gpt2").shape(vocab=1, sequence=2048)
+
+
+def test_costs_are_in_proportion_to_the_work():
+    shape = LMModel(preset="7b").shape(1, 1)
+    with torch.device("meta"):
+        embed, layers, head = Decoder(shape).costs(4096)
+    assert len(layers) == 32
+    assert 6 * shape.parameters < sum(layers) + head < 7.5 * shape.parameters
+    assert embed < head < layers[0]

@@ -1,0 +1,86 @@
+"""The verbs on a trained language model: sample and export."""
+
+import pytest
+
+import paceline
+from paceline.cli import main
+from paceline.workloads.lm.sample import load_model, next_logits
+
+
+@pytest.fixture(scope="module")
+def run(tiny_lm, tmp_path_factory):
+    spec = tiny_lm.replace({"train.steps": 6, "train.checkpoint_every": 3})
+    result = paceline.train(spec, tmp_path_factory.mktemp("runs"), show=False)
+    assert result.status == "finished"
+    assert result.metrics.keys() >= {"loss", "perplexity"}
+    return result
+
+
+def test_a_sample_begins_with_the_prompt_and_follows_the_seed(run):
+    texts = [paceline.sample(run.path, "Returns the", tokens=12, seed=seed) for seed in (0, 0, 1)]
+    assert all(text.startswith("Returns the") for text in texts)
+    assert texts[0] == texts[1] != texts[2]
+    assert len(texts[0]) > len("Returns the")
+
+
+def test_a_prompt_longer_than_a_sample_is_understood(run):
+    prompt = "a long prompt " * 40
+    assert paceline.sample(run.path, prompt, tokens=3).startswith(prompt)
+
+
+def test_a_low_temperature_takes_the_likeliest_token(run):
+    import torch
+
+    workload, model = load_model(run.path)
+    ids = torch.tensor([[0, *workload.corpus.tokenizer.encode("The", add_special_tokens=False).ids]])
+    likeliest = int(next_logits(model, ids).argmax())
+    expected = "The" + workload.corpus.tokenizer.decode([likeliest])
+    for top_k in (0, 1, 40):
+        assert paceline.sample(run.path, "The", tokens=1, temperature=1e-6, top_k=top_k) == expected
+    torch.testing.assert_close(next_logits(model, ids), model(ids)[0, -1].double(), rtol=1e-5, atol=1e-6)
+
+
+def test_export_has_the_weights_of_the_decoder(run, tmp_path):
+    from safetensors.torch import load_file
+
+    out = paceline.export(run.path, tmp_path / "lm.safetensors")
+    _, model = load_model(run.path)
+    tensors = load_file(out)
+    assert tensors.keys() == model.state_dict().keys()
+    assert all(tensors[name].equal(value) for name, value in model.state_dict().items())
+
+
+BAD = {
+    "empty prompt": (["RUN", ""], "the prompt is empty"),
+    "temperature": (["RUN", "a", "--temperature", "0"], "--temperature 0: it must be above 0"),
+    "not a number": (["RUN", "a", "--temperature", "nan"], "--temperature nan"),
+    "tokens": (["RUN", "a", "--tokens", "0"], "--tokens 0: use 1 or more"),
+    "top-k": (["RUN", "a", "--top-k", "-1"], "--top-k -1"),
+    "seed": (["RUN", "a", "--seed", "-1"], "--seed -1"),
+    "no run": (["nowhere", "a"], "does not exist"),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_wrong_requests_end_with_2(run, capsys, row):
+    words, said = BAD[row]
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", *(str(run.path) if word == "RUN" else word for word in words)])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_no_language_model_is_refused(small, tmp_path):
+    from paceline.record.run_dir import RunDir
+
+    folder = RunDir.claim(tmp_path, "small", small)
+    with pytest.raises(paceline.UserError, match=r"is a run of classifier; only language models"):
+        paceline.sample(folder.path, "a")
+
+
+def test_a_run_without_a_checkpoint_is_refused(tiny_lm, tmp_path):
+    from paceline.record.run_dir import RunDir
+
+    folder = RunDir.claim(tmp_path, "young", tiny_lm)
+    with pytest.raises(paceline.UserError, match="has no whole checkpoint"):
+        paceline.sample(folder.path, "a")

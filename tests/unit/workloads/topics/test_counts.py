@@ -1,0 +1,547 @@
+"""Counts in: every form gives the same numbers in the smallest exact type, and what is no count is refused."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paceline.errors import UserError
+from paceline.workloads.topics import npy, synthetic
+from paceline.workloads.topics.blocks import Csr, DenseCounts, dense_rows, sparse_rows
+from paceline.workloads.topics.counts import in_memory, read_counts, sparsified, totals
+from paceline.workloads.topics.datasets import NumpyDiskDataset, TorchDiskDataset
+from paceline.workloads.topics.npy import NpyCounts
+from paceline.workloads.topics.stream import blocks, cuts
+from paceline.workloads.topics.synthetic import generate_synthetic_data, zipf_documents
+
+NIPS = Path(__file__).resolve().parents[5] / "shared" / "data" / "nips_counts" / "counts_csr.npz"
+X = np.random.default_rng(0).poisson(0.4, (57, 33))
+SMALL = (np.uint8, np.uint16, np.int32, np.float32)
+matrices = hnp.arrays(
+    np.int64,
+    st.tuples(st.integers(1, 12), st.integers(1, 9)),
+    elements=st.sampled_from([0, 0, 0, 1, 2, 255, 256, 65_535, 65_536, 2**31 - 1]),
+).filter(lambda matrix: matrix.any())
+
+
+def whole(counts, **settings) -> np.ndarray:
+    """All documents, put together from blocks; each is checked against the contract."""
+    rows = []
+    for block in blocks(counts, **settings):
+        values = block.values
+        if isinstance(values, Csr):
+            assert values.indptr.dtype == np.int64
+            assert values.indptr[0] == 0
+            assert values.indices.dtype == np.int32
+            assert values.data.all()
+            for row in range(values.rows):
+                assert (np.diff(values.indices[values.indptr[row] : values.indptr[row + 1]]) > 0).all()
+            assert values.data.dtype in SMALL
+            values = dense_rows(values, counts.terms)
+        assert values.flags.c_contiguous
+        assert values.dtype in SMALL
+        assert block.start == sum(map(len, rows))
+        assert block.stop == block.start + len(values)
+        rows.append(values)
+    return np.concatenate(rows)
+
+
+def on_disk(folder: Path, array: np.ndarray, name: str = "counts.npy") -> Path:
+    np.save(folder / name, array)
+    return folder / name
+
+
+FORMS = {
+    "array": lambda x, p: x,
+    "columns first": lambda x, p: np.asfortranarray(x),
+    "every other column": lambda x, p: np.repeat(x, 2, axis=1)[:, ::2],
+    "list": lambda x, p: x.tolist(),
+    "tensor": lambda x, p: torch.tensor(x),
+    "coo tensor": lambda x, p: torch.tensor(x).to_sparse(),
+    "csr tensor": lambda x, p: torch.tensor(x).to_sparse_csr(),
+    "csr": lambda x, p: scipy.sparse.csr_matrix(x),
+    "csc": lambda x, p: scipy.sparse.csc_array(x),
+    "coo": lambda x, p: scipy.sparse.coo_array(x),
+    "lil": lambda x, p: scipy.sparse.lil_array(x),
+    "dok": lambda x, p: scipy.sparse.dok_array(x),
+    "npy": lambda x, p: on_disk(p, x),
+    "npy float32": lambda x, p: on_disk(p, x.astype(np.float32)),
+    "npy float64": lambda x, p: on_disk(p, x.astype(np.float64)),
+    "npy big-endian": lambda x, p: on_disk(p, x.astype(">i4")),
+    "npy columns first": lambda x, p: on_disk(p, np.asfortranarray(x)),
+    "memory map": lambda x, p: np.load(on_disk(p, x), mmap_mode="r"),
+    "part of a memory map": lambda x, p: np.load(on_disk(p, np.vstack([x, x])), mmap_mode="r")[len(x) :],
+    "dataset": lambda x, p: NumpyDiskDataset(on_disk(p, x)),
+    "torch dataset": lambda x, p: (torch.save(torch.tensor(x), p / "x.pt"), TorchDiskDataset(p / "x.pt"))[1],
+    "chosen rows": lambda x, p: NumpyDiskDataset(on_disk(p, np.vstack([x, x])), np.arange(len(x), 2 * len(x))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_counts(form, tmp_path):
+    counts = read_counts(FORMS[form](X, tmp_path))
+    assert (counts.documents, counts.terms) == X.shape
+    assert (whole(counts, block_bytes=500) == X).all()
+    sums = totals(counts)
+    assert (sums.per_document == X.sum(1)).all()
+    assert (sums.per_term == X.sum(0)).all()
+    assert (sums.largest, sums.nonzeros) == (X.max(), np.count_nonzero(X))
+    assert (counts.weights() == (np.count_nonzero(X, axis=1) if counts.sparse else X.shape[1])).all()
+    assert counts.stored_bytes > 0
+
+
+@given(matrix=matrices, start=st.integers(0, 11), block_bytes=st.sampled_from([1, 60, 10_000]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_counts_of_any_size_are_exact(matrix, start, block_bytes, tmp_path):
+    start = min(start, len(matrix) - 1)
+    for source in (
+        matrix.astype(np.float64),
+        scipy.sparse.coo_array(matrix),
+        on_disk(tmp_path, matrix),
+        on_disk(tmp_path, matrix.astype(np.float64), "floats.npy"),
+    ):
+        counts = read_counts(source)
+        assert (whole(counts, block_bytes=block_bytes) == matrix).all()
+        block = counts.block(start, len(matrix)).values
+        data = block.data if isinstance(block, Csr) else block
+        part = matrix if counts.resident else matrix[start:]
+        expected = np.uint8 if part.max() < 256 else np.uint16 if part.max() < 65_536 else np.int32
+        assert data.dtype == expected
+        sums = totals(counts, start)
+        assert (sums.per_document == matrix[start:].sum(1)).all()
+        assert (sums.per_term == matrix[start:].sum(0)).all()
+
+
+@given(matrix=matrices)
+@settings(max_examples=40, deadline=None)
+def test_rows_to_nonzeros_and_back(matrix):
+    assert (dense_rows(sparse_rows(matrix.astype(np.int32)), matrix.shape[1]) == matrix).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "uint64", "int64", "float16", "bool"])
+def test_types_of_files(dtype, tmp_path):
+    stored = X.astype(dtype)
+    counts = read_counts(on_disk(tmp_path, stored))
+    assert (whole(counts, block_bytes=1) == stored).all()
+    assert counts.block(0, 9).values.dtype == np.uint8
+
+
+def test_an_array_of_bytes_is_not_copied():
+    bytes_ = X.astype(np.uint8)
+    assert np.shares_memory(read_counts(bytes_).block(5, 9).values, bytes_)
+    csr = scipy.sparse.csr_array(bytes_)
+    assert np.shares_memory(read_counts(csr).block(5, 9).values.data, csr.data)
+
+
+def test_entries_given_twice_are_added_without_overflow():
+    twice = scipy.sparse.coo_array((np.full(3, 200, np.uint8), ([1, 1, 0], [2, 2, 0])), shape=(2, 3))
+    counts = read_counts(twice)
+    assert whole(counts).tolist() == [[200, 0, 0], [0, 0, 400]]
+    csr = scipy.sparse.csr_array((np.array([200, 200, 0], np.uint8), [2, 2, 1], [0, 0, 3]), shape=(2, 3))
+    assert whole(read_counts(csr)).tolist() == [[0, 0, 0], [0, 0, 400]]
+    assert csr.data.tolist() == [200, 200, 0], "the user's matrix is left as it was"
+
+
+def test_fractions_when_allowed(tmp_path):
+    fractions = X * 0.5
+    for source in (fractions, scipy.sparse.csr_array(fractions), on_disk(tmp_path, fractions)):
+        counts = read_counts(source, fractional=True)
+        assert (whole(counts, block_bytes=999) == fractions).all()
+        assert totals(counts).per_document == pytest.approx(fractions.sum(1))
+    assert totals(read_counts(on_disk(tmp_path, fractions)), fractional=True).largest == fractions.max()
+    mixed = np.array([[1, 2.0], [0.5, 2**31]])
+    assert whole(read_counts(on_disk(tmp_path, mixed), fractional=True), block_bytes=1).tolist() == mixed.tolist()
+
+
+def test_sparse_files_of_scipy(tmp_path):
+    for number, form in enumerate((scipy.sparse.csr_array, scipy.sparse.csc_matrix, scipy.sparse.coo_array)):
+        scipy.sparse.save_npz(tmp_path / f"{number}.npz", form(X.astype(np.float32)))
+        counts = read_counts(tmp_path / f"{number}.npz")
+        assert (whole(counts) == X).all()
+        assert counts.block(0, 5).values.data.dtype == np.uint8
+    np.savez(tmp_path / "dense.npz", X=X)
+    assert (whole(read_counts(tmp_path / "dense.npz")) == X).all()
+
+
+def test_matrix_market(tmp_path):
+    path = tmp_path / "x.mtx"
+    scipy.io.mmwrite(path, scipy.sparse.coo_array(X))
+    assert (whole(read_counts(path)) == X).all()
+    (tmp_path / "y.mtx.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert (whole(read_counts(str(tmp_path / "y.mtx.gz"))) == X).all()
+    scipy.io.mmwrite(tmp_path / "dense.mtx", X)
+    assert (whole(read_counts(tmp_path / "dense.mtx")) == X).all()
+
+
+def test_names_beside_a_matrix(tmp_path):
+    path = on_disk(tmp_path, X)
+    assert read_counts(path).vocabulary is None
+    (tmp_path / "terms.txt").write_text("".join(f"wörd{i}\n" for i in range(33)), encoding="utf-8")
+    (tmp_path / "docs.txt").write_text("".join(f"doc {i}\n" for i in range(57)))
+    counts = read_counts(path)
+    assert counts.vocabulary[32] == "wörd32"
+    assert counts.names[56] == "doc 56"
+    (tmp_path / "counts.terms.txt").write_text("x\n" * 33)
+    assert read_counts(path).vocabulary == ["x"] * 33
+    (tmp_path / "docs.txt").write_text("one\n")
+    with pytest.raises(UserError, match=r"docs.txt: 1 lines, but counts.npy has 57 rows"):
+        read_counts(path)
+
+
+def test_files_stored_by_columns_work_and_say_that_they_are_slow(tmp_path):
+    with pytest.warns(UserWarning, match="Fortran"):
+        counts = read_counts(on_disk(tmp_path, np.asfortranarray(X)))
+    assert (whole(counts, block_bytes=2000) == X).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(read_counts(on_disk(tmp_path, X)), NpyCounts)
+
+
+def test_changes_in_a_private_memory_map_are_counted_and_kept(tmp_path):
+    private = np.load(on_disk(tmp_path, X), mmap_mode="c")
+    private[3, 4] = 77
+    assert whole(read_counts(private))[3, 4] == 77
+    assert private[3, 4] == 77
+
+
+def test_files_stored_by_columns_in_panels(tmp_path, monkeypatch):
+    monkeypatch.setattr(npy, "TOUCHED_BYTES", 1)
+    matrix = X.astype(np.float64)
+    matrix[3, 5], matrix[20, 2], matrix[50, 32] = 300, 70_000, 0.5
+    array = np.asfortranarray(matrix)
+    assert (whole(npy.MappedCounts(array, "x", fractional=True), block_bytes=400) == matrix).all()
+    with pytest.raises(UserError, match=r"document 50, term 32 .* is 0.5"):
+        whole(npy.MappedCounts(array, "x"))
+
+
+def with_value(value):
+    matrix = X.astype(np.float64)
+    matrix[40, 7] = value
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "document 40, term 7 .* is -1: a count cannot be negative"),
+        (np.nan, "document 40, term 7 .* is nan: every count must be a finite number"),
+        (np.inf, "is inf: every count must be a finite number"),
+        (0.5, r"is 0.5: counts are whole numbers; to allow fractions pass  fractional=True  \(--fractional\)"),
+        (3e9, "is 3000000000: the largest count is 2,147,483,647"),
+    ],
+)
+def test_what_is_not_a_count(value, message, tmp_path):
+    matrix = with_value(value)
+    for source in (matrix, scipy.sparse.csr_array(matrix), torch.tensor(matrix)):
+        with pytest.raises(UserError, match=message):
+            read_counts(source)
+    stored = read_counts(on_disk(tmp_path, matrix))
+    with pytest.raises(UserError, match=f"counts.npy: .*{message}"):
+        totals(stored)
+    with pytest.raises(UserError, match=message):
+        whole(stored, block_bytes=500)
+    if value != 0.5 and value != 3e9:
+        with pytest.raises(UserError, match=message):
+            read_counts(matrix, fractional=True)
+        with pytest.raises(UserError, match=r"negative|finite"):
+            totals(read_counts(on_disk(tmp_path, matrix), fractional=True))
+
+
+def test_negative_whole_numbers():
+    for dtype in (np.int8, np.int32, np.int64):
+        with pytest.raises(UserError, match=r"document 1, term 0 .* is -3: a count cannot be negative"):
+            read_counts(np.array([[1, 70], [-3, 2]], dtype))
+    with pytest.raises(UserError, match="is -1: a count cannot be negative"):
+        totals(DenseCounts(np.array([[1, -1]], np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (np.zeros(5), "1 dimension .*has 2"),
+        (np.zeros((2, 3, 4)), "3 dimensions .*has 2"),
+        (np.zeros((0, 4)), "is empty, 0 documents by 4 terms"),
+        (np.zeros((4, 0)), "is empty, 4 documents by 0 terms"),
+        (scipy.sparse.csr_array((0, 3)), "is empty"),
+        (torch.zeros(3), "the tensor: has 1 dimension"),
+        (np.array([["a", "b"]]), "holds texts"),
+        (np.array([[{}, 1]], object), "holds objects"),
+        (np.ones((2, 2), complex), "holds complex numbers"),
+        (torch.ones(2, 2, dtype=torch.complex64), "holds complex numbers"),
+        ({"a": 1}, "dict|objects"),
+    ],
+)
+def test_no_matrix(source, message):
+    with pytest.raises(UserError, match=message) as error:
+        read_counts(source)
+    assert "\n" not in str(error.value)
+
+
+def test_a_matrix_of_zeros_is_refused_and_empty_documents_are_not(tmp_path):
+    with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
+        totals(read_counts(np.zeros((4, 3))))
+    with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
+        totals(read_counts(scipy.sparse.csr_array((4, 3))))
+    one = np.zeros((4, 3))
+    one[2, 1] = 1
+    assert totals(read_counts(one)).per_document.tolist() == [0, 0, 1, 0]
+    assert totals(read_counts(one), 0, 2).nonzeros == 0
+
+
+def test_bad_files(tmp_path):
+    def refused(name, message, content=None):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=message) as error:
+            read_counts(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+    good = on_disk(tmp_path, X).read_bytes()
+    refused("short.npy", r"cut short, .* \(100 B are missing\)", good[:-100])
+    refused("header.npy", "header of the .npy file is damaged", good[:40])
+    refused("other.npy", "not a .npy file", b"PK something else entirely")
+    refused("nothing.npy", "not a .npy file", b"")
+    refused("count.npy", "there is no such file or folder, did you mean 'counts.npy'")
+    refused("x.docx", "a file of this kind is not read; give .npy", b"x")
+    refused("zip.npz", "cannot be read|not a matrix", b"no zip")
+    refused("text.mtx", "not a Matrix Market file|cannot be read", b"hello\n")
+    np.savez(tmp_path / "two.npz", a=X, b=X)
+    refused("two.npz", r"neither a sparse matrix .* \(there: a, b\)")
+    np.save(tmp_path / "objects.npy", np.array([[{}, 1]], object), allow_pickle=True)
+    refused("objects.npy", "holds objects")
+    on_disk(tmp_path, X[0], "line.npy")
+    refused("line.npy", "has 1 dimension ")
+    (tmp_path / "folder").mkdir()
+    refused("folder", r"without counts.json and without .txt files \(there: nothing\)")
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    path = on_disk(tmp_path, X)
+    counts = read_counts(path)
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(UserError, match="cut short"):
+        whole(counts, block_bytes=700)
+
+
+def readers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "topics-reader" in thread.name]
+
+
+def test_the_reader_stops_with_its_consumer(tmp_path):
+    counts = read_counts(on_disk(tmp_path, X))
+    stream = blocks(counts, block_bytes=300, ahead=3)
+    assert next(stream).start == 0
+    assert readers()
+    stream.close()
+    assert not readers()
+    assert [b.start for b in blocks(counts, 10, 20, 300)] == [a for a, _ in cuts(counts, 10, 20, 300)]
+    assert list(blocks(counts, 7, 7)) == []
+    assert counts.block(7, 7).values.shape == (0, 33)
+    assert not readers()
+
+
+def test_an_error_of_the_reader_reaches_the_consumer(tmp_path):
+    matrix = with_value(-2)
+    stream = blocks(read_counts(on_disk(tmp_path, matrix)), block_bytes=300)
+    with pytest.raises(UserError, match="document 40"):
+        list(stream)
+    assert not readers()
+
+
+def test_blocks_keep_to_their_size():
+    counts = read_counts(scipy.sparse.csr_array(X))
+    sizes = [len(block.values.data) * 8 for block in blocks(counts, block_bytes=900)]
+    assert max(sizes) <= 900
+    assert len(sizes) < len(X)
+
+
+def test_mostly_zero_rows_become_nonzeros_if_they_fit(tmp_path):
+    thin = np.zeros((300, 50), np.int64)
+    thin[:, 3] = np.arange(300)
+    for source in (thin, on_disk(tmp_path, thin)):
+        counts = sparsified(read_counts(source))
+        assert counts.sparse
+        assert counts.resident
+        assert (whole(counts) == thin).all()
+        assert not sparsified(read_counts(source), memory_bytes=100).sparse
+    assert not sparsified(read_counts(X)).sparse
+    held = in_memory(read_counts(on_disk(tmp_path, thin)))
+    assert held.resident
+    assert (whole(held) == thin).all()
+
+
+def few_nonzeros(rng, shape, largest):
+    """Counts of which one in twelve is not zero, or fewer."""
+    return np.where(rng.random(shape) < 0.08, rng.integers(1, largest + 1, shape), 0)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u4", "i8", "f4", "f8"])
+@pytest.mark.parametrize("terms", [1, 7, 8, 200, 1003])
+def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch):
+    """They are those of the block, in its type, whatever is read at a time."""
+    monkeypatch.setattr(npy, "SPARSE_BELOW", 1.0)
+    monkeypatch.setattr(npy, "PIECE_BYTES", 20_000)
+    rng = np.random.default_rng(terms)
+    for largest in (1, 255, 300, 65_535):
+        matrix = few_nonzeros(rng, (90, terms), largest)
+        if largest > np.iinfo(dtype).max if dtype[0] in "iu" else dtype == "?" and largest > 1:
+            continue
+        np.save(tmp_path / "x.npy", matrix.astype(dtype))
+        counts = read_counts(tmp_path / "x.npy")
+        for start, stop in ((0, 90), (3, 4), (17, 90)):
+            found, expected = counts.nonzero_rows(start, stop), sparse_rows(counts.block(start, stop).values)
+            for ours, theirs in zip(found.parts, expected.parts, strict=True):
+                assert np.array_equal(ours, theirs)
+            assert found.data.dtype == (np.uint8 if found.data.max(initial=0) < 256 else np.uint16)
+
+
+ODD = [(np.float32, odd) for odd in (0.5, -1.0, np.nan, np.inf, 65_535.5, 65_536.0)]
+ODD += [(np.int64, -1), (np.int64, 65_536), (np.uint64, 2**63)]
+
+
+@pytest.mark.parametrize(("dtype", "odd"), ODD)
+@pytest.mark.parametrize("at", [0, 5, 20])
+def test_what_is_no_small_count_is_left_to_the_slower_way(dtype, odd, at, tmp_path):
+    matrix = np.zeros((60, 21), dtype)
+    matrix[40, at], matrix[7, 7] = odd, 9
+    if dtype == np.float32:
+        matrix[3, 3] = -0.0
+    np.save(tmp_path / "x.npy", matrix)
+    counts = read_counts(tmp_path / "x.npy")
+    assert counts.nonzero_rows(0, 60) is None
+    assert counts.nonzero_rows(0, 40).data.tolist() == [9]
+    read = blocks(counts, block_bytes=10 * counts.row_bytes, without_zeros=True)
+    if odd in (65_536, 65_536.0):
+        assert np.array_equal(np.concatenate([dense_rows(b.values, 21) for b in read]), matrix)
+    else:
+        with pytest.raises(UserError, match=f"document 40, term {at}"):
+            list(read)
+
+
+@pytest.fixture
+def scanned(monkeypatch):
+    """Which documents were scanned, and which of them in vain."""
+    asked = []
+    scan = NpyCounts.nonzero_rows
+
+    def noted(self, start, stop):
+        found = scan(self, start, stop)
+        asked.append((start, found is not None))
+        return found
+
+    monkeypatch.setattr(NpyCounts, "nonzero_rows", noted)
+    return asked
+
+
+def test_rows_with_few_zeros_stay_rows(tmp_path, scanned):
+    """After two such blocks in a row the others are not scanned; one alone is passed over."""
+    matrix = np.zeros((80, 40), np.float32)
+    matrix[:, 5] = 1
+    for first in (10, 40, 50):
+        matrix[first : first + 10] = 1 + np.arange(40)
+    np.save(tmp_path / "x.npy", matrix)
+    found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=10 * 160, without_zeros=True))
+    assert [block.start for block in found if not isinstance(block.values, Csr)] == [10, 40, 50]
+    assert scanned == [(0, True), (10, False), (20, True), (30, True), (40, False), (50, False)]
+    rows = [dense_rows(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
+    assert np.array_equal(np.concatenate(rows), matrix)
+
+
+def test_without_numba_rows_are_read_as_they_are(tmp_path, scanned, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    np.save(tmp_path / "x.npy", np.eye(60, dtype=np.float32))
+    found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=2400, without_zeros=True))
+    assert not scanned
+    assert np.array_equal(np.concatenate([block.values for block in found]), np.eye(60))
+
+
+def test_datasets_give_rows(tmp_path):
+    data = NumpyDiskDataset(on_disk(tmp_path, X), indices=[5, 2])
+    row, index = data[-1]
+    assert (len(data), data.num_terms, index) == (2, 33, 1)
+    assert row.dtype == torch.float32
+    assert (row.numpy() == X[2]).all()
+    with pytest.raises(IndexError):
+        data[2]
+    with pytest.raises(UserError, match="has 57 rows"):
+        NumpyDiskDataset(X, indices=[57])
+    (tmp_path / "x.pt").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"not a tensor that torch.save wrote"):
+        TorchDiskDataset(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_synthetic_counts_follow_their_topics(sparse):
+    made = [generate_synthetic_data(200, 90, 4, avg_doc_length=400, seed=3, sparse=sparse) for _ in range(2)]
+    (counts, loadings, factors), (again, _, _) = made
+    dense = counts.toarray() if sparse else counts
+    assert counts.dtype == np.uint8
+    assert (dense == (again.toarray() if sparse else again)).all()
+    assert loadings.shape == (200, 4)
+    assert factors.shape == (4, 90)
+    assert loadings.sum(1) == pytest.approx(1, abs=1e-5)
+    assert factors.sum(1) == pytest.approx(1, abs=1e-5)
+    expected = 400 * loadings @ factors
+    assert dense.sum(1).mean() == pytest.approx(400, rel=0.02)
+    assert ((dense - expected) ** 2 / expected).mean() == pytest.approx(1, abs=0.05)  # variance = expectation
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_a_device_draws_follows_its_topics(sparse):
+    """The steps that a CUDA device takes, taken here by the CPU."""
+    counts, loadings, factors = synthetic._on_device(200, 90, 4, 400, 3, torch.device("cpu"), sparse)
+    dense = (counts.to_dense() if sparse else counts).float()
+    assert counts.dtype == torch.uint8
+    expected = 400 * loadings @ factors
+    assert float(dense.sum(1).mean()) == pytest.approx(400, rel=0.02)
+    assert float(((dense - expected) ** 2 / expected).mean()) == pytest.approx(1, abs=0.05)
+    assert (whole(read_counts(counts)) == dense.numpy()).all()
+
+
+def test_text_like_documents_on_a_device():
+    _, _, factors = zipf_documents(10, 900, 5)
+    counts, loadings, topics = synthetic._zipf_on_device(600, 5, factors, 80, 1, torch.device("cpu"), 2.0)
+    sums = totals(read_counts(counts))
+    assert sums.per_document.mean() == pytest.approx(80, rel=0.1)
+    assert np.corrcoef(sums.per_term, sums.per_document @ (loadings @ topics).numpy())[0, 1] > 0.99
+    assert synthetic._on_device(20, 10, 2, 20_000, 0, torch.device("cpu"), False)[0].dtype == torch.int32
+
+
+def test_synthetic_counts_beyond_a_byte():
+    counts, _, _ = generate_synthetic_data(20, 10, 2, avg_doc_length=20_000)
+    assert counts.dtype == np.uint16
+    assert counts.sum(1).mean() == pytest.approx(20_000, rel=0.02)
+
+
+def test_text_like_documents():
+    counts, loadings, factors = zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)
+    assert totals(counts).per_document.mean() == pytest.approx(80, rel=0.1)
+    assert whole(counts).shape == (600, 900)
+    sums = totals(counts).per_term
+    expected = totals(counts).per_document @ loadings @ factors
+    assert np.corrcoef(sums, expected)[0, 1] > 0.99
+    assert sums[:90].sum() > 0.5 * sums.sum()
+    assert (whole(zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)[0]) == whole(counts)).all()
+
+
+@pytest.mark.skipif(not NIPS.exists(), reason="the NIPS counts are not on this machine")
+def test_real_counts():
+    counts = read_counts(NIPS)
+    sums = totals(counts)
+    assert (counts.documents, counts.terms) == (2483, 14036)
+    assert len(counts.vocabulary) == 14036
+    assert len(counts.names) == 2483
+    assert counts.block(0, 100).values.data.dtype == np.uint8
+    assert sums.nonzeros == counts.weights().sum() == scipy.sparse.load_npz(NIPS).nnz

@@ -1,0 +1,406 @@
+"""A pass and a fit against plain float64 arithmetic, on random counts of many shapes."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.workloads.topics.blocks import Block
+from paceline.workloads.topics.counts import read_counts
+from paceline.workloads.topics.engine import LEAST, Fit, Stop
+from paceline.workloads.topics.fitting import documents_given_topics, exact_loss
+from paceline.workloads.topics.problem import part_of, problem_of
+from paceline.workloads.topics.rows import cpu_pass, cut_evenly
+from paceline.workloads.topics.start import STARTS, Size, first_rows, first_topics, sample
+from paceline.workloads.topics.workload import TopicPasses
+
+ROWS = ("em", "newton")
+
+
+def problem(n, m, k, seed, high=4):
+    """Counts with empty rows and columns among them, and a point."""
+    rng = np.random.default_rng(seed)
+    X = rng.integers(0, high, (n, m)) * rng.integers(0, 2, (n, m))
+    X[rng.random(n) < 0.1] = 0
+    X[:, rng.random(m) < 0.1] = 0
+    X[0, 0] += 1
+    L, F = rng.dirichlet(np.ones(k), n), rng.dirichlet(np.ones(m), k)
+    return X, L, F
+
+
+def by_hand(X, L, F):
+    """(EM step of L, statistic of F, loss) in float64."""
+    P = L @ F
+    R = X / P
+    new = L * (R @ F.T)
+    size = new.sum(1, keepdims=True)
+    return np.where(size > 0, new / np.where(size > 0, size, 1), L), R.T @ L, float(-(X * np.log(P)).sum())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 30), st.integers(1, 40), st.integers(1, 20), st.integers(0, 1000), st.sampled_from([4, 300, 70000])
+)
+def test_a_pass_is_the_em_step(n, m, k, seed, high):
+    X, L, F = problem(n, m, k, seed, high)
+    L_new, S, loss = by_hand(X, L, F)
+    for source in (X, sp.csr_array(X)):
+        counts = read_counts(source)
+        found, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(m, k)
+        work = cpu_pass(counts.block(0, n), torch.ones(m) / m)
+        said = float(work(found, torch.tensor(F.T, dtype=torch.float32), sums, rows="em"))
+        assert said == pytest.approx(loss, rel=1e-5, abs=1e-4)
+        np.testing.assert_allclose(found, L_new, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(sums, S, rtol=1e-4, atol=1e-6 * max(1, S.max()))
+        B, C = torch.rand(m, 3), torch.rand(n, 3)
+        np.testing.assert_allclose(work.multiply(B), X @ B.numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(work.multiply_t(C), X.T @ C.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("k", [1, 9, 64, 65, 512])
+def test_any_number_of_topics(k):
+    X, L, F = problem(20, 30, k, 3)
+    L_new, S, loss = by_hand(X, L, F)
+    found, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(30, k)
+    work = cpu_pass(read_counts(sp.csr_array(X)).block(0, 20), torch.ones(30) / 30)
+    assert float(work(found, torch.tensor(F.T, dtype=torch.float32), sums, rows="em")) == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(found, L_new, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(sums, S, rtol=1e-4, atol=1e-5)
+
+
+def test_a_newton_step_gains_more_than_an_em_step():
+    X, L, F = problem(60, 80, 8, 5)
+    work = cpu_pass(read_counts(sp.csr_array(X)).block(0, 60), torch.ones(80) / 80)
+    reached = {}
+    for rows in ROWS:
+        found, Ft, sums = (
+            torch.tensor(L, dtype=torch.float32),
+            torch.tensor(F.T, dtype=torch.float32),
+            torch.zeros(80, 8),
+        )
+        first = float(work(found, Ft, sums, rows=rows))
+        reached[rows] = float(work(found.clamp_min_(LEAST), Ft, sums, rows=rows))
+        assert reached[rows] < first
+        np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
+    assert reached["newton"] < reached["em"]
+
+
+def test_threads_share_the_rows():
+    assert cut_evenly(np.array([0, 10, 20, 30, 40]), 2) == [(0, 2), (2, 4)]
+    assert cut_evenly(np.array([0, 100, 101, 102]), 4)[0] == (0, 1)
+    for indptr in (np.array([0]), np.array([0, 0, 0]), np.array([5, 7])):
+        parts = cut_evenly(indptr, 3)
+        assert parts[0][0] == 0
+        assert parts[-1][1] == len(indptr) - 1
+    X, L, F = problem(50, 30, 4, 1)
+    work = cpu_pass(read_counts(sp.csr_array(X)).block(0, 50), torch.ones(30) / 30)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            rows, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(30, 4)
+            loss = work(rows, torch.tensor(F.T, dtype=torch.float32), sums, rows="em")
+            found.append((float(loss), rows, sums))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    assert torch.equal(found[0][1], found[1][1])
+    torch.testing.assert_close(found[0][2], found[1][2])
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(5, 40), st.integers(5, 40), st.integers(1, 5), st.integers(0, 1000), st.sampled_from(STARTS))
+def test_the_loss_never_rises_without_acceleration(n, m, k, seed, start):
+    X, _, _ = problem(n, m, k, seed)
+    fit = problem_of(read_counts(sp.csr_array(X))).begin(k, start=start, seed=seed, rows="em", stop=Stop(0, 0, 30))
+    fit.accelerate = False
+    while not fit.why_done:
+        assert fit.step().accepted
+    losses = np.array(fit.losses)
+    assert (np.diff(losses) <= 1e-6 * np.abs(losses[1:])).all()
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Documents of three topics that are easy to tell apart."""
+    rng = np.random.default_rng(0)
+    F = np.vstack([np.kron(np.eye(3)[t], np.ones(20) / 20) for t in range(3)]) * 0.9 + 0.1 / 60
+    L = rng.dirichlet(np.full(3, 0.3), 200)
+    return rng.poisson(200 * L @ F).astype(np.uint8), L, F
+
+
+def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
+    X, _, _ = planted
+    reached = {}
+    for accelerate in (True, False):
+        begun = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop(1e-8, passes=2000))
+        begun.accelerate = accelerate
+        while not begun.why_done:
+            begun.step()
+        assert begun.converged
+        assert "gain" in begun.why_done
+        reached[accelerate] = (begun.passes, begun.losses[-1])
+    assert reached[True][0] < reached[False][0]
+    assert reached[True][1] <= reached[False][1] * (1 + 1e-7)
+
+
+def test_a_leap_too_far_is_taken_back(planted):
+    """A pass that finds a higher loss is not accepted, and the fit goes on from the last image."""
+    X, _, _ = planted
+    fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop())
+    for _ in range(5):
+        fit.step()
+    L, Ft = (part.clone() for part in fit.result())
+    fit.L.fill_(1 / 3)
+    turn = fit.step()
+    assert not turn.accepted
+    assert torch.equal(fit.L, L)
+    assert torch.equal(fit.Ft, Ft)
+    losses = list(fit.losses)
+    assert fit.step().loss <= losses[-1]
+
+
+def test_a_loss_at_every_fifth_pass_is_enough(planted):
+    X, _, _ = planted
+    reached = []
+    for check in (1, 5):
+        fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop(1e-8, passes=2000))
+        fit.check = check
+        while not fit.why_done:
+            fit.step()
+        assert fit.converged
+        assert (np.diff(fit.losses) <= 1e-7 * fit.losses[-1]).all()
+        reached.append((fit.final_loss(), fit.passes, len(fit.losses)))
+    (loss, passes, losses), (same, more, fewer) = reached
+    assert same == pytest.approx(loss, rel=5e-6)
+    assert more < 2 * passes
+    assert fewer < losses / 2
+
+
+def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
+    X, _, _ = planted
+    fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop())
+    fit.check = 5
+    fit.step()
+    L, Ft = (part.clone() for part in fit.result())
+    for _ in range(4):
+        assert fit.step().loss == fit.losses[0]
+    fit.Ft.fill_(1e-9)  # all but one term: far above what it was
+    assert not fit.step().accepted
+    assert torch.equal(fit.L, L)
+    assert torch.equal(fit.Ft, Ft)
+    assert not fit.why_done
+
+
+def overshooting():
+    """Counts and a seed whose fit, with a loss at every fifth pass, is above its best point from pass 117 to 120."""
+    rng = np.random.default_rng(0)
+    L, F = rng.dirichlet(np.full(4, 0.3), 40), rng.dirichlet(np.full(30, 0.3), 4)
+    return read_counts(rng.poisson(20 * L @ F).astype(np.uint8)), {"start": "random", "seed": 2, "rows": "em"}
+
+
+def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():
+    counts, settings = overshooting()
+    fit, went_back = problem_of(counts).begin(6, **settings, stop=Stop(0, 0, 300)), 0
+    fit.check = 5
+    while not fit.why_done:
+        fit.step()
+        ended = copy.deepcopy(fit)
+        last, reached = ended._loss_of_result(), ended.final_loss()
+        assert reached <= fit.losses[-1] * (1 + 1e-7)
+        assert reached == pytest.approx(exact_loss(counts, *(ended.result()[0].numpy(), ended.result()[1].T.numpy())))
+        went_back += reached < last
+    assert went_back > 3
+
+
+@pytest.mark.parametrize("cut", [1, 7, 50, 117, 119, 120, 121, 122, 125])
+def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_none(cut):
+    """Also where the next loss says that the fit must go back further than the checkpoint."""
+    counts, settings = overshooting()
+
+    def passes():
+        return TopicPasses(problem_of(counts), {"k": 6, **settings}, Stop(0, 0, 131))
+
+    whole = passes()
+    whole.begin()
+    whole.fit.check = 5
+    while not whole.why_done:
+        if whole.fit.passes == cut:
+            saved, meta = copy.deepcopy(whole.tensors()), json.loads(json.dumps(whole.meta()))
+        found = whole.step(False)
+    losses = whole.fit.losses
+    assert found["gain"] == pytest.approx((losses[-2] - losses[-1]) / 5 / losses[-1])
+
+    again = passes()
+    for entry, tensors in again.room().items():
+        for name, tensor in tensors.items():
+            tensor.copy_(saved[entry][name])
+    again.restored(meta)
+    again.fit.check = 5
+    while not again.why_done:
+        again.step(False)
+    assert again.fit.losses == losses
+    assert again.final_loss == whole.final_loss
+    assert all(map(torch.equal, again.fit.result(), whole.fit.result()))
+
+
+def test_where_it_stops(planted):
+    X, _, _ = planted
+    begun = problem_of(read_counts(X)).begin(3, start="race", seed=0, rows="em", stop=Stop(passes=4))
+    for _ in range(4):
+        assert not begun.why_done
+        begun.step()
+    assert begun.why_done == "4 passes were done"
+    assert not begun.converged
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_first_topics(planted, start, kind):
+    X, _, F = planted
+    counts = read_counts(X if kind == "dense" else sp.csr_array(X))
+    per_term = X.sum(0).astype(np.float64)
+    found = first_topics(counts, per_term, 3, how=start, seed=2)
+    assert torch.equal(found, first_topics(counts, per_term, 3, how=start, seed=2))
+    np.testing.assert_allclose(found.sum(0), 1, rtol=1e-5)
+    assert float(found.min()) > 0
+    if start != "random":
+        cosine = torch.nn.functional.normalize(found.T) @ torch.nn.functional.normalize(torch.tensor(F).float()).T
+        assert float(cosine.max(1).values.min()) > 0.9
+
+
+def test_rows_by_least_squares(planted):
+    X, L, F = planted
+    for source in (X, sp.csr_array(X)):
+        counts = read_counts(source)
+        work = cpu_pass(counts.block(0, 200), torch.ones(60) / 60)
+        length = torch.tensor(X.sum(1)).float()
+        share = torch.tensor(X.sum(0) / X.sum()).float()
+        found = first_rows(work, torch.tensor(F.T).float(), length, share)
+        assert np.abs(found.numpy() - L).mean() < 0.05
+        np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
+
+
+def test_a_sample_is_spread_over_all_documents():
+    size = Size(nonzeros=1000, rows=100, counts=1000)
+    X = sp.csr_array(np.repeat(np.arange(1, 5001)[:, None], 3, 1))
+    few = sample(read_counts(X), 0, size=size)
+    values = few.block(0, few.documents).values.data[::3]
+    assert 300 <= few.documents < 500
+    assert values.min() < 200
+    assert values.max() > 4800
+    again = sample(read_counts(X), 0, size=size)
+    assert np.array_equal(again.block(0, again.documents).values.data, few.block(0, few.documents).values.data)
+
+
+@given(st.integers(1, 1000), st.integers(1, 64))
+def test_ranks_share_all_documents(documents, world):
+    parts = [part_of(documents, rank, world) for rank in range(world)]
+    assert [at for first, last in parts for at in range(first, last)] == list(range(documents))
+    assert [last - first for first, last in parts if last > first] == [
+        len(part) for part in torch.arange(documents).chunk(world)
+    ]
+
+
+def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
+    from paceline.workloads.topics.shards import convert
+
+    X, _, _ = planted
+    np.save(tmp_path / "x.npy", X)
+    convert(X, tmp_path / "shards", shard_bytes=2000)
+    sources = [X, sp.csr_array(X), tmp_path / "x.npy", tmp_path / "shards"]
+    reached = []
+    for source in sources:
+        counts = read_counts(source)
+        begun = problem_of(counts).begin(3, start="least_squares", seed=0, rows="em", stop=Stop(passes=25))
+        while not begun.why_done:
+            begun.step()
+        reached.append((begun.losses[-1], begun.result()))
+    for loss, (L, Ft) in reached[1:]:
+        assert loss == pytest.approx(reached[0][0], rel=1e-6)
+        torch.testing.assert_close(L, reached[0][1][0], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(Ft, reached[0][1][1], rtol=1e-3, atol=1e-6)
+
+
+def test_loss_in_float64_is_that_of_the_pass(planted):
+    X, _, _ = planted
+    begun = problem_of(read_counts(X)).begin(3, start="auto", seed=0, rows="em", stop=Stop(passes=10))
+    L, Ft = begun.L.clone(), begun.Ft.clone()
+    exact = exact_loss(X, L.numpy(), Ft.numpy().T)
+    assert begun.step().loss == pytest.approx(exact, rel=1e-7)
+    P = L.double().numpy() @ Ft.double().numpy().T
+    assert exact == pytest.approx(float((P - X * np.log(P)).sum()), rel=1e-12)
+    assert exact == pytest.approx(exact_loss(sp.csr_array(X), L.numpy(), Ft.numpy().T), rel=1e-12)
+
+
+@pytest.mark.parametrize("k", [3, 70])
+def test_documents_do_not_depend_on_each_other(planted, k):
+    X, _, F = planted
+    F = F if k == 3 else np.random.default_rng(0).dirichlet(np.ones(60), k)
+    X = X.copy()
+    X[7] = 0
+    whole, loss = documents_given_topics(read_counts(sp.csr_array(X)), F.astype(np.float32))
+    assert loss == pytest.approx(exact_loss(X, whole, F), rel=1e-6)
+    np.testing.assert_allclose(whole[7], 1 / k, rtol=1e-5)
+    for at in (0, 50, 199):
+        alone, _ = documents_given_topics(read_counts(X[at : at + 1]), F.astype(np.float32))
+        np.testing.assert_allclose(alone[0], whole[at], atol=2e-3)
+
+
+def test_no_document_is_left_half_way():
+    """Topics that share few terms: a Newton step from a corner can be too long, and must be taken back."""
+    rng = np.random.default_rng(0)
+    F = np.kron(np.eye(3), rng.gamma(1.0, size=12)) + 1e-9
+    F /= F.sum(1, keepdims=True)
+    X = np.array([rng.multinomial(80, row) for row in rng.dirichlet(np.full(3, 0.15), 300) @ F])
+    found, _ = documents_given_topics(read_counts(X), F.astype(np.float32), tolerance=1e-9)
+    L = np.full((300, 3), 1 / 3)
+    for _ in range(3000):
+        L, _, _ = by_hand(X, L, F)
+    above = (X * (np.log(L @ F) - np.log(found @ F))).sum(1)
+    assert above.max() < 1e-3
+
+
+def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
+    import importlib.util
+
+    from paceline.workloads.topics import rows
+
+    X, L, F = planted
+    block = read_counts(sp.csr_array(X)).block(0, 200)
+    fast = cpu_pass(block, torch.ones(60) / 60)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(rows.importlib.util, "find_spec", lambda name: None if name == "numba" else find(name))
+    rows.say_plain.cache_clear()
+    plain = cpu_pass(Block(0, block.values), torch.ones(60) / 60)
+    assert type(plain) is not type(fast)
+    assert "pip install" in capsys.readouterr().err
+    found = []
+    for work in (fast, plain):
+        shares, sums = torch.tensor(L).float(), torch.zeros(60, 3)
+        loss = float(work(shares, torch.tensor(F.T).float(), sums, rows="em"))
+        found.append((loss, shares, sums))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[0][2], found[1][2], rtol=1e-4, atol=1e-5)
+
+
+def test_momentum_is_nesterovs():
+    """The leaps of an undisturbed fit: 0, then (t - 1) / t' with t' = (1 + sqrt(1 + 4 t^2)) / 2."""
+    counts = read_counts(sp.csr_array(np.eye(6, dtype=int) + 1))
+    fit = problem_of(counts).begin(2, start="random", seed=0, rows="em", stop=Stop(0, 0, 100))
+    assert isinstance(fit, Fit)
+    t, leaps = 1.0, []
+    for _ in range(4):
+        following = (1 + math.sqrt(1 + 4 * t * t)) / 2
+        leaps.append((t - 1) / following if leaps else 0.0)
+        assert fit._leap() == pytest.approx(leaps[-1])
+        fit.step()
+        t = following

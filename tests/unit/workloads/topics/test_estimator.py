@@ -1,0 +1,119 @@
+"""The topic model in scikit-learn: its own checks, pipelines, searches."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from paceline.errors import UserError
+from paceline.workloads.topics.align import align_topics
+from topics_fits import collection, em
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from paceline.workloads.topics.estimator import TopicModel
+
+CHECKS = list(estimator_checks_generator(TopicModel(k=2)))
+
+
+@pytest.mark.parametrize(
+    ("model", "check"), CHECKS, ids=[getattr(check, "func", check).__name__ for _, check in CHECKS]
+)
+def test_the_checks_of_scikit_learn(model, check):
+    """All that scikit-learn has for such an estimator: none is expected to fail."""
+    check(model)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, _, _ = collection(documents=80)
+    return X, TopicModel(k=3).fit(X)
+
+
+def test_topics_are_found(fitted):
+    X, model = fitted
+    _, F, losses = em(X, 3, 500)
+    assert model.components_.shape == (3, 36)
+    assert model.components_.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert (align_topics(model.components_, F).similarities > 0.99).all()
+    assert model.fit_.loss <= losses[-1] + 1e-3 * abs(losses[-1])
+    assert model.n_features_in_ == 36
+    assert model.n_iter_ >= 1
+    assert model.get_feature_names_out().tolist() == ["topicmodel0", "topicmodel1", "topicmodel2"]
+
+
+def test_mixtures_of_seen_and_new_documents(fitted):
+    X, model = fitted
+    found = model.transform(X)
+    assert found == pytest.approx(model.fit_.L, abs=0.02)
+    assert model.transform(scipy.sparse.csr_array(X)) == pytest.approx(found, abs=1e-3)
+    assert clone(model).fit_transform(X).shape == (80, 3)
+
+
+def test_score_is_of_unseen_words(fitted):
+    X, model = fitted
+    new, _, _ = collection(documents=30, seed=0)
+    assert model.score(new) == pytest.approx(-np.log(model.perplexity(new)))
+    assert model.score(new) > TopicModel(k=1).fit(X).score(new)
+
+
+def test_parameters():
+    model = TopicModel(k=4, seed=2)
+    assert clone(model).get_params() == {"k": 4, "seed": 2, "starts": 1, "fractional": True, "options": None}
+    assert model.set_params(k=5).k == 5
+    for k in (0, -1, 2.5, True, "many"):
+        with pytest.raises(UserError, match="the number of topics is a whole number"):
+            TopicModel(k=k).fit(np.ones((4, 4)))
+    with pytest.raises(UserError, match=r"k=10 topics of n_samples=4 documents and n_features=5 terms: .* most 4"):
+        TopicModel().fit(np.ones((4, 5)))
+    with pytest.raises(UserError, match="fractional=True"):
+        TopicModel(k=1, fractional=False).fit(np.full((4, 5), 0.5))
+    with pytest.raises(NotFittedError):
+        TopicModel().transform(np.ones((4, 5)))
+    assert not hasattr(TopicModel(), "components_")
+
+
+def test_in_a_pipeline_and_a_search():
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+
+    X, _, terms = collection(documents=60)
+    texts = [" ".join(terms[at] for at in np.repeat(np.arange(36), row)) for row in X]
+    found = make_pipeline(CountVectorizer(), TopicModel(k=3)).fit_transform(texts)
+    assert found.shape == (60, 3)
+    search = GridSearchCV(TopicModel(), {"k": [1, 3]}, cv=2).fit(X)
+    assert search.best_params_ == {"k": 3}
+
+
+def test_files_and_tensors(tmp_path):
+    torch = pytest.importorskip("torch")
+    X, _, _ = collection(documents=40)
+    np.save(tmp_path / "X.npy", X)
+    expected = TopicModel(k=3).fit(X).fit_.loss
+    for source in (tmp_path / "X.npy", str(tmp_path / "X.npy"), torch.tensor(X)):
+        model = TopicModel(k=3).fit(source)
+        assert model.fit_.loss == pytest.approx(expected, rel=1e-4)
+        assert model.n_features_in_ == 36
+
+
+def test_without_scikit_learn_there_is_one_clear_line():
+    program = """if True:
+        import sys
+        sys.modules["sklearn"] = sys.modules["sklearn.base"] = None
+        from paceline.errors import UserError
+        from paceline.workloads.topics.estimator import TopicModel
+        try:
+            TopicModel(k=3)
+        except UserError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("TopicModel needs scikit-learn 1.6 or later: pip install scikit-learn"), done.stderr
+    assert done.stdout.count("\n") == 1

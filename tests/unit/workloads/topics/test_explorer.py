@@ -1,0 +1,266 @@
+"""The explorer: what is in the file, and what a person does with it in a real browser."""
+
+import re
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from paceline.errors import UserError
+from paceline.workloads.topics.explorer import contents, page, write_explorer
+from paceline.workloads.topics.explorer_map import overlaps, placed
+from paceline.workloads.topics.model import TopicFit
+from topics_fits import page_data, small_fit
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+EVIL = [
+    '</script><b id="evil">',
+    "<img src=x onerror=alert(1)>",
+    "{{ 7*7 }}",
+    "&lt;script&gt;",
+    '"><svg onload=alert(1)>',
+    "\u2028",
+    "",
+]
+
+
+def wicked():
+    X, made = small_fit()
+    made.terms[: len(EVIL)] = EVIL
+    made.names[: len(EVIL)] = EVIL
+    return X, made
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory):
+    X, made = wicked()
+    title = "A <title> & more"
+    return X, made, write_explorer(made, tmp_path_factory.mktemp("explorer") / "topics.html", X, title=title)
+
+
+def test_the_file_is_alone(explored):
+    text = explored[2].read_text(encoding="utf-8")
+    assert "default-src 'none'" in text
+    outside = set(re.findall(r"https?://[^\s\"'<)]+", text)) - {"http://www.w3.org/2000/svg"}
+    assert not outside
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", re.sub(r'id="data">.*?</script>', "", text, flags=re.S))
+    assert text.count("<script") == 2
+    assert text.count("</script>") == 2
+    assert len(text) < 100_000
+
+
+def test_texts_are_harmless_in_the_file(explored):
+    text = explored[2].read_text(encoding="utf-8")
+    assert "<b id" not in text
+    assert "<img" not in text
+    assert "49" not in re.findall(r"<td class=\"text\">(.*?)</td>", text)
+    assert set(EVIL) <= set(page_data(text)["vocabulary"]) | {""}
+
+
+def test_what_is_told_is_true(explored):
+    X, made, path = explored
+    data = page_data(path.read_text(encoding="utf-8"))
+    lengths = X.sum(axis=1)
+    assert data["shares"] == pytest.approx(lengths @ made.L / lengths.sum(), abs=1e-3)
+    assert data["lengths"] == lengths.tolist()
+    assert data["coherence"] == pytest.approx(made.coherence(X), abs=1e-3)
+    everywhere = np.array(data["shares"]) @ made.F
+    assert data["everywhere"] == pytest.approx(everywhere, rel=0.01, abs=1e-9)
+    for topic, (terms, p) in enumerate(data["tops"]):
+        assert p == pytest.approx(made.F[topic, terms], rel=0.01, abs=1e-9)
+    for topic, found in enumerate(data["topDocuments"]):
+        assert np.diff(made.L[found, topic]).max() < 0.01
+    for document, mixture in enumerate(data["mixtures"]):
+        assert np.array(mixture[1::2]) / 1000 == pytest.approx(made.L[document, mixture[::2]], abs=1e-3)
+    for term, uses in enumerate(data["uses"]):
+        inside = np.array(data["shares"])[uses[::2]] * made.F[uses[::2], term] / everywhere[term]
+        assert np.array(uses[1::2]) / 100 == pytest.approx(inside, abs=0.015)
+
+
+def test_without_counts_and_names():
+    made = TopicFit(*(getattr(small_fit()[1], name) for name in "LF"))
+    data = page_data(page(made))
+    assert data["coherence"] is data["lengths"] is data["documentTerms"] is None
+    assert data["names"][3] == "document 3"
+    assert data["vocabulary"][5] == "term 5"
+    assert page_data(page(made, names=[f"n{at}" for at in range(60)]))["names"][59] == "n59"
+
+
+@pytest.mark.parametrize(("n", "k", "m"), [(1, 1, 1), (2, 1, 5), (3, 2, 2), (5, 4, 3)])
+def test_the_smallest_fits(n, k, m):
+    chance = np.random.default_rng(0)
+    made = TopicFit(chance.dirichlet(np.ones(k), n).astype("f"), chance.dirichlet(np.ones(m), k).astype("f"))
+    data = contents(made, chance.poisson(3, (n, m)) + 1)
+    assert len(data["tops"]) == k
+    assert len(data["names"]) == n
+
+
+def test_wrong_things_are_refused(tmp_path, explored):
+    X, made, _ = explored
+    with pytest.raises(UserError, match=r"does not end in \.html; write it as  .*page\.html"):
+        write_explorer(made, tmp_path / "page.pdf")
+    with pytest.raises(UserError, match="a list is no fit"):
+        write_explorer([1], tmp_path / "page.html")
+    with pytest.raises(UserError, match="X has 59 documents and the fit 60"):
+        write_explorer(made, tmp_path / "page.html", X[1:])
+    with pytest.raises(UserError, match="1 names for 60 documents"):
+        write_explorer(made, tmp_path / "page.html", names=["a"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_fit_stays_small_and_quick():
+    """A tenth of 512 topics by 100,000 terms in each direction; the page grows with topics, not with the matrices."""
+    chance = np.random.default_rng(0)
+    L = chance.standard_gamma(0.05, (20_000, 50)).astype(np.float32) + 1e-9
+    F = chance.standard_gamma(0.1, (50, 40_000)).astype(np.float32) + 1e-9
+    made = TopicFit(L / L.sum(axis=1, keepdims=True), F / F.sum(axis=1, keepdims=True))
+    began = time.process_time()
+    text = page(made)
+    assert time.process_time() - began < 6
+    assert len(text) < 1_500_000
+    data = page_data(text)
+    assert len(data["names"]) <= 50 * 20
+    assert len(data["vocabulary"]) < 25_000
+
+
+def test_the_map_puts_like_topics_together_and_none_on_another():
+    chance = np.random.default_rng(0)
+    kinds = chance.dirichlet(np.full(50, 0.1), 3)
+    F = np.repeat(kinds, 4, axis=0) * 0.9 + 0.1 * chance.dirichlet(np.full(50, 0.1), 12)
+    overlap = overlaps(F)
+    assert np.diag(overlap) == pytest.approx(1, abs=1e-5)
+    spots, radii = placed(overlap, np.full(12, 1 / 12))
+    far = np.linalg.norm(spots[:, None] - spots[None], axis=-1)
+    kind = np.repeat(np.arange(3), 4)
+    same = kind[:, None] == kind[None]
+    assert far[same & (far > 0)].max() < far[~same].max()
+    assert far[same & (far > 0)].mean() < 0.6 * far[~same].mean()
+    assert (far + np.eye(12) > 1.8 * radii[0]).all()
+    assert ((spots > 0) & (spots < 1)).all()
+
+
+# ---- in a browser ----
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def opened(browser, path, width=1200, height=900, scheme="light", at="", scripts=True):
+    """The page, and what it complained about."""
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, java_script_enabled=scripts
+    )
+    shown, said = context.new_page(), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.on("dialog", lambda dialog: (said.append("dialog"), dialog.dismiss()))
+    shown.goto(path.as_uri() + at)
+    if scripts:
+        assert shown.evaluate("document.documentElement.dataset.drawn") == "3"
+    return shown, said
+
+
+def terms_shown(shown):
+    return shown.locator(".terms .bar .label").all_inner_texts()
+
+
+def test_a_topic_its_terms_and_the_slider(browser, explored):
+    X, made, path = explored
+    shown, said = opened(browser, path)
+    largest = int(np.argmax(X.sum(axis=1) @ made.L))
+    assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{largest}"
+    assert shown.locator("h1").inner_text() == "A <title> & more"
+    other = (largest + 1) % 3
+    shown.locator("#map circle").nth(shown.locator("#list .badge").all_inner_texts().index(str(other))).click()
+    assert shown.evaluate("location.hash") == f"#topic-{other}"
+    shown.locator("#weight").fill("0")
+    expected = [re.sub(r"\s+", " ", text).strip() or "(blank)" for text in made.top_terms(12)[other]]
+    assert terms_shown(shown)[:12] == expected
+    shown.locator("#weight").fill("0.95")
+    assert terms_shown(shown)[:12] != expected
+    shown.locator(".chip").first.click()
+    assert shown.evaluate("location.hash") != f"#topic-{other}"
+    shown.go_back()
+    assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{other}"
+    assert said == []
+    shown.context.close()
+
+
+def test_texts_are_harmless_in_the_page(browser, explored):
+    shown, said = opened(browser, explored[2])
+    for topic in range(3):
+        shown.locator("#list .topic").nth(topic).click()
+    shown.locator("#find").fill("<")
+    assert shown.locator("#found button").count() >= 4
+    shown.locator("#found button").first.click()
+    assert shown.locator("#evil, img, #chosen svg").count() == 0
+    assert said == []
+    shown.context.close()
+
+
+def test_search_and_the_views_of_a_term_and_a_document(browser, explored):
+    _, made, path = explored
+    shown, said = opened(browser, path)
+    shown.locator("#find").fill("WORD20")
+    shown.keyboard.press("Enter")
+    assert shown.locator("#chosen h2").inner_text() == "word20"
+    assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.F[:, 20].argmax())
+    shown.locator("#find").fill("paper 33")
+    shown.locator("#found button").first.click()
+    assert shown.locator("#chosen h2").inner_text() == "paper 33"
+    assert "80 words" in shown.locator("#chosen .told").inner_text()
+    assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.L[33].argmax())
+    assert shown.locator("#found").is_hidden()
+    shown.locator("#find").fill("nothing like it")
+    assert "no term" in shown.locator("#found").inner_text()
+    shown.locator(".back").click()
+    shown.locator("#list").focus()
+    before = shown.evaluate("document.documentElement.dataset.shown")
+    shown.keyboard.press("ArrowDown")
+    assert shown.evaluate("document.documentElement.dataset.shown") != before
+    assert said == []
+    shown.context.close()
+
+
+def test_dark_phone_and_print(browser, explored):
+    shown, said = opened(browser, explored[2], width=390, height=800, scheme="dark", at="#document-3")
+    back = "getComputedStyle(document.body).backgroundColor"
+    assert shown.evaluate(back) == "rgb(11, 17, 32)"
+    for at in ("#topic-1", "#term-0", "#document-3"):
+        shown.evaluate(f"location.hash = '{at}'")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+    colours = """() => { const canvas = document.querySelector("canvas");
+      const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      return new Set(Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 3).join())).size; }"""
+    assert shown.evaluate(colours) >= 3
+    shown.locator("#theme").click()
+    assert shown.evaluate(back) == "rgb(248, 250, 252)"
+    shown.locator("#theme").click()
+    shown.emulate_media(media="print")
+    for _ in range(100):  # the page forbids what a waiting function of the driver would do
+        if shown.evaluate("document.documentElement.dataset.theme") == "light":
+            break
+        shown.wait_for_timeout(20)
+    assert shown.evaluate(back) == "rgb(255, 255, 255)"
+    assert shown.locator("#table tbody tr").count() == 3
+    assert shown.locator("#table").is_visible()
+    assert shown.pdf(format="A4").startswith(b"%PDF")
+    assert said == []
+    shown.context.close()
+
+
+def test_without_scripts_there_is_a_table(browser, explored):
+    shown, _ = opened(browser, explored[2], scripts=False)
+    assert shown.locator("#table").is_visible()
+    assert not shown.locator("#map").is_visible()
+    shown.context.close()

@@ -1,0 +1,269 @@
+"""`fit` as people call it: what it takes, what it gives, and what it says when something is wrong."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import paceline.topics as pt
+from paceline.cli import main
+from paceline.errors import UserError
+from paceline.workloads.topics.start import Size
+
+
+@pytest.fixture(scope="module")
+def made():
+    return pt.generate_synthetic_data(n=120, m=80, k=3, avg_doc_length=400, seed=1)
+
+
+def test_the_page_of_the_issue(made, tmp_path):
+    X, L, F = made
+    model = pt.fit(X, k=3)
+    assert (model.L.shape, model.F.shape) == ((120, 3), (3, 80))
+    np.testing.assert_allclose(model.L.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(model.F.sum(1), 1, rtol=1e-5)
+    assert model.converged
+    assert model.loss <= pt.exact_loss(X, L, F)  # no worse than what made the data
+    _, similar = pt.align_topics(model.F, F)
+    assert min(similar) > 0.95
+    again, losses = pt.fit_model(X, k=3)
+    assert again.losses == losses == model.losses
+    np.testing.assert_array_equal(again.L, model.L)
+    model.save(tmp_path / "fit.safetensors")
+    assert np.array_equal(pt.TopicFit.load(tmp_path / "fit.safetensors").F, model.F)
+    assert np.abs(model.transform(X) - model.L).mean() < 0.01
+
+
+def test_whatever_holds_the_counts_gives_the_same(made, tmp_path):
+    X, _, _ = made
+    dense = X.toarray() if sp.issparse(X) else np.asarray(X)
+    np.save(tmp_path / "x.npy", dense)
+    sp.save_npz(tmp_path / "x.npz", sp.csr_matrix(dense))
+    pt.convert(tmp_path / "x.npy", tmp_path / "shards")
+    expected = pt.fit(dense, k=3, start="least_squares")
+    for source in (
+        torch.tensor(dense),
+        torch.tensor(dense.astype(np.int32)).to_sparse_csr(),
+        sp.coo_array(dense),
+        tmp_path / "x.npy",
+        str(tmp_path / "x.npz"),
+        tmp_path / "shards",
+        np.load(tmp_path / "x.npy", mmap_mode="r"),
+        pt.NumpyDiskDataset(tmp_path / "x.npy"),
+    ):
+        found = pt.fit(source, k=3, start="least_squares")
+        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_counts_beyond_the_small_types_are_exact():
+    rng = np.random.default_rng(0)
+    X = rng.poisson(1.0, (40, 30)).astype(np.int64)
+    X[3, 4], X[5, 6] = 300, 100_000
+    model = pt.fit(X, k=2, passes=30)
+    assert model.loss == pytest.approx(pt.exact_loss(X, model.L, model.F), rel=1e-3)
+    assert (model.L @ model.F)[5, 6] > 0.5
+
+
+def test_empty_documents_and_terms():
+    X = np.zeros((30, 20), np.uint8)
+    X[:25, :15] = np.random.default_rng(0).poisson(2.0, (25, 15))
+    for source in (X, sp.csr_array(X)):
+        model = pt.fit(source, k=3, passes=50)
+        assert np.isfinite(model.L).all()
+        assert np.isfinite(model.F).all()
+        np.testing.assert_allclose(model.L.sum(1), 1, rtol=1e-5)
+        assert model.F[:, 15:].max() < 1e-6
+
+
+def test_the_loss_is_that_of_the_model(made):
+    X, _, _ = made
+    for passes in (1, 2, 50):
+        model = pt.fit(X, k=3, passes=passes)
+        assert model.loss == pytest.approx(pt.exact_loss(X, model.L, model.F), rel=1e-6)
+
+
+def test_many_documents_are_added_up_without_loss():
+    """One topic is the shares of the terms, however many documents there are."""
+    rng = np.random.default_rng(0)
+    often = rng.integers(1, 4, 400_000).astype(np.uint8)
+    X = sp.csr_array((often, rng.integers(0, 2, 400_000), np.arange(400_001)), shape=(400_000, 2))
+    model = pt.fit(X, k=1, passes=3)
+    np.testing.assert_allclose(model.F[0], X.sum(0) / X.sum(), rtol=2e-6)
+
+
+def test_a_sample_has_more_documents_than_topics(made, monkeypatch):
+    monkeypatch.setattr("paceline.workloads.topics.start.FOR_CPU", Size(300_000, 500, counts=400))
+    X, _, _ = made
+    dense = X.toarray() if sp.issparse(X) else np.asarray(X)
+    assert pt.fit(dense, k=30, passes=5).k == 30
+
+
+def test_small_and_huge_numbers():
+    X = sp.random_array((60, 40), density=0.3, rng=np.random.default_rng(0)).tocsr()
+    for factor in (1e-6, 1.0, 1e6):
+        model = pt.fit(X * factor, k=3, fractional=True, passes=20)
+        assert np.isfinite(model.L).all()
+        assert model.F.sum() == pytest.approx(3, rel=1e-5)
+    with pytest.raises(UserError, match="add up to"):
+        pt.fit(X * 1e36, k=3, fractional=True)
+
+
+def test_the_best_of_several_starts(made):
+    X, _, _ = made
+    losses = [pt.fit(X, k=5, seed=seed, start="random", passes=40).loss for seed in range(3)]
+    assert pt.fit(X, k=5, seed=0, starts=3, start="random", passes=40).loss == min(losses)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"k": 0}, "from 1 to 80"),
+        ({"k": 81}, "from 1 to 80"),
+        ({"k": 2.5}, "whole number"),
+        ({"k": True}, "whole number"),
+        ({"k": 3, "start": "best"}, "auto, race, least_squares, random"),
+        ({"k": 3, "rows": "gd"}, "em, newton"),
+        ({"k": 3, "passes": 0}, "passes=0: give a whole number, 1 or more"),
+        ({"k": 3, "starts": 0}, "starts=0"),
+        ({"k": 3, "passes": 2.5}, "passes=2.5"),
+        ({"k": 3, "seed": -1}, "seed=-1"),
+        ({"k": 3, "seed": 1.5}, "seed=1.5"),
+        ({"k": 3, "tolerance": "a"}, "tolerance=a"),
+        ({"k": 3, "device": "x"}, "auto, cpu, cuda"),
+        ({"k": 3, "tolerance": -1.0}, "tolerance=-1.0"),
+        ({"k": 3, "tolerance": float("nan")}, "tolerance=nan"),
+    ],
+)
+def test_a_wrong_request_is_one_line(made, options, said):
+    with pytest.raises(UserError, match=said) as error:
+        pt.fit(made[0], **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda(made):
+    with pytest.raises(UserError, match="use device=cpu"):
+        pt.fit(made[0], k=3, device="cuda")
+
+
+def test_fractional_numbers_only_when_allowed():
+    X = np.random.default_rng(0).random((20, 10))
+    with pytest.raises(UserError, match="fractional=True"):
+        pt.fit(X, k=2)
+    assert pt.fit(X, k=2, fractional=True, passes=20).loss > 0
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as done:
+        main(["topics", *map(str, words)])
+    shown = capsys.readouterr()
+    return done.value.code, shown.out, shown.err
+
+
+def test_the_command(made, tmp_path, capsys):
+    X, _, _ = made
+    dense = X.toarray() if sp.issparse(X) else np.asarray(X)
+    np.save(tmp_path / "x.npy", dense)
+    (tmp_path / "terms.txt").write_text("".join(f"word{i}\n" for i in range(80)))
+    code, out, _ = run(capsys, tmp_path / "x.npy", "-k", 3, "--out", tmp_path / "fit", "--passes", 40)
+    assert code == 0
+    assert out.count("word") >= 3 * 8
+    assert max(map(len, out.splitlines())) <= 200
+    for name in ("model.safetensors", "topics.html", "structure.png", "top_terms.png", "loss.png", "summary.json"):
+        assert (tmp_path / "fit" / name).stat().st_size > 100
+    model = pt.TopicFit.load(tmp_path / "fit" / "model.safetensors")
+    assert model.passes <= 40
+    assert model.terms[:2] == ["word0", "word1"]
+    assert model.loss == pytest.approx(pt.fit(tmp_path / "x.npy", k=3, passes=40).loss, rel=1e-9)
+
+
+def test_texts(tmp_path, capsys):
+    words = ("cat dog fur paw", "sun moon star orbit", "flour oven bread yeast")
+    rows = [f'{i},"{(words[i % 3] + " ") * 4}"' for i in range(60)]
+    (tmp_path / "texts.csv").write_text("\n".join(["id,body", *rows]))
+    wrong, _, error = run(capsys, tmp_path / "texts.csv", "-k", 3, "--out", tmp_path / "fit")
+    assert wrong == 2
+    assert "body" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "fit").exists()
+    code, _, _ = run(capsys, tmp_path / "texts.csv", "-k", 3, "--out", tmp_path / "fit", "--text", "body", "--quiet")
+    assert code == 0
+    model = pt.TopicFit.load(tmp_path / "fit" / "model.safetensors")
+    assert {frozenset(terms[:4]) for terms in model.top_terms(4)} == {frozenset(w.split()) for w in words}
+    assert model.settings["text"]["min_df"] == 2
+    code, _, error = run(
+        capsys, tmp_path / "texts.csv", "-k", 3, "--out", tmp_path / "few", "--text", "body", "--min-df", 21
+    )
+    assert code == 2
+    assert "lower min_df" in error
+    code, _, error = run(
+        capsys, tmp_path / "texts.csv", "-k", 3, "--out", tmp_path / "few", "--text", "body", "--min-df", 0.4
+    )
+    assert code == 2
+    mixture = model.transform(["the cat has fur"])
+    assert mixture.max() > 0.8
+
+
+def test_a_folder_of_texts_with_a_broken_link(tmp_path, capsys):
+    for number, words in enumerate(("cat dog fur", "sun moon star") * 8):
+        (tmp_path / f"{number}.txt").write_text(f"{words} " * 3)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    code, _, error = run(capsys, tmp_path, "-k", 2, "--out", tmp_path / "fit", "--quiet")
+    assert (code, error.count("\n")) in ((0, 0), (2, 1))
+
+
+def test_only_shards(made, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.asarray(made[0].toarray() if sp.issparse(made[0]) else made[0]))
+    code, out, _ = run(capsys, tmp_path / "x.npy", "--shards", tmp_path / "shards", "--quiet")
+    assert code == 0
+    assert "paceline topics" in out
+    assert pt.read_counts(tmp_path / "shards").documents == 120
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.npy", "-k", 3], "there is no such file"),
+        (["x.npy"], "-k 20"),
+        (["x.npy", "-k", 1000], "512"),
+        (["x.npy", "-k", 11], "from 1 to 10"),
+        (["x.npy", "-k", 3, "--passes", 0], "train.steps"),
+        (["x.npy", "-k", 3, "--ranks", 0], "parallel.ranks"),
+        (["x.npy", "-k", 3, "--out", "my fit"], "--out"),
+        (["x.npy", "-k", 3, "--seed", -1], "train.seed"),
+        (["x.npy", "-k", 3, "--tolerance", -1], "model.tolerance"),
+        (["negative.npy", "-k", 3], "-1"),
+        (["zero.npy", "-k", 3], "nothing to learn"),
+        (["cut.npy", "-k", 3], "cut.npy"),
+    ],
+)
+def test_a_wrong_command_is_one_line(made, tmp_path, capsys, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((10, 10), np.uint8))
+    np.save("negative.npy", -np.ones((10, 10), np.int8))
+    np.save("zero.npy", np.zeros((10, 10), np.uint8))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-30])
+    code, _, error = run(capsys, *words, *([] if "--out" in words else ["--out", "fit"]))
+    assert code == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "fit").exists()
+
+
+def test_other_layouts_are_refused(tmp_path):
+    from paceline.spec import build
+    from paceline.training.run import train
+
+    np.save(tmp_path / "x.npy", np.ones((10, 10), np.uint8))
+    for parallel in ({"ranks": 2, "strategy": "fsdp"}, {"ranks": 2, "tensor": 2}, {"reduce": "bf16", "ranks": 2}):
+        values = {
+            "workload": "topics",
+            "model": {"k": 2},
+            "data": {"path": str(tmp_path / "x.npy")},
+            "parallel": parallel,
+        }
+        with pytest.raises(UserError, match="parallel"):
+            train(build(values), tmp_path / "runs", show=False)
+    with pytest.raises(UserError, match=r"data\.path"):
+        train(build({"workload": "topics"}), tmp_path / "runs", show=False)

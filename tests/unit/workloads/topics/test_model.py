@@ -1,0 +1,351 @@
+"""The result of a fit: kept in a file, asked about its terms, shown new documents, measured."""
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from paceline.errors import RunFailed, UserError
+from paceline.workloads.topics.align import align_topics, sort_documents
+from paceline.workloads.topics.blocks import Csr
+from paceline.workloads.topics.counts import read_counts
+from paceline.workloads.topics.model import TopicFit
+from paceline.workloads.topics.quality import halves
+from paceline.workloads.topics.relevance import largest
+from topics_fits import NIPS, collection, em, nips_fit, small_fit
+
+QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TEXT = st.text(max_size=8)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return small_fit()
+
+
+def same(a, b):
+    assert a.L.dtype == b.L.dtype == np.float32
+    assert np.array_equal(a.L, b.L)
+    assert np.array_equal(a.F, b.F)
+    assert a.losses == b.losses
+    assert repr(a) == repr(b)
+    assert (a.terms, a.names, a.settings, a.stopped_because) == (b.terms, b.names, b.settings, b.stopped_because)
+
+
+# ---- the file ----
+
+
+@QUICK
+@given(
+    n=st.integers(1, 4), k=st.integers(1, 3), m=st.integers(1, 5), data=st.data(),
+    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4),
+)  # fmt: skip
+def test_what_is_saved_is_loaded(tmp_path, n, k, m, data, losses):
+    numbers = st.floats(0, 1, width=32)
+    named = data.draw(st.booleans())
+    made = TopicFit(
+        data.draw(arrays(np.float32, (n, k), elements=numbers)),
+        data.draw(arrays(np.float32, (k, m), elements=numbers)),
+        losses,
+        terms=data.draw(st.lists(TEXT, min_size=m, max_size=m)) if named else None,
+        names=data.draw(st.lists(TEXT, min_size=n, max_size=n)) if named else None,
+        passes=7, converged=True, stopped_because="gain", seconds=1.5,
+        settings={"seed": 3, "text": {"lower_case": True}, "at": data.draw(TEXT)},
+    )  # fmt: skip
+    same(made, TopicFit.load(made.save(tmp_path / "fit.safetensors")))
+
+
+def test_long_lists_of_names_go_beside_the_arrays(tmp_path, fitted, monkeypatch):
+    from paceline.workloads.topics import model_file
+
+    monkeypatch.setattr(model_file, "HEADER_BYTES", 100)
+    path = fitted[1].save(tmp_path / "fit.safetensors")
+    same(fitted[1], TopicFit.load(path))
+
+
+@QUICK
+@given(at=st.floats(0, 1), flip=st.integers(1, 255))
+@example(at=0.0, flip=255)
+@example(at=0.999, flip=1)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, fitted, at, flip):
+    path = tmp_path / "fit.safetensors"
+    if not path.exists():
+        fitted[1].save(path)
+    whole = path.read_bytes()
+    place = min(len(whole) - 1, int(at * len(whole)))
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+    try:
+        loaded = TopicFit.load(other)
+    except UserError as error:
+        told = str(error)
+    else:
+        same(fitted[1], loaded)
+        return
+    assert str(other) in told
+    assert "\n" not in told
+
+
+@QUICK
+@given(share=st.floats(0, 0.9999))
+def test_a_file_that_was_cut_is_refused(tmp_path, fitted, share):
+    whole = fitted[1].save(tmp_path / "fit.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(UserError, match=r"cut\.safetensors: "):
+        TopicFit.load(tmp_path / "cut.safetensors")
+
+
+def test_other_files_are_refused(tmp_path, fitted):
+    from safetensors.numpy import save_file
+
+    save_file({"weight": np.zeros(3, np.float32)}, tmp_path / "weights.safetensors")
+    with pytest.raises(UserError, match=r"holds no topic model \(there: weight\)"):
+        TopicFit.load(tmp_path / "weights.safetensors")
+    with pytest.raises(UserError, match="there is no such file"):
+        TopicFit.load(tmp_path / "none.safetensors")
+    with pytest.raises(UserError, match=r"does not end in \.safetensors; write it as  .*fit\.safetensors"):
+        fitted[1].save(tmp_path / "fit.pkl")
+    with pytest.raises(RunFailed, match=r"cannot write .*: No such file or directory"):
+        fitted[1].save(tmp_path / "nowhere" / "fit.safetensors")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["weights.safetensors"]
+
+
+def test_shapes_and_names_must_agree():
+    with pytest.raises(UserError, match=r"L has the shape \(4, 2\) and F \(3, 5\)"):
+        TopicFit(np.ones((4, 2)), np.ones((3, 5)))
+    with pytest.raises(UserError, match="2 terms for 5 columns"):
+        TopicFit(np.ones((4, 3)), np.ones((3, 5)), terms=["a", "b"])
+
+
+# ---- terms and topics ----
+
+
+def test_top_terms_by_probability_and_by_lift():
+    F = np.array([[0.5, 0.4, 0.1, 0, 0], [0.5, 0, 0, 0.3, 0.2]], np.float32)
+    made = TopicFit(np.array([[1, 0], [0, 1]], np.float32), F, terms=["the", "cat", "dog", "sun", "rain"])
+    assert made.top_terms(2) == [["the", "cat"], ["the", "sun"]]
+    assert made.top_terms(1, by="lift") == [["cat"], ["sun"]]
+    assert made.top_terms(99)[0][:3] == ["the", "cat", "dog"]
+    with pytest.raises(UserError, match="by='size': terms are ranked by  probability  or by  lift"):
+        made.top_terms(by="size")
+    made.terms = None
+    assert made.top_terms(1) == [["term 0"], ["term 0"]]
+
+
+def test_lift_passes_over_terms_that_are_hardly_used():
+    F = np.full((2, 100), 1e-9)
+    F[0, :10], F[1, 10:20] = 0.1, 0.1
+    F[0, 4] = 0.15
+    F[0, 50] = 1e-6  # in topic 0 a thousand times more often than in the other, and yet next to never
+    made = TopicFit(np.eye(2, dtype=np.float32), F.astype(np.float32))
+    found = made.top_term_numbers(10, by="lift")[0]
+    assert set(found) == set(range(10))
+    assert found[0] == 4  # of terms with the same lift, the most probable
+
+
+@given(arrays(np.float32, st.integers(1, 60), elements=st.floats(-5, 5, width=32)), st.integers(1, 70))
+def test_largest_is_a_sort(values, n):
+    assert largest(values, n).tolist() == np.argsort(-values, kind="stable")[:n].tolist()
+
+
+def test_shares_and_order_of_topics(fitted):
+    _, made = fitted
+    assert made.topic_shares().sum() == pytest.approx(1, abs=1e-5)
+    lengths = np.zeros(len(made.L))
+    lengths[5] = 30
+    assert made.topic_shares(lengths) == pytest.approx(made.L[5], abs=1e-6)
+    in_order = made.sort_topics()
+    assert (np.diff(in_order.topic_shares()) <= 0).all()
+    assert np.abs(in_order.L @ in_order.F - made.L @ made.F).max() < 1e-6
+    assert made.sort_topics([2, 0, 1]).F[0] == pytest.approx(made.F[2])
+    with pytest.raises(UserError, match="each of the topics 0 to 2 once"):
+        made.sort_topics([0, 0, 1])
+    with pytest.raises(UserError, match="3 lengths for 60 documents"):
+        made.topic_shares(np.ones(3))
+
+
+def test_it_tells_what_it_is(fitted):
+    made = TopicFit(fitted[1].L, fitted[1].F, [9.0, 8.5], passes=2, converged=True, seconds=0.25, terms=["<b>"] * 36)
+    assert repr(made) == "TopicFit(k=3, documents=60, terms=36, loss=8.5, 2 passes, converged, 250 ms)"
+    assert made.loss == 8.5
+    assert "&lt;b&gt;" in made._repr_html_()
+    assert "<b>" not in made._repr_html_()
+
+
+@QUICK
+@given(k=st.integers(1, 8), seed=st.integers(0, 99))
+def test_topics_are_aligned_with_a_reference(k, seed):
+    chance = np.random.default_rng(seed)
+    reference = chance.dirichlet(np.full(30, 0.1), k)
+    shuffle = chance.permutation(k)
+    order, similar = align_topics(reference[shuffle] + 1e-4 * chance.random((k, 30)), reference)
+    assert shuffle[order].tolist() == list(range(k))
+    assert (similar > 0.99).all()
+
+
+def test_topics_without_a_counterpart_come_last():
+    ours = np.eye(4)
+    order, similar = align_topics(ours, ours[[3, 1]])
+    assert order.tolist() == [3, 1, 0, 2]
+    assert similar[:2] == pytest.approx(1)
+    assert np.isnan(similar[2:]).all()
+    with pytest.raises(UserError, match="2 topics cannot be matched one to one with 4: swap the two"):
+        align_topics(ours[:2], ours)
+    with pytest.raises(UserError, match="over 4 and over 3 terms"):
+        align_topics(ours, ours[:, :3])
+
+
+@QUICK
+@given(arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(1, 5)), elements=st.floats(0, 1, width=32)))
+def test_documents_are_sorted_once_each_and_by_topic(L):
+    order = sort_documents(L)
+    assert sorted(order.tolist()) == list(range(len(L)))
+    assert (np.diff(L.argmax(axis=1)[order]) >= 0).all()
+
+
+def test_a_hundred_thousand_documents_are_sorted_fast_and_smoothly():
+    L = np.random.default_rng(0).dirichlet(np.full(20, 0.1), 100_000).astype(np.float32)
+    began = time.process_time()
+    order = sort_documents(L)
+    assert time.process_time() - began < 2
+    steps = np.abs(np.diff(L[order], axis=0)).sum(axis=1).mean()
+    assert steps < 0.6 * np.abs(np.diff(L, axis=0)).sum(axis=1).mean()
+
+
+# ---- other documents ----
+
+
+def test_transform_finds_the_mixtures(fitted):
+    _, made = fitted
+    new, _, _ = collection(documents=20, seed=0)
+    expected, _, _ = em(new, 3, 2000, F=made.F)
+    for given_as in (new, scipy.sparse.csr_array(new), read_counts(new)):
+        found = made.transform(given_as)
+        assert found.shape == (20, 3)
+        assert found.sum(axis=1) == pytest.approx(1, abs=1e-5)
+        assert np.abs(found - expected).max() < 0.02
+
+
+def test_texts_are_counted_as_in_training():
+    X, made = small_fit()
+    words = [" ".join(made.term(at).upper() for at in np.repeat(np.arange(36), row)) for row in X[:4]]
+    assert made.transform(words) == pytest.approx(made.transform(X[:4]), abs=1e-4)
+    assert made.transform(words[0] + " and unheard") == pytest.approx(made.transform(X[:1]), abs=1e-4)
+    made.settings["text"] = {"lower_case": False, "min_df": 1}
+    assert made.transform(words[0].lower()) == pytest.approx(made.transform(X[:1]), abs=1e-4)
+    made.terms = None
+    with pytest.raises(UserError, match="the model does not know its terms"):
+        made.transform(["a text"])
+
+
+def test_files_of_texts_and_of_counts(tmp_path):
+    X, made = small_fit()
+    words = [" ".join(made.term(at) for at in np.repeat(np.arange(36), row)) for row in X[:3]]
+    (tmp_path / "new.txt").write_text("\n".join(words))
+    np.save(tmp_path / "new.npy", X[:3])
+    expected = made.transform(X[:3])
+    for path in (tmp_path / "new.txt", str(tmp_path / "new.npy")):
+        assert made.transform(path) == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(UserError, match="there is no such file"):
+        made.transform(str(tmp_path / "old.npy"))
+
+
+def test_columns_must_agree(fitted):
+    X, made = fitted
+    with pytest.raises(UserError, match="35 columns and the model 36 terms: give the same columns in the same order"):
+        made.transform(X[:, 1:])
+    from paceline.workloads.topics.blocks import named
+
+    swapped = list(made.terms)
+    swapped[4:6] = swapped[5], swapped[4]
+    with pytest.raises(UserError, match=r"column 4 \(from 0\) is 'word5' in the documents and 'word4' in the model"):
+        made.transform(named(read_counts(X), swapped, None))
+
+
+# ---- how good ----
+
+
+@QUICK
+@given(arrays(np.uint16, st.tuples(st.integers(1, 6), st.integers(1, 9)), elements=st.integers(0, 900)), st.booleans())
+def test_halves_make_the_whole(X, fractions):
+    rows = scipy.sparse.csr_array(X.astype(np.float32) / 2 if fractions else X)
+    parts = halves(
+        Csr(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data), np.random.default_rng(0)
+    )
+    dense = [scipy.sparse.csr_array((h.data, h.indices, h.indptr), shape=X.shape).toarray() for h in parts]
+    assert np.array_equal(dense[0].astype(float) + dense[1], rows.toarray())
+    assert all((h.data > 0).all() for h in parts)
+
+
+def test_perplexity_of_uniform_topics_is_the_number_of_terms(fitted):
+    X, made = fitted
+    flat = TopicFit(made.L, np.full((3, 36), 1 / 36, np.float32))
+    assert flat.perplexity(X) == pytest.approx(36, rel=1e-5)
+    assert flat.perplexity(scipy.sparse.csr_array(X), smoothing=0) == pytest.approx(36, rel=1e-5)
+
+
+def test_perplexity_prefers_the_better_model(fitted):
+    X, made = fitted
+    new, _, _ = collection(documents=40, seed=0)
+    one = TopicFit(np.ones((60, 1), np.float32), (X.sum(axis=0) / X.sum())[None].astype(np.float32))
+    good, plain = made.perplexity(new), one.perplexity(new)
+    assert 1 < good < 0.75 * plain < plain < 36
+    assert made.perplexity(new) == good
+    assert made.perplexity(scipy.sparse.csr_array(new)) == pytest.approx(good, rel=1e-3)
+
+
+def test_perplexity_by_the_definition(fitted):
+    X, made = fitted
+    rows = scipy.sparse.csr_array(X[:10])
+    known, unseen = halves(
+        Csr(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data), np.random.default_rng(3)
+    )
+    dense = [scipy.sparse.csr_array((h.data, h.indices, h.indptr), shape=(10, 36)).toarray() for h in (known, unseen)]
+    p = 0.99 * (made.transform(dense[0]) @ made.F) + 0.01 / 36
+    expected = math.exp(-(dense[1] * np.log(p)).sum() / dense[1].sum())
+    assert made.perplexity(X[:10], seed=3) == pytest.approx(expected, rel=1e-4)
+
+
+def test_perplexity_needs_words(fitted):
+    with pytest.raises(UserError, match="no document has two words"):
+        fitted[1].perplexity(np.eye(36, dtype=int)[:2])
+    with pytest.raises(UserError, match="smoothing=2"):
+        fitted[1].perplexity(fitted[0], smoothing=2)
+
+
+@QUICK
+@given(seed=st.integers(0, 999), n=st.integers(2, 5))
+def test_coherence_is_the_mean_over_pairs(seed, n):
+    chance = np.random.default_rng(seed)
+    X = chance.poisson(chance.random(9) * 2, (12, 9))
+    made = TopicFit(np.ones((12, 2), np.float32), chance.dirichlet(np.ones(9), 2).astype(np.float32))
+    there = X > 0
+    for topic, found in enumerate(made.coherence(X, n)):
+        values = []
+        for i, j in itertools.combinations(np.argsort(-made.F[topic])[:n], 2):
+            both, a, b = (there[:, i] & there[:, j]).mean(), there[:, i].mean(), there[:, j].mean()
+            values.append(-1 if not both else 1 if both == 1 else math.log(both / (a * b)) / -math.log(both))
+        assert found == pytest.approx(np.mean(values), abs=1e-6)
+
+
+def test_coherence_tells_topics_from_noise(fitted):
+    X, made = fitted
+    noise = TopicFit(made.L, np.random.default_rng(0).dirichlet(np.ones(36), 3).astype(np.float32))
+    assert made.coherence(X).mean() > noise.coherence(scipy.sparse.csr_array(X)).mean() + 0.1
+    with pytest.raises(UserError, match="pairs of terms"):
+        made.coherence(X, 1)
+
+
+def test_the_reference_fit_of_nips_is_coherent():
+    made = nips_fit()
+    counts = read_counts(NIPS / "counts_csr.npz")
+    found = made.coherence(counts)
+    assert found.shape == (10,)
+    assert found.mean() == pytest.approx(0.19, abs=0.03)
+    assert "neurons" in made.top_terms(10)[2]

@@ -1,0 +1,186 @@
+"""Counts that stay on their device, with the CPU as the device: the same fit, the same refusals."""
+
+from contextlib import nullcontext
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import paceline.topics as pt
+from paceline.errors import UserError
+from paceline.workloads.topics.blocks import Csr
+from paceline.workloads.topics.counts import read_counts
+from paceline.workloads.topics.device import whole_tiles
+from paceline.workloads.topics.fitting import current_device
+from paceline.workloads.topics.on_device import from_tensor
+from paceline.workloads.topics.problem import problem_of
+from paceline.workloads.topics.start import Size, first_topics, sample
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def made():
+    X, _, _ = pt.generate_synthetic_data(n=150, m=90, k=3, avg_doc_length=500, seed=2)
+    X = X.toarray() if sp.issparse(X) else np.array(X)
+    X[7], X[:, 11] = 0, 0
+    return X.astype(np.int64)
+
+
+def csr(X, dtype=torch.float32):
+    return torch.tensor(X, dtype=dtype).to_sparse_csr()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64", "float32", "float64", "bfloat16"])
+def test_a_fit_is_that_of_the_same_counts_on_the_host(made, dtype):
+    there = from_tensor(torch.tensor(made).to(getattr(torch, dtype)))
+    assert there.values.dtype == torch.uint8
+    model, same = pt.fit(there, k=3), pt.fit(made, k=3)
+    assert model.loss == pytest.approx(same.loss, rel=1e-6)
+    assert model.loss == pytest.approx(pt.exact_loss(made, model.L, model.F), rel=1e-6)
+    assert pt.exact_loss(there, model.L, model.F) == pytest.approx(pt.exact_loss(made, model.L, model.F), rel=1e-12)
+
+
+@pytest.mark.parametrize("start", ["auto", "least_squares", "random"])
+def test_nonzeros_on_a_device(made, start):
+    there = from_tensor(csr(made))
+    model, same = pt.fit(there, k=3, start=start), pt.fit(sp.csr_array(made), k=3, start=start)
+    assert model.loss == pytest.approx(same.loss, rel=1e-5)
+    assert pt.exact_loss(there, model.L, model.F) == pytest.approx(pt.exact_loss(made, model.L, model.F), rel=1e-12)
+
+
+def test_nonzeros_that_are_given_twice_or_are_zero_are_no_problem(made):
+    pointer, index, count = (part.numpy() for part in from_tensor(csr(made)).values)
+    pieces = [(index[a:b], count[a:b]) for a, b in pairwise(pointer)]
+    twice = torch.sparse_csr_tensor(
+        torch.from_numpy(3 * pointer),
+        torch.from_numpy(np.concatenate([np.concatenate([j, j, j]) for j, _ in pieces])),
+        torch.from_numpy(np.concatenate([np.concatenate([x, x, 0 * x]) for _, x in pieces])),
+        size=made.shape,
+    )
+    model, same = pt.fit(from_tensor(twice), k=3), pt.fit(2 * made, k=3)
+    assert model.loss == pytest.approx(same.loss, rel=1e-5)
+
+
+def test_the_smallest_type_is_taken(made):
+    for largest, dtype in ((255, torch.uint8), (256, torch.uint16), (65_536, torch.int32)):
+        X = made.copy()
+        X[0, 0] = largest
+        for tensor in (torch.tensor(X), torch.tensor(X).double(), torch.tensor(X).int()):
+            there = from_tensor(tensor)
+            assert there.values.dtype == dtype
+            np.testing.assert_array_equal(there.block(3, 9).values, X[3:9])
+            per_document, per_term = there.sums()
+            np.testing.assert_array_equal(per_document, X.sum(1))
+            np.testing.assert_array_equal(per_term, X.sum(0))
+        there = from_tensor(csr(X))
+        assert there.values[2].dtype == dtype
+        np.testing.assert_array_equal(there.sums()[0], X.sum(1))
+        np.testing.assert_array_equal(there.sums()[1], X.sum(0))
+    halves = from_tensor(torch.tensor(made) * 0.5, fractional=True)
+    assert halves.values.dtype == torch.float32
+    same = torch.tensor(made, dtype=torch.uint8)
+    assert from_tensor(same).values.data_ptr() == same.data_ptr()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (-1.0, "a count cannot be negative"),
+        (float("nan"), "finite"),
+        (float("inf"), "finite"),
+        (0.5, "fractional=True"),
+        (3e9, "2,147,483,647"),
+    ],
+)
+def test_what_is_no_count_is_refused_with_its_place(made, value, said, sparse):
+    X = torch.tensor(made).double()
+    X[5, 3] = value
+    with pytest.raises(UserError, match=r"document 5, term 3 \(both from 0\)") as caught:
+        from_tensor(X.to_sparse_csr() if sparse else X)
+    assert said in str(caught.value)
+
+
+def test_other_bad_tensors(made):
+    with pytest.raises(UserError, match="dimension"):
+        from_tensor(torch.zeros(3))
+    with pytest.raises(UserError, match="complex"):
+        from_tensor(torch.zeros(3, 3, dtype=torch.complex64))
+    with pytest.raises(UserError, match="nothing to learn"):
+        pt.fit(from_tensor(torch.zeros(5, 6, dtype=torch.uint8)), k=2)
+    with pytest.raises(UserError, match="nothing to learn"):
+        pt.fit(from_tensor(torch.zeros(5, 6).to_sparse_csr()), k=2)
+    wrong = torch.sparse_csr_tensor([0, 1, 2], [0, 9], [1.0, 1.0], size=(2, 3), check_invariants=False)
+    with pytest.raises(UserError, match="columns"):
+        from_tensor(wrong)
+
+
+def test_parts_and_samples_are_those_of_the_host(made):
+    there, here = from_tensor(csr(made)), read_counts(sp.csr_array(made))
+    size = Size(nonzeros=1000, rows=70, counts=1000)
+    few, same = sample(there, 3, size=size), sample(here, 3, size=size)
+    for found, wanted in (
+        (there.part(20, 60).block(0, 40), here.block(20, 60)),
+        (few.block(0, few.documents), same.block(0, same.documents)),
+    ):
+        assert isinstance(found.values, Csr)
+        for a, b in zip(found.parts, wanted.parts, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert there.stored_bytes > 0
+    np.testing.assert_array_equal(there.weights(), here.weights())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, sparse):
+    """Sparse counts are sorted, which takes four times their memory beside them."""
+    there = from_tensor(csr(made) if sparse else torch.tensor(made))
+    whole, one = problem_of(there), pt.fit(there, k=3)
+    free = 4 * there.stored_bytes - 1 if sparse else 256 * 100
+    monkeypatch.setattr("paceline.workloads.topics.on_device.free_device_bytes", lambda device: free)
+    parts = problem_of(there)
+    assert len(list(whole.documents())) == 1
+    assert len(list(parts.documents())) > 1
+    assert pt.fit(there, k=3).loss == pytest.approx(one.loss, rel=1e-6)
+
+
+def test_sums_of_nonzeros_in_pieces(made, monkeypatch):
+    monkeypatch.setattr("paceline.workloads.topics.device.PIECE", 8 * 7)
+    per_document, per_term = from_tensor(csr(made)).sums()
+    np.testing.assert_array_equal(per_document, made.sum(1))
+    np.testing.assert_array_equal(per_term, made.sum(0))
+
+
+def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
+    asked = []
+
+    def sampled(counts, seed, least, size):
+        asked.append(size.counts)
+        return sample(counts, seed, least, size)
+
+    monkeypatch.setattr("paceline.workloads.topics.start.sample", sampled)
+    monkeypatch.setattr("paceline.workloads.topics.start.free_device_bytes", lambda device: 8 * 90 * 40)
+    first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
+    assert asked == [90 * 40]
+
+
+def test_a_tensor_without_counts_is_refused(made):
+    for tensor in (torch.empty(9, 9, device="meta"), torch.empty(9, 9, device="meta", dtype=torch.uint8)):
+        with pytest.raises(UserError, match="meta"):
+            pt.fit(tensor, k=2)
+
+
+def test_kernels_are_launched_where_the_counts_are():
+    assert isinstance(current_device("cpu"), nullcontext)
+    assert current_device("cuda:1").idx == current_device(torch.device("cuda", 1)).idx == 1
+
+
+def test_whole_tiles():
+    for shape in ((3, 8), (256, 300), (5, 7), (256, 512)):
+        X = torch.randint(0, 200, shape, dtype=torch.uint8)
+        padded = whole_tiles(X)
+        assert all(size % 256 == 0 for size in padded.shape)
+        assert torch.equal(padded[: shape[0], : shape[1]], X)
+        assert padded.sum() == X.sum()

@@ -1,0 +1,213 @@
+"""A topic model, planned: counts from their file or from hints, the tiers they lie on, a pass, money, and refusals."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from paceline.errors import UserError
+from paceline.planning import passtime
+from paceline.planning.auto import applied
+from paceline.planning.passtime import pass_memory, pass_time, work_s
+from paceline.planning.plan import plan
+from paceline.planning.show import show
+from paceline.planning.site import site_of
+from paceline.planning.subject import subject_of
+from paceline.planning.topics import SPARSE_BELOW, Counted
+from paceline.spec import build
+
+
+@pytest.fixture(scope="module")
+def counts_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("counts") / "counts.npz"
+    random = np.random.default_rng(0)
+    scipy.sparse.save_npz(path, scipy.sparse.csr_matrix(random.poisson(0.05, (300, 200))))
+    return path
+
+
+def topics(path=None, k=20, **more):
+    data = {"path": str(path)} if path else {}
+    return build({"workload": "topics", "model": {"k": k}, "data": data, "train": {"steps": 60}, **more})
+
+
+def headline(k=20):
+    return Counted(100_000, 100_000, k, 1e10, sparse=False, element_bytes=1, stored_bytes=1e10, resident=False)
+
+
+def sparse(k=20, newton=False):
+    n, each = 1_000_000, 122
+    return Counted(
+        n, 100_000, k, float(n * each), sparse=True, element_bytes=1, stored_bytes=6e8, resident=False, newton=newton
+    )
+
+
+def work(counts, where, devices=1):
+    there = site_of(where).at(devices)
+    return work_s(counts, counts.documents, there.cluster.device, there.physics)
+
+
+def test_a_dense_pass_takes_as_long_as_it_was_measured_on_an_h200():
+    assert work(headline(), "1xH200") == pytest.approx(7.5e-3, rel=0.1)
+
+
+def test_a_sparse_pass_takes_as_long_as_it_was_measured_on_an_h200():
+    assert work(sparse(), "1xH200") == pytest.approx(4.9e-3, rel=0.1)
+    assert work(sparse(newton=True), "1xH200") == pytest.approx(18.6e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(("k", "kind", "ns"), [(10, sparse, 12), (20, sparse, 16), (20, headline, 4)])
+def test_a_core_needs_as_many_nanoseconds_per_count_as_were_measured(k, kind, ns):
+    counts = kind(k)
+    of_one_core = 8 * work(counts, "1x1xCPU") / counts.nonzeros  # the catalogue's CPU has eight
+    assert of_one_core == pytest.approx(ns * 1e-9, rel=0.1)
+
+
+def test_no_pass_is_faster_than_its_bytes():
+    one = work(headline(), "1xH200")
+    assert one > 1e10 / 4.8e12
+    assert work(headline(100), "1xH200") > 2 * one  # two reads, and 128 columns instead of 32
+
+
+def test_ranks_send_the_statistic_and_nothing_else():
+    where = site_of("4xH100").at(4)
+    there = pass_memory(headline(), 25_000, 4, where)
+    time = pass_time(headline(), 25_000, 4, where, there)
+    link = where.cluster.link_bytes_s * where.physics.link_efficiency
+    assert time.comm_s == pytest.approx(2 * 3 / 4 * 4 * 20 * 100_000 / link, abs=2e-4)
+    assert 0 < time.exposed_s <= time.comm_s
+
+
+def test_counts_lie_as_high_as_they_fit():
+    where = site_of("1xH100").at(1)
+    small, large, huge = (
+        Counted(n, 100_000, 20, n * 1e5, sparse=False, element_bytes=1, stored_bytes=n * 1e5, resident=False)
+        for n in (100_000, 1_000_000, 10_000_000)
+    )
+    found = [pass_memory(c, c.documents, 1, where) for c in (small, large, huge)]
+    assert [m.tier for m in found] == ["in memory", "45 % on host", "86 % on disk"]
+    assert all(m.total_bytes < where.cluster.device.memory_bytes for m in found)
+    times = [pass_time(c, c.documents, 1, where, m) for c, m in zip((small, large, huge), found, strict=True)]
+    assert times[0].data_s == 0
+    assert times[1].step_s == pytest.approx(found[1].host_bytes / 45e9, rel=0.1)
+    assert times[2].data_s > 0.9 * times[2].step_s
+    by_term = found[0].mixtures_bytes, found[0].topics_bytes
+    assert by_term == (4 * 100_000 * 20 * 4, 5 * 100_000 * 20 * 4)
+
+
+def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
+    counts = sparse()
+    there, cores = (pass_memory(counts, counts.documents, 1, site_of(w).at(1)) for w in ("1xH200", "1x1xCPU"))
+    assert there.counts_bytes == 1_000_000 * (8 + 5 * 122)
+    assert there.by_terms_bytes == 4 * there.counts_bytes
+    assert there.tier == "in memory"
+    assert cores.by_terms_bytes == 0
+    many = replace(counts, documents=50_000_000, nonzeros=50 * counts.nonzeros)  # 31 GB, which would fit once
+    full = pass_memory(many, many.documents, 1, site_of("1xH200").at(1))
+    assert full.counts_bytes + full.by_terms_bytes == pytest.approx(0.7 * 141e9, rel=0.01)
+    assert full.tier.endswith("on host")
+
+
+def test_the_shares_are_those_of_the_fit():
+    from paceline.workloads.topics import blocks, device, problem, tiers
+
+    assert (passtime.DEVICE_SHARE, passtime.HOST_SHARE) == (tiers.DEVICE_SHARE, tiers.HOST_SHARE)
+    assert passtime.PAD == device.PAD
+    assert (passtime.CORE_BLOCK_BYTES, passtime.SCANNED_BYTES) == (problem.STREAM_BYTES, problem.SCANNED_BYTES)
+    assert passtime.SORT_BYTES == device.SORT_BYTES
+    assert (blocks.SPARSE_BELOW, device.NEWTON_K) == (SPARSE_BELOW, passtime.NEWTON_TOPICS)
+
+
+def test_the_shape_is_read_from_the_counts(counts_file):
+    found = subject_of(topics(counts_file, k=5))
+    assert found.counts is not None
+    assert (found.counts.documents, found.counts.terms, found.counts.sparse) == (300, 200, True)
+    assert found.params == 5 * 500
+    assert found.steps == 60
+    assert found.counts.element_bytes == 1
+
+
+def test_without_counts_documents_and_words_are_enough():
+    dense = subject_of(topics(), samples=1000, tokens=65_536).counts
+    few = subject_of(topics(data={"max_terms": 50_000}), samples=1000, tokens=200).counts
+    assert dense is not None
+    assert few is not None
+    assert (dense.sparse, dense.terms, dense.nonzeros) == (False, 100_000, 1e8)
+    assert (few.sparse, few.terms) == (True, 50_000)
+    assert few.per_document == pytest.approx(200, rel=0.01)
+
+
+def test_four_devices_and_their_price():
+    found = plan(topics(), "4xH100", [1, 2, 4], 2.0, samples=100_000)
+    one, _, four = found.rows
+    assert 3 < four.speedup < 4
+    assert found.chosen is four
+    assert found.overrides() == {"parallel.ranks": 4}
+    price = one.price
+    assert one.hours == pytest.approx((price.start_s + 60 * price.step_s) / 3600)
+    assert one.cost_usd == pytest.approx(2 * one.hours)
+    assert json.dumps(found.as_json())
+    assert "4 devices will run at" in found.advice[0]
+
+
+def test_the_plan_is_read_in_words_of_a_topic_model(counts_file):
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for part in show(plan(topics(counts_file, k=5), "4xH100")):
+        console.print(part)
+    text = console.export_text()
+    assert "300 documents × 200 terms" in text
+    assert "in memory" in text
+    assert "one read of the counts" in text
+    assert "Stay on one device" in text
+    assert not any(word in text for word in ("optimiser", "activations", "batch", "usual tree", "ddp"))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_auto_takes_the_number_of_devices_of_the_plan(counts_file):
+    spec = topics(counts_file, k=5, cluster="4xH100", parallel="auto")
+    assert applied(spec, None).parallel.ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "said"),
+    [
+        (topics(), {}, "data.path is missing"),
+        (topics("/nowhere.npz"), {}, "there is no such file"),
+        (topics(), {"tokens": 5.0}, "give --samples"),
+        (topics(parallel={"strategy": "fsdp", "ranks": 2}), {"samples": 100}, "spreads documents over ranks"),
+        (topics(), {"samples": 0}, "--samples: 0 is not possible"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(spec, given, said):
+    with pytest.raises(UserError, match=said) as caught:
+        plan(spec, "2xH100", **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_topics_than_documents_are_refused(counts_file):
+    with pytest.raises(UserError, match="give at most 200"):
+        subject_of(topics(counts_file, k=250))
+
+
+def test_launch_files_of_engines_with_gradients_are_refused(counts_file, tmp_path):
+    from paceline.planning.emit import launch_files
+
+    found = plan(topics(), "2xH100", samples=100_000)
+    assert "parallel.ranks=2" in launch_files(found, tmp_path / "run.yaml", "torchrun")["run.sh"]
+    with pytest.raises(UserError, match="no gradients"):
+        launch_files(found, tmp_path / "run.yaml", "deepspeed")
+
+
+def test_counts_are_planned_without_torch(counts_file):
+    code = (
+        "import sys; from paceline.spec import build; from paceline.planning.plan import plan; "
+        f"run = {{'workload': 'topics', 'model': {{'k': 5}}, 'data': {{'path': {str(counts_file)!r}}}}}; "
+        "plan(build(run), '2xH100'); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,203 @@
+"""Pictures that are really drawn: their files, their colours, their labels; and nothing left behind."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from paceline.errors import RunFailed, UserError
+from paceline.workloads.topics.plots import PALETTE, plot_loss, plot_structure, plot_top_terms, shortened
+from topics_fits import small_fit
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_fit()[1]
+
+
+def rgb(colour):
+    return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
+
+
+def pixels(figure):
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3]
+
+
+def share(image, colour):
+    """Of the picture, in this colour."""
+    return (np.abs(image.astype(int) - rgb(colour)).max(axis=-1) < 3).mean()
+
+
+def texts(figure):
+    return [
+        text.get_text()
+        for axes in figure.axes
+        for text in (axes.title, *axes.get_xticklabels(), *axes.get_yticklabels())
+    ]
+
+
+@pytest.mark.parametrize("draw", [plot_loss, plot_structure, plot_top_terms])
+def test_each_is_drawn_and_written(draw, model, tmp_path):
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for kind, start in starts.items():
+        if kind == "pdf" and draw is not plot_structure:
+            continue  # the fonts of a PDF take a second
+        figure = draw(model, output_file=tmp_path / f"picture.{kind}")
+        content = (tmp_path / f"picture.{kind}").read_bytes()
+        assert content.startswith(start)
+        assert len(content) > 3_000
+    assert len(np.unique(pixels(figure).reshape(-1, 3), axis=0)) > 20
+    with pytest.raises(UserError, match=r"pictures are written as \.png, \.pdf, \.svg"):
+        draw(model, output_file=tmp_path / "picture.bmp")
+    with pytest.raises(RunFailed, match=r"cannot write .*No such file"):
+        draw(model, output_file=tmp_path / "nowhere" / "picture.png")
+
+
+def test_the_same_picture_is_the_same_file(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        plot_structure(np.eye(3), output_file=str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_nothing_is_left_behind(tmp_path):
+    """No pyplot, no backend chosen, no style changed."""
+    program = """if True:
+        import sys, matplotlib, numpy as np
+        before = list(dict.items(matplotlib.rcParams))  # as they are: to ask for the backend would choose one
+        from paceline.workloads.topics.plots import plot_loss, plot_structure, plot_top_terms
+        plot_loss([3, 2, 1]); plot_structure(np.eye(3)); plot_top_terms(np.eye(3))
+        assert "matplotlib.pyplot" not in sys.modules
+        assert before == list(dict.items(matplotlib.rcParams))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loss_is_drawn_from_lists_and_tensors():
+    torch = pytest.importorskip("torch")
+    figure = plot_loss(torch.tensor([5.0, 4.0, 3.5, 3.4]), title="Mine")
+    assert figure.axes[0].get_title(loc="left") == "Mine"
+    assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([5, 4, 3.5, 3.4])
+    assert pixels(plot_loss([7.0])).min() < 100
+    with pytest.raises(UserError, match="there are no losses"):
+        plot_loss([])
+
+
+def test_the_areas_of_a_structure_are_the_shares():
+    L = np.random.default_rng(0).dirichlet([4, 2, 1], 300)
+    image = pixels(plot_structure(L))
+    areas = np.array([share(image, colour) for colour in PALETTE[:3]])
+    assert areas / areas.sum() == pytest.approx(L.mean(axis=0), abs=0.02)
+
+
+def test_ten_thousands_of_documents_are_drawn_fast(tmp_path):
+    L = np.random.default_rng(0).dirichlet(np.full(12, 0.2), 50_000).astype(np.float32)
+    began = time.process_time()
+    plot_structure(L, output_file=tmp_path / "many.svg")
+    plot_structure(L, output_file=tmp_path / "many.png")
+    assert time.process_time() - began < 5
+    assert (tmp_path / "many.svg").stat().st_size < 3_000_000
+    assert imread(tmp_path / "many.png").shape[1] > 1000
+
+
+def test_many_topics_are_merged():
+    L = np.random.default_rng(0).dirichlet(np.linspace(0.05, 1, 50), 400)
+    figure = plot_structure(L)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(labels) == 21
+    assert labels[-1] == "30 others"
+    assert "topic 49" in labels
+    more = plot_structure(L, most_topics=50)
+    assert len(more.legends[0].get_texts()) == 50
+    assert {patch.get_hatch() for patch in more.legends[0].get_patches()} == {None, "////", "...."}
+
+
+def test_groups_are_drawn_apart():
+    L = np.random.default_rng(0).dirichlet([1, 1, 1], 90)
+    figure = plot_structure(
+        L, groups=["b", "a", "$x^2$"] * 30, topic_names=["one", "two", "a name that is far too long to fit"]
+    )
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["$x^2$", "a", "b"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][2].endswith("…")
+    assert share(pixels(figure), PALETTE[0]) > 0.1
+    with pytest.raises(UserError, match="2 groups for 90 documents"):
+        plot_structure(L, groups=["a", "b"])
+
+
+def test_a_structure_needs_shares():
+    with pytest.raises(UserError, match="pass  normalize_rows=True"):
+        plot_structure(np.full((3, 2), 4.0))
+    assert share(pixels(plot_structure(np.full((3, 2), 4.0), normalize_rows=True)), PALETTE[1]) > 0.2
+    with pytest.raises(UserError, match="below zero"):
+        plot_structure(np.full((3, 2), -1.0))
+    with pytest.raises(UserError, match="each of the 3 documents once"):
+        plot_structure(np.eye(3), order=[0, 1, 1])
+    with pytest.raises(UserError, match="a fit or an array"):
+        plot_structure([1, 2])
+
+
+def overlapping(boxes):
+    return [(a, b) for at, a in enumerate(boxes) for b in boxes[at + 1 :] if a.overlaps(b)]
+
+
+def test_labels_of_terms_do_not_overlap():
+    chance = np.random.default_rng(0)
+    F = chance.dirichlet(np.full(40, 0.2), 7)
+    names = [chance.choice(["short", "a very very long compound term of many words"]) + f" {at}" for at in range(40)]
+    figure = plot_top_terms(F, n_top_terms=12, term_names=names)
+    figure.canvas.draw()
+    drawing = figure.canvas.get_renderer()
+    charts = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(charts) == 7
+    boxes = [label.get_window_extent(drawing) for axes in charts for label in axes.get_yticklabels()]
+    boxes += [axes.patch.get_window_extent(drawing) for axes in charts]
+    assert len(boxes) == 7 * 13
+    assert overlapping([box.shrunk(0.98, 0.8) if hasattr(box, "shrunk") else box for box in boxes]) == []
+    assert all(box.x0 >= 0 for box in boxes)
+
+
+def test_terms_are_written_as_they_are(tmp_path):
+    F = np.array([[0.5, 0.3, 0.1, 0.1]])
+    figure = plot_top_terms(F, 4, ["$\\frac$ and $", "line\nbreak", "  ", "x" * 60], output_file=tmp_path / "a.png")
+    shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert shown == ["$\\frac$ and $", "line break", "(blank)", "x" * 21 + "…"]
+    assert shortened("a" * 22) == "a" * 22
+
+
+def test_some_topics_of_many():
+    F = np.random.default_rng(0).dirichlet(np.ones(30), 40)
+    assert len(plot_top_terms(F, 3).axes) == 24
+    figure = plot_top_terms(F, 3, topics=[39, 2], by="lift", topic_names=[f"n{at}" for at in range(40)])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["n39", "n2"]
+    assert figure.get_suptitle() == "Top terms of the 2 chosen of 40 topics"
+    with pytest.raises(UserError, match="give some of 0 to 39"):
+        plot_top_terms(F, topics=[40])
+    with pytest.raises(UserError, match="2 term_names for 30 columns"):
+        plot_top_terms(F, term_names=["a", "b"])
+
+
+SEEN_BY = {
+    "all": np.eye(3),
+    "few see red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "few see green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "few see blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+@pytest.mark.parametrize("eyes", SEEN_BY)
+def test_colours_differ_for_all_eyes(eyes):
+    """As far apart in L*a*b* as it takes, for eyes that lack one of the three kinds of cones too."""
+    c = np.array([rgb(colour) for colour in PALETTE]) / 255
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(linear @ np.array(SEEN_BY[eyes]).T, 0, 1)
+    xyz = seen @ np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]).T
+    f = np.cbrt(xyz / [0.9505, 1, 1.089])
+    lab = np.stack([116 * f[:, 1], 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
+    apart = np.linalg.norm(lab[:, None] - lab[None], axis=-1) + 1e3 * np.eye(len(PALETTE))
+    assert len(PALETTE) == 20
+    assert apart[:8, :8].min() > 20
+    assert apart.min() > 11

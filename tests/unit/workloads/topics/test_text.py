@@ -1,0 +1,174 @@
+"""Texts in: the counts of scikit-learn's vectoriser on the same settings, from every kind of file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import CountVectorizer
+
+from paceline.errors import UserError
+from paceline.workloads.topics import text
+from paceline.workloads.topics.blocks import dense_rows
+from paceline.workloads.topics.counts import read_counts, totals
+from paceline.workloads.topics.shards import convert
+from paceline.workloads.topics.stop_words import ENGLISH
+from paceline.workloads.topics.text import TextOptions, convert_text, read_text
+
+TEXTS = [
+    "The cat sat on the mat, and the cat slept.",
+    "Dogs and cats: a cat isn't a dog. Ünïcode straße ÉTÉ!",
+    "",
+    "the stock market fell; markets fall, stock by stock",
+    "A dog sat by the market in 2024_x.",
+    "cat dog stock mat",
+]
+ALL = TextOptions(stop_words=None, min_df=1, max_df=1.0)
+
+
+def dense(counts) -> np.ndarray:
+    return dense_rows(counts.block(0, counts.documents).values, counts.terms)
+
+
+@given(
+    texts=st.lists(st.text(alphabet="abcAB é.-_1 \n", max_size=30), min_size=1, max_size=12),
+    min_df=st.sampled_from([1, 2, 0.3]),
+    max_df=st.sampled_from([1.0, 0.5, 3]),
+    lower=st.booleans(),
+    stop=st.sampled_from([None, ["aa", "ab"]]),
+)
+@settings(max_examples=120, deadline=None)
+def test_counts_are_those_of_scikit_learn(texts, min_df, max_df, lower, stop):
+    theirs = CountVectorizer(min_df=min_df, max_df=max_df, lowercase=lower, stop_words=stop)
+    ours = TextOptions(min_df=min_df, max_df=max_df, lower_case=lower, stop_words=stop)
+    try:
+        expected = theirs.fit_transform(texts).toarray()
+    except ValueError:
+        with pytest.raises(UserError):
+            read_text(texts, ours)
+        return
+    counts = read_text(texts, ours)
+    assert counts.vocabulary == theirs.get_feature_names_out().tolist()
+    assert (dense(counts) == expected).all()
+
+
+@pytest.mark.parametrize("pattern", [r"[a-zA-Z]{3,}", r"(?u)\b\w\w+\b", r"\b(\w)\w+\b"])
+def test_the_same_on_other_patterns(pattern):
+    theirs = CountVectorizer(token_pattern=pattern, stop_words=sorted(ENGLISH))
+    expected = theirs.fit_transform(TEXTS).toarray()
+    counts = read_text(TEXTS, TextOptions(token_pattern=pattern, min_df=1, max_df=1.0))
+    assert counts.vocabulary == theirs.get_feature_names_out().tolist()
+    assert (dense(counts) == expected).all()
+
+
+def test_the_most_frequent_terms():
+    options = TextOptions(min_df=1, max_df=1.0, max_terms=3)
+    assert read_text(TEXTS, options).vocabulary == ["cat", "dog", "stock"]
+    theirs = CountVectorizer(max_features=2, stop_words=sorted(ENGLISH)).fit(TEXTS)
+    assert read_text(TEXTS, TextOptions(min_df=1, max_df=1.0, max_terms=2)).vocabulary == sorted(theirs.vocabulary_)
+
+
+def test_batches_make_no_difference(monkeypatch, tmp_path):
+    whole = read_text(TEXTS * 20, ALL)
+    monkeypatch.setattr(text, "BATCH_TOKENS", 7)
+    parts = read_text(TEXTS * 20, ALL)
+    assert (dense(whole) == dense(parts)).all()
+    (tmp_path / "x.txt").write_text("\n".join(line for line in TEXTS if line), encoding="utf-8")
+    shards = convert_text(tmp_path / "x.txt", tmp_path / "s", ALL, shard_bytes=60)
+    again = read_text(tmp_path / "x.txt", ALL)
+    assert shards.vocabulary == again.vocabulary
+    block = shards.block(0, 5).values
+    assert ((block if isinstance(block, np.ndarray) else dense_rows(block, shards.terms)) == dense(again)).all()
+
+
+def files(folder) -> dict:
+    """The same texts as files of every kind."""
+    (folder / "texts" / "more").mkdir(parents=True)
+    for number, content in enumerate(TEXTS):
+        where = folder / "texts" / ("more" if number > 2 else "") / f"{number}.txt"
+        where.write_text(content, encoding="utf-8")
+    csv = "id,text\n" + "".join(f'{i},"{t}"\n' for i, t in enumerate(TEXTS))
+    (folder / "x.csv").write_text(csv, encoding="utf-8")
+    (folder / "x.csv.gz").write_bytes(gzip.compress(csv.encode()))
+    (folder / "x.tsv").write_text("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in enumerate(TEXTS)), encoding="utf-8")
+    lines = "".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(TEXTS))
+    (folder / "x.jsonl").write_text(lines)
+    pyarrow.parquet.write_table(pyarrow.table({"id": list(range(6)), "text": TEXTS}), folder / "x.parquet")
+    return {name: folder / name for name in ("texts", "x.csv", "x.csv.gz", "x.tsv", "x.jsonl", "x.parquet")}
+
+
+def test_every_kind_of_file_gives_the_same(tmp_path):
+    expected = read_text(TEXTS)
+    for name, path in files(tmp_path).items():
+        counts = read_counts(path)
+        assert counts.vocabulary == expected.vocabulary == ["cat", "dog", "market", "mat", "sat", "stock"], name
+        assert (dense(counts) == dense(expected)).all(), name
+        shards = convert(path, tmp_path / f"{name}-shards")
+        assert shards.vocabulary == expected.vocabulary
+        assert (totals(shards).per_document == totals(expected).per_document).all(), name
+        if name != "texts":
+            named = read_text(path, TextOptions(name_column="id"))
+            assert named.names == ["0", "1", "2", "3", "4", "5"], name
+    assert read_counts(tmp_path / "texts").names[-1] == "more/5.txt"
+
+
+def test_new_texts_with_an_old_vocabulary():
+    counts = read_text(["Dog cat cat bird", "", "bird"], vocabulary=["stock", "dog", "cat"])
+    assert dense(counts).tolist() == [[0, 1, 2], [0, 0, 0], [0, 0, 0]]
+
+
+def test_options_reach_the_texts(tmp_path):
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in TEXTS))
+    options = TextOptions(column="body", min_df=3, stop_words=None)
+    counts = read_counts(tmp_path / "x.jsonl", text=options)
+    assert counts.vocabulary == convert(tmp_path / "x.jsonl", tmp_path / "s", text=options).vocabulary
+    assert counts.vocabulary == ["cat", "dog", "the"]
+
+
+def test_stop_words(tmp_path):
+    assert {"the", "and", "of", "we", "is"} <= ENGLISH
+    assert "model" not in ENGLISH
+    (tmp_path / "stop.txt").write_text("cat\ndog\n")
+    options = TextOptions(stop_words=str(tmp_path / "stop.txt"), min_df=2, max_df=1.0)
+    assert "cat" not in read_text(TEXTS, options).vocabulary
+    assert "the" in read_text(TEXTS, options).vocabulary
+    with pytest.raises(UserError, match="stop_words=klingon: give english, none"):
+        read_text(TEXTS, TextOptions(stop_words="klingon"))
+
+
+def test_bad_texts(tmp_path):
+    def refused(name, message, content=None, options=None):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UserError, match=message) as error:
+            read_text(path, options)
+        assert "\n" not in str(error.value)
+
+    refused(
+        "x.csv",
+        r"no column 'text', did you mean 'texts'\? \(there: id, texts\); name it as  --text NAME",
+        b"id,texts\n1,a\n",
+    )
+    refused("x.csv", "no column 'name'", b"id,text\n1,a\n", TextOptions(name_column="name"))
+    refused("x.csv", "row 1: 1 columns, the header has 2", b"id,text\n1\n")
+    refused("x.jsonl", "line 2: not JSON", b'{"text": "a b"}\n{"text"\n')
+    refused("x.jsonl", "line 1: each line holds one object", b"[1]\n")
+    refused("x.jsonl", r"line 1: there is no column 'text' \(there: body\)", b'{"body": "a b"}\n')
+    refused("x.jsonl", "line 1: 'text' is not a text but 3", b'{"text": 3}\n')
+    refused("x.txt", "not UTF-8; convert it with  iconv", "été\n".encode("latin-1"))
+    refused("empty.txt", "there is no document", b"")
+    refused("x.txt", "of 1 terms in 2 documents none is left with min_df=2", b"cat\n\n")
+    refused("missing.csv", "there is no such file")
+    refused("x.txt", "not a regular expression", b"cat cat\n", TextOptions(token_pattern="("))
+    refused("x.txt", "has 2 groups; at most one", b"cat cat\n", TextOptions(token_pattern=r"(\w)(\w)"))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_bytes(b"fine")
+    (tmp_path / "texts" / "b.txt").write_bytes(b"\xff\xfe broken")
+    refused("texts", r"b.txt line 1 \(byte 0xff\): the text is not UTF-8")

@@ -1,0 +1,75 @@
+"""Documents that do not fit on the device: brought over in blocks, with the same result."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.workloads.topics.counts import read_counts
+from paceline.workloads.topics.device import Joined
+from paceline.workloads.topics.tiers import Tiers
+
+
+def counts(sparse):
+    X = np.random.default_rng(3).poisson(0.7, (103, 57)).astype(np.uint8)
+    X[5] = 0
+    if not sparse:
+        return X, read_counts(X)
+    import scipy.sparse
+
+    return X, read_counts(scipy.sparse.csr_array(X))
+
+
+def one_pass(tiers, k=4):
+    random = torch.Generator().manual_seed(0)
+    L, Ft = torch.rand(103, k, generator=random) + 0.1, torch.rand(57, k, generator=random) + 0.1
+    L, Ft, S = L / L.sum(1, keepdim=True), Ft / Ft.sum(0), torch.zeros(57, k)
+    loss = sum(step(L[first:last], Ft, S, rows="em") for first, last, step in tiers.steps())
+    return L, S, float(loss)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("device_bytes", [0, 40 * 256, 1 << 30])
+def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_bytes):
+    X, source = counts(sparse)
+    q = X.sum(0) / X.sum()
+    options = {"block_bytes": 1000}
+    whole = Tiers(source, X.sum(1), q, "cpu", **options)
+    some = Tiers(source, X.sum(1), q, "cpu", device_bytes=device_bytes, **options)
+    assert len(list(whole.steps())) == 1
+    if device_bytes < 1 << 30:
+        assert len(list(some.steps())) > 1
+        assert len(some.resident) == (device_bytes > 0)
+        held = sum(sum(part.nbytes for part in source.block(*rows).parts) for *rows, _ in some.resident)
+        assert 5 * held <= device_bytes or not sparse  # nonzeros are sorted on the device
+    for a, b in zip(one_pass(whole), one_pass(some), strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=1e-6)
+    B = torch.rand(57, 3, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(Joined(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
+    C = torch.rand(103, 3, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(Joined(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_pass_in_plain_torch_equals_float64(sparse):
+    X, source = counts(sparse)
+    tiers = Tiers(source, X.sum(1), X.sum(0) / X.sum(), "cpu")
+    random = torch.Generator().manual_seed(0)
+    L, Ft = torch.rand(103, 4, generator=random) + 0.1, torch.rand(57, 4, generator=random) + 0.1
+    L, Ft = (L / L.sum(1, keepdim=True)).double(), (Ft / Ft.sum(0)).double()
+    P = L @ Ft.T
+    new = L * ((torch.from_numpy(X) / P) @ Ft)
+    new[5] = L[5]  # the document without counts
+    found_L, S, loss = one_pass(tiers)
+    torch.testing.assert_close(found_L.double(), new / new.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(S.double(), (torch.from_numpy(X) / P).T @ L, rtol=1e-5, atol=1e-5)
+    assert loss == pytest.approx(-float((torch.from_numpy(X) * P.log()).sum()), rel=1e-6)
+
+
+def test_a_range_of_the_documents():
+    X, source = counts(sparse=False)
+    part = Tiers(
+        source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", start=40, stop=80, device_bytes=0, block_bytes=1000
+    )
+    assert next(part.steps())[0] == 0
+    B = torch.eye(57)
+    torch.testing.assert_close(Joined(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())
