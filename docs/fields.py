@@ -15,30 +15,15 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline.spec import (
-    ClassifierModel,
-    LMData,
-    LMModel,
-    Parallel,
-    RunSpec,
-    Section,
-    TextData,
-    TopicsData,
-    TopicsModel,
-    Train,
-)
+from paceline import registry
+from paceline.section import Section
+from paceline.spec import Parallel, RunSpec, Train
 
 PAGE = Path(__file__).with_name("train.md")
-SECTIONS: dict[str, type[BaseModel]] = {
-    "run": RunSpec,
-    "model": ClassifierModel,
-    "data": TextData,
-    "lm_model": LMModel,
-    "lm_data": LMData,
-    "topics_model": TopicsModel,
-    "topics_data": TopicsData,
-    "train": Train,
-    "parallel": Parallel,
+SECTIONS: dict[str, type[BaseModel]] = {"run": RunSpec, "train": Train, "parallel": Parallel} | {
+    f"{workload}_{name}": section
+    for workload in registry.BUILT_IN
+    for name, section in registry.entry_of(workload).sections().items()
 }
 HEAD = "\n| key | default | unit | allowed | meaning |\n|---|---|---|---|---|\n"
 SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))

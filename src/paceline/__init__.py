@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from paceline.spec import load as load
     from paceline.training.export import export as export
     from paceline.training.run import RunResult as RunResult
-    from paceline.training.run import resume as resume
-    from paceline.training.run import train as train
+    from paceline.verbs import resume as resume
+    from paceline.verbs import train as train
     from paceline.workload import Workload as Workload
     from paceline.workloads.lm.sample import sample as sample
 
 _HOME = {
     "load": "paceline.spec",
     "RunSpec": "paceline.spec",
-    "train": "paceline.training.run",
+    "train": "paceline.verbs",
     "RunResult": "paceline.training.run",
-    "resume": "paceline.training.run",
+    "resume": "paceline.verbs",
     "check": "paceline.parity",
     "plan": "paceline.planning.plan",
     "Plan": "paceline.planning.plan",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.registry import entry_of
 from paceline.spec import Parallel, RunSpec
 
 SHARDING = {"zero1", "zero2", "zero3", "fsdp", "hsdp"}
@@ -129,7 +130,7 @@ def layout_of(spec: RunSpec) -> Layout:
     """The layout a run file asks for; whatever cannot work is said here, before a process starts."""
     parallel, batch = spec.parallel, spec.train.global_batch
     data = _data_ranks(parallel)
-    if spec.workload == "topics":  # it has no batches
+    if not entry_of(spec.workload).batched:
         batch = max(batch, data)
     strategy = parallel.strategy
     if strategy == "auto":

@@ -1,34 +1,27 @@
-"""The one protocol that everything trainable implements.
+"""What everything that can be trained or fitted implements.
 
-A workload knows its model, its data and its loss. It does not know how many ranks there are: it is handed sample
-numbers and returns sums, and the loop divides once, globally.
+A workload knows its data and what is to be done with them. It does not know how many ranks there are: it is handed
+sample numbers and returns sums, and the loop divides once, globally. There are two kinds: `Workload` trains a model by
+gradients, `PassWorkload` fits by passes over all of its samples.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import traceback
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from paceline.errors import RunFailed, UserError
-from paceline.spec import RunSpec, Section
+from paceline.execution import Traits
+from paceline.registry import entry_of
+from paceline.section import RunClass
+from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
     from paceline.layout import Layout
-
-BUILT_IN = {
-    "classifier": "paceline.workloads.classifier.workload:Classifier",
-    "lm": "paceline.workloads.lm.workload:LanguageModel",
-    "topics": "paceline.workloads.topics.workload:Topics",
-}
 
 
 class Samples(Protocol):
@@ -98,31 +91,15 @@ class Passes(Protocol):
         ...
 
 
-class Workload:
-    """Subclass this for a model of your own; `model`, `data` and `loss` are all it needs."""
+class BaseWorkload(RunClass):
+    """What the two kinds of work have in common."""
 
-    Model: ClassVar[type[Section]] = Section
-    Data: ClassVar[type[Section]] = Section
     score: ClassVar[str] = "-loss"
     """The metric that ranks checkpoints; a leading minus says that lower is better."""
     unit: ClassVar[str] = ""
     """What `Samples.cost` counts, if a rate of it is worth showing: "tokens"."""
-    draws_by_name: ClassVar[bool] = False
-    """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
-    which depends on nothing but the seed and its name, and sets what buffers there are: a rank then needs little more
-    memory than for its part."""
-    compile_layers: ClassVar[bool] = False
-    """On a CUDA device `train.compile=auto` compiles each layer by itself: for a model of many equal layers whose
-    samples have one shape (and a method `padded`, see Samples). Any other model is compiled whole, if at all."""
-    casts_layers: ClassVar[bool] = False
-    """In bf16 a layer uses each of its weights in bf16, not only those of its products: where layers are sharded, they
-    are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
-    fits: ClassVar[bool] = False
-    """No gradients: the work is a series of passes of its own, made by `passes` (paceline.training.fitting)."""
-    evaluation_chunk: int = 256
-    """Samples that are evaluated in one pass."""
-    shard_rules: ClassVar[Mapping[str, str]] = {}
-    """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
+    required: ClassVar[tuple[str, ...]] = ()
+    """Methods that a subclass must have."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -134,6 +111,43 @@ class Workload:
         """Optional: a name of the data's content. A run does not go on with other data than it began with."""
         return ""
 
+    def sample_count(self) -> int:
+        """How many samples there are to learn from."""
+        raise NotImplementedError
+
+    def suits(self, layout: Layout) -> None:
+        """Refuse a layout that the work cannot take, before a process starts."""
+
+    def goodness(self, metrics: Mapping[str, float]) -> float:
+        """The score as a number of which more is better."""
+        name = self.score.removeprefix("-")
+        if name not in metrics:
+            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(metrics)}")
+        return -metrics[name] if self.score.startswith("-") else metrics[name]
+
+
+class Workload(BaseWorkload):
+    """Subclass this for a model of your own; `model`, `data` and `loss` are all it needs."""
+
+    required = ("model", "data", "loss")
+    draws_by_name: ClassVar[bool] = False
+    """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
+    which depends on nothing but the seed and its name, and sets what buffers there are: a rank then needs little more
+    memory than for its part."""
+    compile_layers: ClassVar[bool] = False
+    """On a CUDA device `train.compile=auto` compiles each layer by itself: for a model of many equal layers whose
+    samples have one shape (and a method `padded`, see Samples). Any other model is compiled whole, if at all."""
+    casts_layers: ClassVar[bool] = False
+    """In bf16 a layer uses each of its weights in bf16, not only those of its products: where layers are sharded, they
+    are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
+    evaluation_chunk: int = 256
+    """Samples that are evaluated in one pass."""
+    shard_rules: ClassVar[Mapping[str, str]] = {}
+    """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
+
+    def sample_count(self) -> int:
+        return len(samples_of(self))
+
     def model(self) -> nn.Module:
         raise NotImplementedError
 
@@ -143,14 +157,6 @@ class Workload:
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, how many there were); never a mean."""
-        raise NotImplementedError
-
-    def documents(self) -> int:
-        """For workloads that fit: the number of samples that each pass goes through."""
-        raise NotImplementedError
-
-    def passes(self, device: Any) -> Passes:
-        """For workloads that fit: this rank's part of the work, with the ranks joined already."""
         raise NotImplementedError
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
@@ -205,22 +211,26 @@ class Workload:
         """
         raise NotImplementedError
 
-    def goodness(self, metrics: Mapping[str, float]) -> float:
-        """The score as a number of which more is better."""
-        name = self.score.removeprefix("-")
-        if name not in metrics:
-            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(metrics)}")
-        return -metrics[name] if self.score.startswith("-") else metrics[name]
+
+class PassWorkload(BaseWorkload):
+    """Work without gradients: a series of passes over all samples, each rank taking its part of them."""
+
+    batched = False
+    required = ("passes",)
+
+    def passes(self, device: Any) -> Passes:
+        """This rank's part of the work, with the ranks joined already."""
+        raise NotImplementedError
 
 
-def workload_of(spec: RunSpec) -> Workload:
-    kind = own_workload(BUILT_IN.get(spec.workload, spec.workload))
-    needed = ("passes",) if kind.fits else ("model", "data", "loss")
-    missing = [name for name in needed if getattr(kind, name) is getattr(Workload, name)]
+def workload_of(spec: RunSpec) -> Any:
+    """The workload of a run file: an instance of the class that its entry names."""
+    kind: type[Any] = entry_of(spec.workload).run_class()
+    missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
         raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
     workload = kind(spec)
-    if spec.workload not in BUILT_IN:
+    if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
     return workload
 
@@ -237,6 +247,11 @@ def samples_of(workload: Workload) -> Samples:
     if found is None or not len(found):
         raise UserError("workload: data('train') is empty; there must be a sample to train on")
     return found
+
+
+def traits_of(workload: Workload, samples: Samples) -> Traits:
+    """What decides how its steps run (paceline.execution)."""
+    return Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "steady"))
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:
@@ -261,68 +276,3 @@ def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | i
         )
 
     return checked
-
-
-def own_workload(name: str) -> type[Workload]:
-    """The class behind `file.py:Class` or `package.module:Class`."""
-    place, _, cls = name.rpartition(":")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise UserError(f"workload: there is no file {place!r}; write it as  workload: path/to/file.py:Class")
-    try:
-        module = _module_from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
-            raise UserError(f"workload: there is no module {place!r}; write it as  workload: file.py:Class") from None
-        raise UserError(f"workload: {place!r} needs {error.name!r}, which is not installed") from None
-    except SyntaxError as error:
-        file = error.filename or place
-        raise UserError(f"workload: {file!r} is not valid Python: {error.msg} (line {error.lineno})") from None
-    except (Exception, SystemExit) as error:
-        said = f"workload: {place!r} fails when it is imported: {one_line(error)}"
-        raise UserError(f"{said}\n\n{own_trace(error, name)}".rstrip()) from error
-    found = getattr(module, cls, None)
-    if not (isinstance(found, type) and issubclass(found, Workload)):
-        classes = {n: v for n, v in vars(module).items() if isinstance(v, type)}
-        have = [n for n, v in classes.items() if issubclass(v, Workload) and v is not Workload]
-        raise UserError(
-            f"workload: {place!r} has no Workload class {cls!r}; "
-            + (f"it has {', '.join(have)}" if have else "subclass paceline.Workload there")
-        )
-    for name in ("Model", "Data"):
-        if not (isinstance(kind := getattr(found, name), type) and issubclass(kind, Section)):
-            raise UserError(f"workload: {cls}.{name} is {kind!r}; it must be a subclass of paceline.spec.Section")
-    return found
-
-
-def own_trace(error: BaseException, name: str) -> str:
-    """The traceback of an error from where it entered the folder of the user's workload; empty if it never did."""
-    place = name.rpartition(":")[0]
-    folder = Path(getattr(sys.modules.get(place), "__file__", None) or place).resolve().parent
-    trace = error.__traceback__ if place else None
-    while trace is not None and Path("/", trace.tb_frame.f_code.co_filename).resolve().parent != folder:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip() if trace else ""
-
-
-def one_line(error: BaseException) -> str:
-    """`ValueError: what it says`, without what it says after that."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
-
-
-def _module_from_file(file: Path) -> Any:
-    """A file as a module; like a script, it may import what lies beside it."""
-    name = f"paceline_own_{file.stem}_{zlib.crc32(bytes(file.resolve())):08x}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        if (folder := str(file.resolve().parent)) not in sys.path:
-            sys.path.append(folder)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]

@@ -48,10 +48,10 @@ ALL = [(page, command) for page in PAGES for command in commands(page)]
 def test_every_command_parses(page, command, capsys):
     words = words_of(command)
     if words in (["--help"], ["--version"]) or len(words) == 1:
-        assert words[0].removeprefix("--") in (*parser()._subparsers._group_actions[0].choices, "help", "version")
+        assert words[0].removeprefix("--") in (*parser(())._subparsers._group_actions[0].choices, "help", "version")
         return
     try:
-        arguments, extra = parser().parse_known_args(words)
+        arguments, extra = parser(words).parse_known_args(words)
     except SystemExit:
         pytest.fail(f"{page.name}: paceline {command}: {capsys.readouterr().err}")
     assert not [word for word in extra if word.startswith("-")], f"{page.name}: paceline {command}"
@@ -116,9 +116,9 @@ def test_the_field_tables_are_those_of_the_spec():
 
 def _sections():
     """The sections of each workload that comes with the package."""
-    from paceline.spec import DATA_SECTIONS, MODEL_SECTIONS
+    from paceline.registry import BUILT_IN, entry_of
 
-    return [{"model": MODEL_SECTIONS[name](), "data": DATA_SECTIONS[name]()} for name in MODEL_SECTIONS]
+    return [{name: kind() for name, kind in entry_of(workload).sections().items()} for workload in BUILT_IN]
 
 
 def _module(file: Path):

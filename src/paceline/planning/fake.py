@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import UserError
+from paceline.own_code import one_line
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, Block, Matmul
 from paceline.planning.subject import Subject, numbers_of, steps_of
 from paceline.spec import RunSpec
-from paceline.workload import one_line, samples_of, workload_of
+from paceline.workload import samples_of, workload_of
 
 BATCHES = (4, 8)
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}

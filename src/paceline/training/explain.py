@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.layout import layout_of
+from paceline.registry import entry_of
 from paceline.spec import RunSpec
 from paceline.training.schedule import scaled_lr
 
@@ -12,7 +13,7 @@ from paceline.training.schedule import scaled_lr
 def equations(spec: RunSpec, samples: int | None) -> list[str]:
     """The derived numbers, each as the equation that gives it."""
     train, layout = spec.train, layout_of(spec)
-    if spec.workload == "topics":
+    if not entry_of(spec.workload).batched:
         return [] if samples is None else [shared_documents(samples, layout.ranks)]
     lines = [] if layout.plain else [layout.grid()]
     lines += [layout.equation(), scaled_lr(train)[1]]

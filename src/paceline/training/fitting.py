@@ -22,7 +22,7 @@ from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
 from paceline.training.checkpoint import Checkpoints, newest, read_tensors, restore
 from paceline.training.setup import newest_for_all
-from paceline.workload import Passes, Workload, workload_of
+from paceline.workload import Passes, PassWorkload, workload_of
 
 SAVED_EVERY = 50
 
@@ -32,7 +32,7 @@ class FitJob:
     """What one rank needs to fit; it answers the same questions as a `Job`."""
 
     spec: RunSpec
-    workload: Workload
+    workload: PassWorkload
     layout: Layout
     rank: int
     device: torch.device

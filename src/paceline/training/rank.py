@@ -17,11 +17,12 @@ from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
+from paceline.own_code import one_line, own_trace
 from paceline.record.events import EventWriter, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
-from paceline.workload import one_line, own_trace, workload_of
+from paceline.workload import PassWorkload, workload_of
 
 if TYPE_CHECKING:
     import torch
@@ -161,7 +162,7 @@ def _train(
 
 def _way_of(spec: RunSpec) -> tuple[Callable[..., Any], Callable[..., int], Callable[[Any], str]]:
     """(build the job, go back to its newest checkpoint, do it): by gradients, or as a fit of the workload's own."""
-    if workload_of(spec).fits:
+    if isinstance(workload_of(spec), PassWorkload):
         from paceline.training import fitting
 
         return fitting.build_fit, fitting.go_back, fitting.fit_loop

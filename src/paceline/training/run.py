@@ -66,10 +66,6 @@ class RunResult:
 def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None = None, show: bool = True) -> RunResult:
     """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
     place = detect(os.environ)
-    if spec.cluster != "local" and spec.parallel.strategy == "auto":
-        from paceline.planning.auto import applied
-
-        spec = applied(spec, place.world if place is not None else None)
     if place is not None:
         with foreseen(spec):  # before the ranks join: a large corpus may take longer than they wait for each other
             workload_of(spec).prepare(say if show and place.rank == 0 else silent)
@@ -90,11 +86,6 @@ def _on_ranks(spec: RunSpec, show: bool, run: RunDir) -> tuple[Path, dict[str, A
     from paceline.launch.local import run_ranks
 
     return run_ranks(live, (spec, show, run), spec.parallel.ranks, PRELOAD)[0]
-
-
-def resume(run: str | Path, overrides: Any = (), *, show: bool = True) -> RunResult:
-    """Go on with a run from its newest whole checkpoint, on the same or another number of ranks."""
-    return train(resumed_spec(run, overrides), resume=run, show=show)
 
 
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.data.corpora import docstrings
 from paceline.data.corpora.tokens import Corpus, prepare
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 from paceline.data.corpora import ag_news
 from paceline.data.corpora.sources import Source, open_source
 from paceline.errors import UserError
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 AG_NEWS = Path(__file__).resolve().parents[4] / "shared" / "data" / "ag_news"
 needs_ag_news = pytest.mark.skipif(not AG_NEWS.is_dir(), reason=f"AG News is not at {AG_NEWS}")

@@ -11,7 +11,7 @@ from paceline.data.corpora.documents import PIECE_CHARACTERS, find_files, open_d
 from paceline.data.corpora.stream import END_ID, prepare
 from paceline.data.order import Order
 from paceline.errors import UserError
-from paceline.spec import LMData
+from paceline.workloads.lm.sections import LMData
 from paceline.workloads.lm.workload import Windows
 
 QUIET = lambda line: None  # noqa: E731

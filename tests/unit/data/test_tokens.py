@@ -24,7 +24,7 @@ from paceline.data import cache as shelf
 from paceline.data.corpora import bpe, tokens
 from paceline.data.corpora.tokens import Corpus, Tokens, prepare
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 AG_NEWS = Path(__file__).resolve().parents[4] / "shared" / "data" / "ag_news"
 SUBJECTS = ["rider", "wheel", "road", "hill", "wind", "bottle", "chain", "saddle", "map", "rain"]
@@ -255,7 +255,7 @@ from pathlib import Path
 from paceline.data import cache as shelf
 from paceline.data.corpora import sources
 from paceline.data.corpora.tokens import prepare
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 def no_locks(*a): raise OSError(errno.ENOLCK, "no locks")
 if sys.argv[3] == "unlocked": shelf.fcntl.flock = no_locks
@@ -311,7 +311,8 @@ def test_the_second_process_waits_and_says_so(data: TextData) -> None:
 
 def test_a_fork_after_tokenising_is_silent(data: TextData) -> None:
     code = (
-        "import os, sys; from paceline.spec import TextData; from paceline.data.corpora.tokens import prepare;"
+        "import os, sys; from paceline.workloads.classifier.sections import TextData;"
+        "from paceline.data.corpora.tokens import prepare;"
         "corpus = prepare(TextData.model_validate_json(sys.argv[1])); pid = os.fork();"
         "n = len(corpus.tokenizer.encode_batch(['the rider', 'the hill'] * 50));"
         "os._exit(0) if pid == 0 else print(os.waitpid(pid, 0)[1], n)"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
-from paceline.spec import ClassifierModel
+from paceline.workloads.classifier.sections import ClassifierModel
 from paceline.workloads.classifier.workload import Encoder
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])

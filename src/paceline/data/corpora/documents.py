@@ -20,7 +20,7 @@ from typing import NamedTuple
 from paceline.data.corpora import docstrings
 from paceline.data.files import digest, nearest, open_text
 from paceline.errors import UserError
-from paceline.spec import LMData
+from paceline.workloads.lm.sections import LMData
 
 PIECE_CHARACTERS = 16 << 10
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")

@@ -18,7 +18,7 @@ from pathlib import Path
 from paceline.data.corpora import ag_news, docstrings, tables
 from paceline.data.files import check_file, digest, nearest
 from paceline.errors import UserError
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
 WHOLE_NUMBER = re.compile(r"[+-]?\d+")

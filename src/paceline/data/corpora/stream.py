@@ -25,7 +25,7 @@ from paceline.data.arrays import ArrayWriter, map_array, write_synced
 from paceline.data.corpora.documents import Documents, Piece, open_documents
 from paceline.data.corpora.tokens import PROGRESS_S, SPLITS, Damaged
 from paceline.errors import UserError
-from paceline.spec import LMData
+from paceline.workloads.lm.sections import LMData
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

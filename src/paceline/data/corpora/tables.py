@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from paceline.data.files import nearest, open_text
 from paceline.errors import UserError
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 MAX_FIELD_CHARACTERS = 1 << 24  # a longer field means that a quote was left open
 PARQUET_BATCH_ROWS = 1024

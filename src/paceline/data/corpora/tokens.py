@@ -22,7 +22,7 @@ from paceline.data import cache as shelf
 from paceline.data.arrays import ArrayWriter, map_array, write_synced
 from paceline.data.corpora.sources import Sample, Source, open_source
 from paceline.errors import UserError
-from paceline.spec import TextData
+from paceline.workloads.classifier.sections import TextData
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

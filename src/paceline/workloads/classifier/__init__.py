@@ -1,1 +1,10 @@
 """A transformer encoder that sorts texts into classes."""
+
+from paceline.registry import Entry
+
+ENTRY = Entry(
+    run="paceline.workloads.classifier.workload:Classifier",
+    model="paceline.workloads.classifier.sections:ClassifierModel",
+    data="paceline.workloads.classifier.sections:TextData",
+    subject="paceline.workloads.classifier.planning:subject",
+)

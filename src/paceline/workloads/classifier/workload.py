@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from paceline.data.corpora.bpe import MASK_ID
 from paceline.data.corpora.tokens import Corpus, Tokens, prepare
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
-from paceline.spec import ClassifierModel, RunSpec, TextData
+from paceline.spec import RunSpec
 from paceline.workload import Workload
+from paceline.workloads.classifier.sections import ClassifierModel, TextData
 
 
 class Layer(nn.Module):

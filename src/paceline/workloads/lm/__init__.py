@@ -1,1 +1,17 @@
 """A language model: windows of a stream of tokens."""
+
+from paceline.registry import Entry, Verb
+
+ENTRY = Entry(
+    run="paceline.workloads.lm.workload:LanguageModel",
+    model="paceline.workloads.lm.sections:LMModel",
+    data="paceline.workloads.lm.sections:LMData",
+    subject="paceline.workloads.lm.planning:subject",
+    verbs={
+        "sample": Verb(
+            "let a trained language model go on with a text",
+            "paceline.workloads.lm.verb",
+            'paceline sample runs/lm_tiny "Returns the"',
+        )
+    },
+)

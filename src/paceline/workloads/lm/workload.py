@@ -16,9 +16,10 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.shapes import DecoderShape
-from paceline.spec import LMData, LMModel, RunSpec
+from paceline.spec import RunSpec
 from paceline.workload import Workload
 from paceline.workloads.lm.decoder import Decoder
+from paceline.workloads.lm.sections import LMData, LMModel
 
 EVALUATED_TOKENS = 65_536
 

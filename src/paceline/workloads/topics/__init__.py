@@ -7,6 +7,8 @@ model.L, model.F, model.top_terms()
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.registry import Entry, Verb
+
 if TYPE_CHECKING:
     from paceline.workloads.topics.align import align_topics as align_topics
     from paceline.workloads.topics.align import sort_documents as sort_documents
@@ -52,6 +54,20 @@ _HOME = {
     "read_text": "text",
 }
 __all__ = [*_HOME]
+ENTRY = Entry(
+    run="paceline.workloads.topics.workload:Topics",
+    model="paceline.workloads.topics.sections:TopicsModel",
+    data="paceline.workloads.topics.sections:TopicsData",
+    subject="paceline.workloads.topics.planning:subject",
+    batched=False,
+    verbs={
+        "topics": Verb(
+            "topics of word counts or texts, with pictures and a page",
+            "paceline.workloads.topics.verb",
+            "paceline topics counts.npz -k 20 --out runs/fit",
+        )
+    },
+)
 
 
 def __getattr__(name: str) -> Any:

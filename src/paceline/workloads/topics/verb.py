@@ -16,6 +16,37 @@ EXPLORER = "topics.html"
 PICTURES = ("loss.png", "structure.png", "top_terms.png")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="SOURCE", help=".npy, .npz, .mtx, .parquet, shards or texts")
+    parser.add_argument("-k", type=int, metavar="K", help="number of topics")
+    parser.add_argument("--out", type=Path, default=Path("runs/topics"), metavar="FOLDER", help="(runs/topics)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the documents (1)")
+    parser.add_argument("--passes", type=int, metavar="N", help="most passes over the documents (1000)")
+    parser.add_argument("--tolerance", type=float, default=1e-7, metavar="T", help="least gain of a pass (1e-7)")
+    parser.add_argument("--start", default="auto", choices=("auto", "race", "least_squares", "random"))
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another optimum (0)")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--fractional", action="store_true", help="allow numbers that are not whole")
+    parser.add_argument("--text", metavar="COLUMN", help="texts: the column or key of the text")
+    parser.add_argument(
+        "--min-df", type=_count_or_share, metavar="N", help="texts: leave out terms in fewer documents (2)"
+    )
+    parser.add_argument(
+        "--max-df", type=_count_or_share, metavar="N", help="texts: leave out terms in more documents (0.95)"
+    )
+    parser.add_argument("--max-terms", type=int, metavar="N", help="texts: only the most frequent terms")
+    parser.add_argument("--shards", type=Path, metavar="FOLDER", help="only write the counts there, as compact shards")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _count_or_share(text: str) -> int | float:
+    """5 is five documents, 0.5 half of them."""
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; 5 is five documents, 0.5 half of them") from None
+
+
 def run(arguments: argparse.Namespace, console: Any) -> int:
     """`paceline topics SOURCE -k K --out FOLDER`, or with --shards the conversion alone."""
     text = {"text": arguments.text, "min_df": arguments.min_df, "max_df": arguments.max_df}

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.spec import TopicsData, TopicsModel
 from paceline.training.explain import shared_documents
-from paceline.workload import Workload
+from paceline.workload import PassWorkload
 from paceline.workloads.topics.blocks import Counts
 from paceline.workloads.topics.engine import WINDOW, Fit, Stop
 from paceline.workloads.topics.model import TopicFit
 from paceline.workloads.topics.problem import Problem, check_topics, problem_of
+from paceline.workloads.topics.sections import TopicsData, TopicsModel
 from paceline.workloads.topics.start import sample
 
 MOST_PASSES = 1000
@@ -34,11 +34,10 @@ MODEL_FILE = "model.safetensors"
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
 
 
-class Topics(Workload):
+class Topics(PassWorkload):
     """Reads counts or texts, and fits."""
 
     Model, Data = TopicsModel, TopicsData
-    fits = True
 
     @cached_property
     def counts(self) -> Counts:
@@ -72,7 +71,7 @@ class Topics(Workload):
         data = self._data
         return {"column": data.text, "min_df": data.min_df, "max_df": data.max_df, "max_terms": data.max_terms}
 
-    def documents(self) -> int:
+    def sample_count(self) -> int:
         return self.counts.documents
 
     def prepare(self, say: Callable[[str], None]) -> None:
@@ -112,9 +111,6 @@ class Topics(Workload):
     def _model(self) -> TopicsModel:
         assert isinstance(self.spec.model, TopicsModel)
         return self.spec.model
-
-    def model(self) -> nn.Module:
-        raise UserError("workload=topics has no gradients; it is fitted, by  paceline train  or  paceline topics")
 
 
 class TopicPasses:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from paceline.errors import UserError
 from paceline.shapes import PRESETS, DecoderShape
-from paceline.spec import LMModel, build
+from paceline.spec import build
 from paceline.workloads.lm.decoder import Decoder, causal_attention, rotary_tables, rotate
+from paceline.workloads.lm.sections import LMModel
 
 KINDS = {
     "modern": {},

@@ -1,0 +1,158 @@
+"""A whole run file: one YAML document, validated, frozen, and able to say where each of its values came from.
+
+Every quantity here is global (the batch, the learning rate, the length of the run); what one rank does with it is
+derived in `layout.py`. Nothing else feeds a run: no hidden file, no environment variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
+
+from paceline.errors import UserError
+from paceline.hardware.catalogue import cluster
+from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
+from paceline.section import STRICT, Section, field
+from paceline.spec.problems import sentence
+from paceline.spec.sections import Parallel, Train
+from paceline.spec.yaml_file import put, read_yaml, split_override
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+PATHS = {"data": ("path", "test_path", "cache"), "parallel": ("engine_config",)}
+"""What is a path, relative to the run file."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class RunSpec(BaseModel):
+    """A whole run file. `origin("train.lr")` says where a value came from."""
+
+    model_config = STRICT
+
+    name: Name = field("run", "", "name of the run folder")
+    workload: str = field(DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own as file.py:Class")
+    model: SerializeAsAny[Section] = Field(default_factory=Section)
+    data: SerializeAsAny[Section] = Field(default_factory=Section)
+    train: Train = Field(default_factory=Train)
+    parallel: Parallel = Field(default_factory=Parallel)
+    cluster: str = field("local", "", "machines the run may use: local, a short form as 2x8xH100, or a cluster file")
+
+    @field_validator("cluster")
+    @classmethod
+    def _known_cluster(cls, text: str) -> str:
+        if text != "local":
+            cluster(text)
+        return text
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        return self._origins.get(key, DEFAULT)
+
+    def dump(self) -> dict[str, Any]:
+        """Every value, as plain data that `build` reads back."""
+        return self.model_dump(mode="json")
+
+    def __reduce__(self) -> Any:
+        """Travels to other processes as plain data: they may not have imported the user's own sections."""
+        return build, (self.dump(), dict(self._origins))
+
+    def fields(self) -> Iterator[tuple[str, Any, str, str]]:
+        """(dotted name, value, unit, meaning) of every field, in the order of the file."""
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                for sub, sub_info in type(value).model_fields.items():
+                    yield f"{name}.{sub}", getattr(value, sub), _unit(sub_info), sub_info.description or ""
+            else:
+                yield name, value, _unit(info), info.description or ""
+
+    def replace(self, overrides: Mapping[str, Any]) -> RunSpec:
+        """The same spec with some dotted values changed, validated again."""
+        values = self.dump()
+        for key, value in overrides.items():
+            put(values, key, value)
+        return build(values, {**self._origins, **dict.fromkeys(overrides, "changed in Python")})
+
+
+def _unit(info: Any) -> str:
+    extra = info.json_schema_extra
+    return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+
+
+def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunSpec:
+    """Read a run file and lay dotted overrides over it: `load("run.yaml", ["train.lr=3e-4"])`.
+
+    Paths inside the file are relative to the file; paths in overrides are relative to the current folder.
+    """
+    file = Path(path)
+    values, origins = read_yaml(file)
+    _anchor_paths(values, file.resolve().parent)
+    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    over: dict[str, Any] = {}
+    for key, value in pairs.items():
+        put(over, key, value)
+    _anchor_paths(over, Path.cwd())
+    if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
+        for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
+            values["train"].pop(length, None)
+            origins.pop(f"train.{length}", None)
+    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
+    for section, value in over.items():
+        if isinstance(value, dict) and isinstance(values.get(section), dict):
+            values[section].update(value)
+        else:
+            values[section] = value
+    return build(values, origins)
+
+
+def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
+    """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError."""
+    values = dict(values)
+    origins = dict(origins or {})
+    for name in ("parallel", "model", "data", "train"):
+        if values.get(name) is None:
+            values.pop(name, None)
+    if values.get("parallel") == "auto":
+        values["parallel"] = {"strategy": "auto"}
+    problems: list[str] = []
+    sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
+    everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
+    for name, kind in sections.items():
+        try:
+            values[name] = kind.model_validate(values.get(name, {}))
+        except ValidationError as error:
+            problems += [sentence(problem, name, everywhere, origins) for problem in error.errors()]
+            values.pop(name, None)
+    try:
+        spec = RunSpec.model_validate(values)
+    except ValidationError as error:
+        problems += [sentence(problem, "", everywhere, origins) for problem in error.errors()]
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    spec._origins.update(origins)
+    return spec
+
+
+def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+    """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
+    for section, keys in PATHS.items():
+        inside = values.get(section)
+        for key in keys:
+            if isinstance(inside, dict) and isinstance(inside.get(key), str):
+                try:
+                    inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
+                except (RuntimeError, ValueError, OSError) as error:
+                    raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+    cluster = values.get("cluster")
+    if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
+        values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
+    workload = values.get("workload")
+    if isinstance(workload, str) and ":" in workload:
+        module, _, name = workload.rpartition(":")
+        file = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
+        if file.is_file():
+            values["workload"] = f"{file.resolve()}:{name}"

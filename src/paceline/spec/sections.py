@@ -1,0 +1,81 @@
+"""The sections that every run file has: how long and how to train, and how the work is spread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from paceline.section import Section, field
+
+
+class Train(Section):
+    epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
+    steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
+    global_batch: int = field(128, "samples", "samples per optimiser step, over all ranks", gt=0)
+    optimizer: Literal["adamw", "sgd", "lars", "lamb"] = field("adamw", "", "update rule")
+    lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
+    base_batch: int = field(128, "samples", "the batch for which lr was chosen", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = field("cosine", "", "decay after the warm-up")
+    warmup: float = field(0.05, "fraction of run", "linear warm-up from 0", ge=0, lt=1)
+    final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
+    weight_decay: float = field(0.01, "", "decay of matrices; biases and norms are exempt", ge=0)
+    beta1: float = field(0.9, "", "first moment decay (adamw, lamb)", ge=0, lt=1)
+    beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
+    momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
+    clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
+    precision: Literal["fp32", "bf16", "fp16", "fp64", "fp8"] = field("fp32", "", "type of the matrix products")
+    nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
+    seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
+    evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
+    checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
+    log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
+    compile: Literal["auto", "off", "on"] = field(
+        "auto", "", "auto compiles and records the step where a CUDA device allows it; on compiles each layer anywhere"
+    )
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if self.epochs and self.steps:
+            raise PydanticCustomError(
+                "length",
+                "{m}",
+                {"m": f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"},
+            )
+        return self
+
+
+class Parallel(Section):
+    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = field(
+        "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
+    )
+    ranks: int = field(
+        1, "processes", "one device each; what tensor and pipeline leave is data parallel", gt=0, le=65536
+    )
+    replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
+    tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
+    sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
+    pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
+        "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"
+    )
+    micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
+    checkpointing: Literal["none", "selective", "full"] = field(
+        "none", "", "activations computed again in the backward pass: none, all but matrix products, whole layers"
+    )
+    offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
+    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
+        "exact", "", "ddp: how ranks are kept together; all but exact send less and change the answer"
+    )
+    local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
+    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "who wraps the model and updates it")
+    engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
+    device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
+    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
+    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
+    bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)

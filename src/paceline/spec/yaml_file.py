@@ -1,0 +1,92 @@
+"""A run file as plain values: YAML as people write it, the line of each value, and overrides."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.errors import UserError
+from paceline.spec.problems import nearest
+
+
+def split_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"{text!r} is not an override; write it as  section.key=value,  for example train.lr=3e-4")
+    if not value.strip():
+        raise UserError(f"{text!r} has no value; write it as  {key}=VALUE,  or  {key}=null  for none")
+    try:
+        return key, yaml.load(value, _Loader)
+    except yaml.YAMLError:
+        return key, value
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"{section}={inner} and {key}={value} contradict each other; leave one of them out")
+        values = inner
+    values[last] = value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if not tag.endswith((":bool", ":timestamp"))]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
+
+
+def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a run file, and the line of each."""
+    given = f"run file {str(file)!r}"
+    origins: dict[str, str] = {}
+    try:
+        loader = _Loader(file.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        _note_lines(node, "", file.name, origins)
+        values = loader.construct_document(node) if node else None
+    except FileNotFoundError:
+        near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
+        raise UserError(f"{given} does not exist{nearest(file.name, [p.name for p in near])}") from None
+    except IsADirectoryError:
+        hint = f"; to go on with this run:  paceline train --resume {file}" if (file / "spec.yaml").is_file() else ""
+        raise UserError(f"{given} is a folder{hint}") from None
+    except OSError as error:
+        raise UserError(f"{given} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{given} is not a text in UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        parts = [getattr(error, part, None) for part in ("context", "problem")]
+        why = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
+        raise UserError(f"{given} is not YAML{at}: {why}") from None
+    except RecursionError:
+        raise UserError(f"{given} is nested without end") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{given} holds no sections; start it with  name: my-run")
+    return values, origins
+
+
+def _note_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.tag.endswith(":merge"):  # <<: *another
+                _note_lines(value, prefix, file, origins)
+                continue
+            name = f"{prefix}{key.value}"
+            if name in seen:
+                raise UserError(f"{name}: given twice ({file} line {key.start_mark.line + 1})")
+            seen.add(name)
+            origins[name] = f"{file} line {key.start_mark.line + 1}"
+            _note_lines(value, f"{name}.", file, origins)

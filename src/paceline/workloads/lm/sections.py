@@ -1,0 +1,58 @@
+"""What the run file of a language model says of its decoder and its texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from paceline.errors import UserError
+from paceline.section import Section, field
+from paceline.shapes import DecoderShape
+
+
+class LMModel(Section):
+    """A decoder. Fields that are not given come from the preset."""
+
+    preset: Literal["custom", "tiny", "small", "gpt2", "1b", "1.3b", "3b", "7b"] = field(
+        "tiny", "", "sizes that fields below override; custom needs width, heads and layers"
+    )
+    width: int | None = field(None, "features", "size of the residual stream", gt=0)
+    heads: int | None = field(None, "heads", "attention heads; must divide width", gt=0)
+    kv_heads: int | None = field(None, "heads", "heads of keys and values; must divide heads", gt=0)
+    layers: int | None = field(None, "layers", "decoder layers", gt=0)
+    ffn: int | None = field(None, "features", "hidden size of the feed-forward part", gt=0)
+    ffn_kind: Literal["swiglu", "gelu"] | None = field(None, "", "gated or plain feed-forward part")
+    positions: Literal["rotary", "learned"] | None = field(None, "", "how a token knows its place")
+    context: int | None = field(None, "tokens", "learned positions; without it data.sequence", gt=0)
+    tied: bool | None = field(None, "", "the head shares the weights of the embedding")
+    vocab: int | None = field(None, "tokens", "rows of the embedding; without it those of the data", gt=0)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> LMModel:
+        try:
+            self.shape(vocab=1, sequence=1)
+        except UserError as error:
+            raise PydanticCustomError("heads", "{m}", {"m": str(error)}) from None
+        return self
+
+    def shape(self, vocab: int, sequence: int) -> DecoderShape:
+        """The whole shape, where data have `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
+        given = self.model_dump(exclude={"preset"}, exclude_none=True)
+        return DecoderShape.of(self.preset, given, vocab, sequence)
+
+
+class LMData(Section):
+    """Texts end to end, tokenised once into a memory-mapped array and cut into samples of equal length."""
+
+    source: Literal["docstrings", "text"] = field(
+        "docstrings", "", "where the texts come from; docstrings are on every machine"
+    )
+    path: Path | None = field(None, "path", "text: a file, a folder, or a pattern such as books/*.txt")
+    sequence: int = field(256, "tokens", "length of a sample", gt=0)
+    vocab: int = field(4096, "tokens", "size of the byte-level BPE vocabulary", ge=257, le=1 << 20)
+    test_fraction: float = field(0.1, "fraction", "documents held out", gt=0, lt=1)
+    limit: int = field(0, "documents", "read at most this many; 0 reads all", ge=0)
+    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")

@@ -1,0 +1,64 @@
+"""A workload from an installed package goes through every verb, as those that come with Paceline do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import registry
+from paceline.cli import main
+
+PACKAGE = Path(__file__).parents[1] / "plugin"
+RUN = "name: line\nworkload: line\ndata: {points: 64}\ntrain: {steps: 6, global_batch: 16, lr: 0.1}\n"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The package as a wheel, installed into a folder of its own."""
+    folder = tmp_path_factory.mktemp("plugin")
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    build = ["wheel", "--no-build-isolation", "--no-deps", "-w", str(folder / "dist"), str(PACKAGE)]
+    subprocess.run([*pip, *build], check=True, timeout=120)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120)
+    return folder / "site"
+
+
+@pytest.fixture
+def found(site, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    registry.installed.cache_clear()
+    yield
+    registry.installed.cache_clear()
+
+
+def says(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, words)])
+    out, err = capsys.readouterr()
+    assert end.value.code == 0, err
+    return out
+
+
+def test_all_verbs_take_a_workload_of_an_installed_package(found, capsys, tmp_path):
+    run = tmp_path / "line.yaml"
+    run.write_text(RUN)
+    assert "line" in registry.names()
+    assert "model.width" in says(capsys, "explain", run, "--data")
+    assert "line" in says(capsys, "plan", run, "--cluster", "2xA100")
+    assert "finished" in says(capsys, "train", run)
+    assert "the answer is the same" in says(capsys, "check", run, "--ranks", "1,2", "--steps", 3)
+    assert "2" in says(capsys, "measure", run, "--ranks", "1,2", "--steps", 4, "--repeats", 1)
+    says(capsys, "report", "runs/line", "runs/line-measure", "--out", "page")
+    assert "line" in (tmp_path / "page" / "report.html").read_text()
+
+
+def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path, capsys):
+    (tmp_path / "line.yaml").write_text(RUN.replace("workload: line", "workload: lime"))
+    with pytest.raises(SystemExit) as end:
+        main(["explain", str(tmp_path / "line.yaml")])
+    assert end.value.code == 2
+    assert "did you mean 'line'?; use one of classifier, lm, topics, line or file.py:Class" in capsys.readouterr().err
