@@ -111,7 +111,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, explain
+    from paceline.training.explain import equations, execution_lines, explain
 
     spec = _load(arguments.words, "explain")
     samples = None
@@ -123,7 +123,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(lambda text: print(text, file=sys.stderr))
             samples = workload.sample_count()
-    derived = equations(spec, samples)
+    derived = [*equations(spec, samples), *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -11,22 +11,13 @@ from enum import Enum
 from typing import Literal
 
 from paceline.layout import Layout
+from paceline.registry import Traits
 from paceline.spec import Train
 
 HALF_PRECISIONS = ("bf16", "fp16", "fp8")
 """Types of the matrix products for which compiled kernels are made."""
 RECORDED_OPTIMIZERS = ("adamw", "sgd")
 """Those whose update never asks the host."""
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a workload says of its model and samples, as far as it decides how a step runs."""
-
-    equal_layers: bool = False
-    """Many equal layers and samples of one shape: each layer is compiled by itself (`Workload.compile_layers`)."""
-    few_shapes: bool = False
-    """Batches can be brought to a few shapes (`Samples.steady`): a step can be recorded."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +38,12 @@ class Reason(Enum):
 
     RECORDED = "it is"
     COMPILE_OFF = "train.compile=off"
-    ON_CPU = "graphs are for CUDA devices"
+    ON_CPU = "there is no CUDA device"
     NO_COMPILER = "Triton or a C compiler is missing"
     SEVERAL_RANKS = "several ranks: collectives stay outside of graphs"
     LAYERS_RECOMPUTED = "layers are computed again in the backward pass"
     ACCUMULATED = "a step has several micro-batches"
-    FULL_PRECISION = "only half precision is compiled"
+    FULL_PRECISION = "only half precision is compiled (train.precision=bf16, fp16 or fp8)"
     OPTIMIZER = "the optimiser asks the host during its update"
     MANY_SHAPES = "samples come in many shapes"
 
@@ -73,9 +64,11 @@ class Execution:
         return self.compiled_layers or self.compiled_whole
 
     def words(self) -> str:
-        """`eager`, `compiled by layer`, `compiled whole, recorded as one graph` and so on."""
+        """What is done, and why not more."""
         kernels = "compiled whole" if self.compiled_whole else "compiled by layer" if self.compiled_layers else "eager"
-        return f"{kernels}, recorded as one graph" if self.recorded else f"{kernels} ({self.reason.value})"
+        if self.recorded:
+            return f"{kernels} and recorded as one CUDA graph"
+        return f"{kernels}, not recorded: {self.reason.value}" if self.compiled else f"eager: {self.reason.value}"
 
 
 def execution_of(train: Train, layout: Layout, device: Device, traits: Traits) -> Execution:

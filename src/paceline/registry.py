@@ -39,6 +39,16 @@ class Verb:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a workload says of its model and samples, as far as it decides how a step runs."""
+
+    equal_layers: bool = False
+    """Many equal layers and samples of one shape: each layer is compiled by itself (`Workload.compile_layers`)."""
+    few_shapes: bool = False
+    """Batches can be brought to a few shapes (`Samples.steady`): a step can be recorded."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """All that the rest of Paceline knows of a workload. References are `module:name`, imported when first used."""
 
@@ -51,6 +61,7 @@ class Entry:
     """What a plan prices, `subject(spec, samples, tokens)`; without it the model is measured on fake tensors."""
     batched: bool = True
     """See `RunClass.batched`."""
+    traits: Traits = Traits()
     verbs: Mapping[str, Verb] = field(default_factory=dict)
 
     def sections(self) -> dict[str, type[Section]]:
@@ -89,7 +100,7 @@ def resolve(reference: str) -> Any:
 def entry_of(workload: Any) -> Entry:
     """The entry of a name, or of `file.py:Class`; a UserError says which names there are."""
     if isinstance(workload, str) and ":" in workload:
-        return Entry(workload, batched=_run_class(workload).batched)
+        return _own(workload)
     if isinstance(workload, str) and workload in BUILT_IN:
         return resolve(BUILT_IN[workload])
     if isinstance(workload, str) and workload in installed():
@@ -101,6 +112,12 @@ def entry_of(workload: Any) -> Entry:
     close = difflib.get_close_matches(workload, known, n=1, cutoff=0.5)
     hint = f", did you mean {close[0]!r}?" if close else ""
     raise UserError(f"workload: {workload!r} is not known{hint}; {allowed}")
+
+
+def _own(reference: str) -> Entry:
+    """The entry of a run class that says all there is about itself."""
+    kind = _run_class(reference)
+    return Entry(reference, batched=kind.batched, traits=Traits(equal_layers=getattr(kind, "compile_layers", False)))
 
 
 def names() -> list[str]:
@@ -135,7 +152,7 @@ def _loaded(point: metadata.EntryPoint) -> Entry:
     if isinstance(found, Entry):
         return found
     try:
-        return Entry(point.value, batched=_run_class(point.value).batched)
+        return _own(point.value)
     except UserError:
         raise UserError(
             f"workload: {point.name!r} of {_package(point)} is {point.value}, which is neither a Workload class "

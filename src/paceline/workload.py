@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from paceline.errors import RunFailed, UserError
-from paceline.execution import Traits
-from paceline.registry import entry_of
+from paceline.registry import Traits, entry_of
 from paceline.section import RunClass
 from paceline.spec import RunSpec
 

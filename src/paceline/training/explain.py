@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.execution import CPU, CUDA, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
@@ -34,6 +35,20 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
     if train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
+
+
+def execution_lines(spec: RunSpec) -> list[str]:
+    """How a step runs and why, on the kinds of device that the run may be given."""
+    entry = entry_of(spec.workload)
+    if not entry.batched:
+        return []
+    layout, traits = layout_of(spec), entry.traits
+    kinds = {"cpu": "CPU cores", "cuda": "a CUDA device"}
+    wanted = [kind for kind in (CPU, CUDA) if spec.parallel.device in ("auto", kind.kind)]
+    return [
+        f"on {kinds[device.kind]} a step is {execution_of(spec.train, layout, device, traits).words()}"
+        for device in wanted
+    ]
 
 
 def shared_documents(documents: int, ranks: int) -> str:

@@ -1,12 +1,13 @@
 """A language model: windows of a stream of tokens."""
 
-from paceline.registry import Entry, Verb
+from paceline.registry import Entry, Traits, Verb
 
 ENTRY = Entry(
     run="paceline.workloads.lm.workload:LanguageModel",
     model="paceline.workloads.lm.sections:LMModel",
     data="paceline.workloads.lm.sections:LMData",
     subject="paceline.workloads.lm.planning:subject",
+    traits=Traits(equal_layers=True, few_shapes=True),
     verbs={
         "sample": Verb(
             "let a trained language model go on with a text",

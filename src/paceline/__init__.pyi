@@ -1,0 +1,18 @@
+from paceline.errors import RunFailed as RunFailed
+from paceline.errors import UserError as UserError
+from paceline.measuring.result import Measurement as Measurement
+from paceline.measuring.sweep import measure as measure
+from paceline.parity import check as check
+from paceline.planning.plan import Plan as Plan
+from paceline.planning.plan import plan as plan
+from paceline.reporting.report import report as report
+from paceline.spec import RunSpec as RunSpec
+from paceline.spec import load as load
+from paceline.training.export import export as export
+from paceline.training.run import RunResult as RunResult
+from paceline.verbs import resume as resume
+from paceline.verbs import train as train
+from paceline.workload import Workload as Workload
+from paceline.workloads.lm.sample import sample as sample
+
+__version__: str
