@@ -13,7 +13,8 @@ from paceline.parity import PLAIN, SPREADING
 from paceline.spec import RunSpec
 
 NEVER = 1 << 30
-STEPS, REPEATS = 30, 3
+STEPS: int = 30
+REPEATS: int = 3
 
 
 @dataclass(frozen=True)
