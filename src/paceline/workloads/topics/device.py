@@ -18,14 +18,12 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.blocks import Block, Csr
+from paceline.workloads.topics.sizes import NEWTON_TOPICS, padded
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-PAD = 256  # dense counts are padded to multiples of it: whole tiles, whatever their size
 PIECE = 1 << 26  # elements of dense counts that plain torch turns to float32 at a time
-SORT_BYTES = 4  # per byte of sparse counts: what bringing them into the order of the terms takes beside them
 MANY = 1 << 20  # dense documents whose sums for the terms are added up in one float32
 LEAST_SHARE = 1e-30
-NEWTON_K = 64  # beyond it the quadratic model of one document no longer fits into registers: EM
 
 
 class Pass(Protocol):
@@ -143,10 +141,6 @@ def sparse_term_sums(csr: Any, terms: int) -> Tensor:
     return per_term
 
 
-def padded(size: int) -> int:
-    return -(-size // PAD) * PAD
-
-
 def copy_rows(values: np.ndarray, there: Tensor) -> None:
     """In pieces: a copy between matrices of different widths takes the device's memory twice."""
     step = max(1, PIECE // values.shape[1])
@@ -222,7 +216,7 @@ class SparsePass:
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         from paceline.workloads.topics import triton_calls as calls
 
-        newton = rows == "newton" and L.shape[1] <= NEWTON_K
+        newton = rows == "newton" and L.shape[1] <= NEWTON_TOPICS
         table = calls.full_operand(Ft / self.share[:, None])
         sums = torch.zeros_like(table)
         if not newton:

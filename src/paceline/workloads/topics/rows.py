@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.blocks import Block, Csr, sparse_rows
-from paceline.workloads.topics.device import NEWTON_K, Pass, PlainDense, PlainSparse, keep_or_normalise
+from paceline.workloads.topics.device import Pass, PlainDense, PlainSparse, keep_or_normalise
+from paceline.workloads.topics.sizes import NEWTON_TOPICS, core_topics
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 SWEEPS = 2
@@ -80,10 +81,10 @@ class SparseRows:
         self.values, self.terms = values, terms
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        from paceline.workloads.topics.rows_kernels import em, newton, padded
+        from paceline.workloads.topics.rows_kernels import em, newton
 
         k = L.shape[1]
-        wide = torch.zeros(self.terms, padded(k))
+        wide = torch.zeros(self.terms, core_topics(k))
         wide[:, :k] = Ft
         table, shares = wide.numpy(), L.numpy()
         parts = cut_evenly(self.values.indptr, torch.get_num_threads())
@@ -93,7 +94,7 @@ class SparseRows:
             sums = torch.zeros(wide.shape, dtype=torch.float32 if last - first <= FEW else torch.float64)
             what = (self.values.indptr[first : last + 1], self.values.indices, self.values.data)
             args = (*what, shares[first:last], table, sums.numpy(), loss)
-            if rows == "newton" and k <= NEWTON_K:
+            if rows == "newton" and k <= NEWTON_TOPICS:
                 return newton(*args, SWEEPS), sums
             return em(*args), sums
 
@@ -104,9 +105,9 @@ class SparseRows:
 
     def solve(self, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
         """Rows of L for topics that stay, each until it has converged; returns the sum of -x log p."""
-        from paceline.workloads.topics.rows_kernels import padded, solve
+        from paceline.workloads.topics.rows_kernels import solve
 
-        wide = torch.zeros(self.terms, padded(L.shape[1]))
+        wide = torch.zeros(self.terms, core_topics(L.shape[1]))
         wide[:, : L.shape[1]] = Ft
         table, shares, values = wide.numpy(), L.numpy(), self.values
 
@@ -139,7 +140,7 @@ def rows_for_topics(block: Block, L: Tensor, Ft: Tensor, steps: int, tolerance: 
     values = block.values if isinstance(block.values, Csr) else sparse_rows(block.values)
     work, share = cpu_pass(Block(block.start, values), Ft[:, 0]), Ft.mean(1)
     L.copy_(first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share, FEW_SWEEPS))
-    if isinstance(work, SparseRows) and L.shape[1] <= NEWTON_K:
+    if isinstance(work, SparseRows) and L.shape[1] <= NEWTON_TOPICS:
         return work.solve(L, Ft, steps, tolerance)
     unused = torch.zeros_like(Ft)
     for _ in range(EM_STEPS * steps):

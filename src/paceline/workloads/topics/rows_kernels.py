@@ -33,11 +33,6 @@ def compiled(function=None, *, fastmath=True):
         return njit(**options)(function)
 
 
-def padded(k: int) -> int:
-    """The number of topics that the loops run over: whole vectors."""
-    return -(-k // 8) * 8
-
-
 @compiled
 def _sum_x_log(x, p, bits, count):
     """The sum of x log p over `count` entries; `bits` are those of p, and p is lost.

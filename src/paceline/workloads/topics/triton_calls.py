@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.workloads.topics import triton_kernels as kernels
 from paceline.workloads.topics import triton_sparse as sparse
 from paceline.workloads.topics.device import taken
+from paceline.workloads.topics.sizes import FUSED_TOPICS, device_topics
 
 Tensor = Any
 Csr = tuple[Tensor, Tensor, Tensor]
@@ -21,7 +22,6 @@ SCALE = 64.0  # of the documents' operand, and
 FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest half
 LARGEST = 6e4  # the largest F' that a half holds
 PROGRAMS = 1056  # fewer leave parts of a large device idle: then the walk along the other side is split
-FUSED_K = 64  # with more topics the sums for the terms outweigh a second read of the counts
 PRODUCT_K = 64  # columns of one product
 
 
@@ -64,14 +64,14 @@ TERM_NONZEROS, TERM_WARPS = 64, 2
 def padded_topics(k: int) -> int:
     if k > LARGEST_K:
         raise UserError(f"{k} topics; at most {LARGEST_K} on a device. Use the CPU: --device cpu")
-    return max(16, triton.next_power_of_2(k))
+    return device_topics(k)
 
 
 def dense_tile(counts: Tensor, k: int, loss: bool = False) -> Tile:
     half, K = counts.dtype == torch.uint8, padded_topics(k)
-    if half and loss and K <= FUSED_K:
+    if half and loss and K <= FUSED_TOPICS:
         return LOSS_TILE
-    if counts.is_cuda and (K > FUSED_K or not half):
+    if counts.is_cuda and (K > FUSED_TOPICS or not half):
         shared = torch.cuda.get_device_properties(counts.device).shared_memory_per_block_optin
         if shared < SHARED_BYTES:
             return SMALL_HALF_TILE if half else SMALL_FULL_TILE
@@ -98,11 +98,11 @@ def dense_statistics(counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: 
     K = u.shape[1]
     own, other = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
     losses = torch.zeros(len(u) if loss else 1, device=u.device)
-    if K <= FUSED_K and counts.dtype == torch.uint8:
+    if K <= FUSED_TOPICS and counts.dtype == torch.uint8:
         v = v.view(-1, 2, K).transpose(0, 1).contiguous()  # the even terms, then the odd ones
         _pairs(counts.view(torch.int16), u, v, own, other, losses, tile, loss=loss, fast=is_fast(counts))
         return own, other.view(2, -1, K).transpose(0, 1).reshape(-1, K), losses
-    both = K <= FUSED_K
+    both = K <= FUSED_TOPICS
     _dense(counts, u, v, own, other, losses, tile, both=both, loss=loss)
     if not both:
         _dense(counts, v, u, other, own, losses, tile, terms=True)

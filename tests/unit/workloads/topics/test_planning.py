@@ -112,13 +112,11 @@ def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
 
 
 def test_the_shares_are_those_of_the_fit():
-    from paceline.workloads.topics import blocks, device, problem, tiers
+    from paceline.workloads.topics import sizes
 
-    assert (passtime.DEVICE_SHARE, passtime.HOST_SHARE) == (tiers.DEVICE_SHARE, tiers.HOST_SHARE)
-    assert passtime.PAD == device.PAD
-    assert (passtime.CORE_BLOCK_BYTES, passtime.SCANNED_BYTES) == (problem.STREAM_BYTES, problem.SCANNED_BYTES)
-    assert passtime.SORT_BYTES == device.SORT_BYTES
-    assert (blocks.SPARSE_BELOW, device.NEWTON_K) == (SPARSE_BELOW, passtime.NEWTON_TOPICS)
+    names = ["DEVICE_SHARE", "HOST_SHARE", "PAD", "CORE_BLOCK_BYTES", "SCANNED_BYTES", "SORT_BYTES", "NEWTON_TOPICS"]
+    assert [getattr(passtime, name) for name in names] == [getattr(sizes, name) for name in names]
+    assert sizes.SPARSE_BELOW == SPARSE_BELOW
 
 
 def test_the_shape_is_read_from_the_counts(counts_file):
