@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.arguments import make_folder
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.layout import layout_of
 from paceline.measuring.cells import REPEATS, STEPS, Cell, cells
@@ -51,10 +52,7 @@ def measure(
     wanted = cells(spec, ranks, layouts, steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
     begun = {"format": FORMAT, "name": spec.name, "kind": "weak" if weak else "strong", "steps": steps}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: {folder} cannot be a folder: {error.strerror}") from None
+    make_folder(folder)
     with RunDir(folder).held(say):
         state = _state(folder, begun, spec)
         for repeat in range(repeats):

@@ -12,14 +12,13 @@ import math
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from paceline.nn.attention import causal_attention
 from paceline.nn.chunked_loss import chunked_losses
 from paceline.shapes import DecoderShape
 
@@ -27,14 +26,6 @@ ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-5
 DRAWN_AT_ONCE = 4
 """Weights, each by a thread: more would take much host memory where many ranks do so."""
-HALF = (torch.bfloat16, torch.float16)
-FASTEST_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-"""On CUDA devices, by measurement (docs/performance.md)."""
 
 Tables = tuple[Tensor, Tensor]
 
@@ -61,18 +52,6 @@ class Attention(nn.Module):
             cos_Sd, sin_Sd = (table[: q.shape[1]] for table in tables)
             q, k = rotate(q, cos_Sd, sin_Sd), rotate(k, cos_Sd, sin_Sd)
         return self.out(causal_attention(q, k, v).flatten(-2))
-
-
-def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
-    """Attention to oneself and what came before; each key and value serves heads / kv_heads queries."""
-    grouped = q_BSHd.shape[2] != k_BSKd.shape[2]
-    if grouped and q_BSHd.is_cuda and q_BSHd.dtype not in HALF:  # the fused kernels for fp32 want as many keys
-        shared = q_BSHd.shape[2] // k_BSKd.shape[2]
-        k_BSKd, v_BSKd = (x.repeat_interleave(shared, dim=2) for x in (k_BSKd, v_BSKd))
-        grouped = False
-    q, k, v = (x.transpose(1, 2) for x in (q_BSHd, k_BSKd, v_BSKd))
-    with sdpa_kernel(FASTEST_FIRST, set_priority=True) if q.is_cuda else nullcontext():
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
 def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tables:
