@@ -29,6 +29,8 @@ EXAMPLES = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
+    from paceline.workloads.lm import sample as lm_sample
+
     top = argparse.ArgumentParser(
         prog="paceline",
         description="Distributed training from one run file, with the same answer on any number of ranks.",
@@ -138,14 +140,8 @@ def parser() -> argparse.ArgumentParser:
     export.set_defaults(do=do_export)
 
     sample = verbs.add_parser("sample", help="let a trained language model go on with a text")
-    sample.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    sample.add_argument("prompt", metavar="PROMPT", help='the beginning of a text, such as "Returns the"')
-    sample.add_argument("--tokens", type=int, default=100, metavar="N", help="most tokens to add (100)")
-    sample.add_argument("--temperature", type=float, default=0.8, metavar="T", help="lower is more cautious (0.8)")
-    sample.add_argument("--top-k", type=int, default=40, metavar="K", help="draw from the K likeliest; 0 is all (40)")
-    sample.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another text (0)")
-    sample.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
-    sample.set_defaults(do=do_sample)
+    lm_sample.add_arguments(sample)
+    sample.set_defaults(do=lm_sample.run)
     return top
 
 
@@ -316,12 +312,4 @@ def do_export(arguments: argparse.Namespace) -> int:
     from paceline.training.export import export
 
     print(export(arguments.run, arguments.out, "best" if arguments.best else "newest"))
-    return 0
-
-
-def do_sample(arguments: argparse.Namespace) -> int:
-    from paceline.workloads.lm.sample import sample
-
-    given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
-    print(sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest"))
     return 0

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.nn.attention import causal_attention
 from paceline.nn.packed import BLOCK, attend, pack
 from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES
 from paceline.planning.calibrating.probes import stretches
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION
-from paceline.workloads.lm.decoder import causal_attention
 
 MATMULS = (
     (1024, 1024, 1024),

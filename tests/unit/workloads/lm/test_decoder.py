@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import UserError
+from paceline.nn.attention import causal_attention, rotary_tables, rotate
 from paceline.shapes import PRESETS, DecoderShape
 from paceline.spec import LMModel, build
-from paceline.workloads.lm.decoder import Decoder, causal_attention, rotary_tables, rotate
+from paceline.workloads.lm.decoder import Decoder
 
 KINDS = {
     "modern": {},
