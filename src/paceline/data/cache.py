@@ -1,4 +1,4 @@
-"""The folder of prepared corpora: an entry appears whole or not at all, and one process builds it while others wait."""
+"""The folder of prepared data: an entry appears whole or not at all, and one process builds it while others wait."""
 
 from __future__ import annotations
 
@@ -7,18 +7,79 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import RunFailed, UserError
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+RETRIES, RETRY_S = 20, 0.1
+
+Say = Callable[[str], None]
+
+
+class Damaged(Exception):
+    """A cache entry that is not whole: it is built again."""
+
+
+class Summarised(Protocol):
+    def summary(self) -> str:
+        """What is in the entry, for the user."""
+        ...
+
+
+T = TypeVar("T", bound=Summarised)
+
+
+@dataclass(frozen=True)
+class CacheEntry(Generic[T]):
+    """A folder that is named by its content, and how to read and to build it."""
+
+    folder: Path
+    read: Callable[[Path], T]
+    """Raises `Damaged` where the folder is not whole."""
+    build: Callable[[Path, Say], None]
+    """Writes the files into the (temporary) folder that it is given."""
+
+    def find(self, say: Say = lambda line: None) -> T | None:
+        """What is in the cache; None where there is nothing, or nothing whole."""
+        if not self.folder.exists():
+            return None
+        try:
+            found = self.read(self.folder)
+        except Damaged as damage:
+            say(f"corpus: the cached {self.folder} is damaged ({damage}); building it again")
+            return None
+        say(f"corpus: {found.summary()}, from {self.folder}")
+        return found
+
+    def prepare(self, say: Say) -> T:
+        """What is in the cache, or is built now."""
+        if (found := self.find(say)) is not None:
+            return found
+        with exclusive(self.folder, say):
+            if (found := self.find()) is not None:  # whoever held the lock before may have built it
+                return found
+            with new_entry(self.folder) as temporary:
+                self.build(temporary, say)
+            return self._read_built()
+
+    def _read_built(self) -> T:
+        """Where there are no locks another process may put its equal in this place just now: look again."""
+        for _ in range(RETRIES):
+            with suppress(Damaged):
+                return self.read(self.folder)
+            time.sleep(RETRY_S)
+        return self.read(self.folder)
 
 
 @contextmanager
-def exclusive(entry: Path, say: Callable[[str], None]) -> Iterator[None]:
+def exclusive(entry: Path, say: Say) -> Iterator[None]:
     """Hold the lock of an entry. It is the kernel's, so it is let go when its holder dies.
 
     Some network file systems have no locks: there, two processes may build the same entry, and one replaces the
@@ -49,13 +110,13 @@ def new_entry(entry: Path) -> Iterator[Path]:
         try:
             yield temporary
             temporary.chmod(0o777 & ~_umask())  # mkdtemp makes it private; a cache may be shared
-            _put(temporary, entry)
+            _rename_into_place(temporary, entry)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _put(temporary: Path, entry: Path) -> None:
-    """Rename into place. What is in the way is damaged, or was built meanwhile and is equal."""
+def _rename_into_place(temporary: Path, entry: Path) -> None:
+    """What is in the way is damaged, or was built meanwhile and is equal."""
     while True:
         try:
             os.rename(temporary, entry)

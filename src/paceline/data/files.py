@@ -6,6 +6,7 @@ import difflib
 import gzip
 import hashlib
 import io
+import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,14 +26,20 @@ def check_file(path: Path, key: str) -> Path:
         if path.is_dir():
             raise UserError(f"{given}: this is a folder, a file was expected; type  {key}={path}/FILE")
         if not path.exists():
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            missing = "" if path.parent.is_dir() else f" (nor does the folder {path.parent})"
-            raise UserError(f"{given}: there is no such file{missing}{nearest(path.name, siblings)}")
+            raise not_there(path, key, "file")
         if path.stat().st_size == 0:
             raise UserError(f"{given}: the file is empty; at least two rows of two classes are needed")
     except OSError as error:
         raise UserError(f"{given}: cannot be read: {error.strerror}") from None
     return path
+
+
+def not_there(path: Path, key: str, expected: str) -> UserError:
+    """The error for a path that does not exist; it names the nearest one that does."""
+    there = path.parent.is_dir()
+    missing = "" if there else f" (nor does the folder {path.parent})"
+    hint = nearest(path.name, (sibling.name for sibling in path.parent.iterdir())) if there else ""
+    return UserError(f"{key}={path}: there is no such {expected}{missing}{hint}")
 
 
 @contextmanager
@@ -52,7 +59,12 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def digest(paths: Iterable[Path]) -> str:
+def digest_of_value(value: object) -> str:
+    """A hash of a value that JSON can write."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
     """One hash of the contents of these files, whatever they are called."""
     whole = hashlib.sha256()
     for path in paths:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.tokens import Corpus, prepare
+from paceline.data.corpora.tokens import LabelledCorpus, prepare
 from paceline.workloads.classifier.sections import TextData
 
 
@@ -21,7 +21,7 @@ from paceline.workloads.classifier.sections import TextData
 class Extraction:
     train: list[tuple[str, int]]
     test: list[tuple[str, int]]
-    corpus: Corpus
+    corpus: LabelledCorpus
     calls: int
     cpu_s: float
 

@@ -1,16 +1,23 @@
 """Texts for language models: every token is predicted once, nothing held out is trained on, and bad files say so."""
 
 import gzip
+import json
 import shlex
+import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.data.corpora.documents import PIECE_CHARACTERS, find_files, open_documents
+from paceline.data import cache
+from paceline.data.corpora import documents
+from paceline.data.corpora.documents import PART_CHARACTERS, find_files, open_documents
 from paceline.data.corpora.stream import END_ID, prepare
+from paceline.data.corpora.tokens import prepare as prepare_texts
 from paceline.data.order import Order
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
+from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
 from paceline.workloads.lm.workload import Windows
 
@@ -32,11 +39,21 @@ def data_of(tmp_path, path, **fields):
     return LMData(**{"source": "text", "path": path, "vocab": 300, "cache": tmp_path / "cache", **fields})
 
 
+def prepare_stream(folder):
+    (folder / "a.txt").write_text("some words\n" * 4000)
+    return prepare(data_of(folder, folder / "a.txt"))
+
+
+def prepare_labelled(folder):
+    (folder / "rows.csv").write_text("text,label\n" + "".join(f"words {i},{i % 2}\n" for i in range(60)))
+    return prepare_texts(TextData(source="csv", path=folder / "rows.csv", vocab=300, cache=folder / "cache"))
+
+
 def test_tokens_decode_to_the_texts(tmp_path, texts):
     streams = prepare(data_of(tmp_path, texts), QUIET)
     documents = {False: [], True: []}
-    for piece in open_documents(data_of(tmp_path, texts)).stream():
-        documents[piece.held_out].append(piece.text)
+    for part in open_documents(data_of(tmp_path, texts)).parts():
+        documents[part.held_out].append(part.text)
     for held_out, ids in ((False, streams.train), (True, streams.test)):
         assert ids[0] == ids[-1] == END_ID
         parts = np.split(ids, np.flatnonzero(ids == END_ID))[1:-1]
@@ -76,16 +93,76 @@ def test_padded_rows_count_nothing(tmp_path, texts):
     assert (padded.targets[2:] == -100).all()
 
 
-def test_a_long_file_is_cut_into_pieces_that_join_again(tmp_path):
+def test_a_long_file_is_cut_into_parts_that_join_again(tmp_path):
     text = "".join(f"line {i} of a long text\n" for i in range(20_000)) + "x" * 40_000
     (tmp_path / "long.txt").write_text(text)
-    pieces = list(open_documents(data_of(tmp_path, tmp_path / "long.txt")).stream())
-    assert "".join(piece.text for piece in pieces) == text
-    assert max(len(piece.text) for piece in pieces) <= PIECE_CHARACTERS
-    held_out = sum(len(piece.text) for piece in pieces if piece.held_out) / len(text)
+    parts = list(open_documents(data_of(tmp_path, tmp_path / "long.txt")).parts())
+    assert "".join(part.text for part in parts) == text
+    assert max(len(part.text) for part in parts) <= PART_CHARACTERS
+    held_out = sum(len(part.text) for part in parts if part.held_out) / len(text)
     assert 0.02 < held_out < 0.3
-    for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
-        assert piece.ends == (after is None or after.held_out != piece.held_out)
+    for part, after in zip(parts, [*parts[1:], None], strict=True):
+        assert part.ends == (after is None or after.held_out != part.held_out)
+
+
+@pytest.mark.parametrize("change", [b'"[END]"', b'"version"'])
+def test_another_tokenizer_of_the_same_size_is_noticed(tmp_path, texts, change):
+    first = prepare(data_of(tmp_path, texts), QUIET)
+    file = first.folder / "tokenizer.json"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(change, change.swapcase()))
+    said = []
+    again = prepare(data_of(tmp_path, texts), said.append)
+    assert "damaged (tokenizer.json was changed)" in said[0]
+    assert file.read_bytes() == content
+    assert again.fingerprint == first.fingerprint
+
+
+def test_an_array_of_another_length_is_noticed(tmp_path, texts):
+    first = prepare(data_of(tmp_path, texts), QUIET)
+    meta = first.folder / "meta.json"
+    facts = json.loads(meta.read_text())
+    facts["train"]["tokens"] -= 1
+    meta.write_text(json.dumps(facts))
+    said = []
+    assert len(prepare(data_of(tmp_path, texts), said.append).train) == len(first.train)
+    assert "damaged (the train split has" in said[0]
+
+
+@pytest.mark.parametrize("prepare_corpus", [prepare_stream, prepare_labelled])
+def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path, monkeypatch, prepare_corpus):
+    """Without locks another builder may move its equal to this place: for a moment there is nothing."""
+    new_entry, hidden, looks = cache.new_entry, tmp_path / "hidden", []
+
+    @contextmanager
+    def new_entry_then_hidden(entry):
+        with new_entry(entry) as temporary:
+            yield temporary
+        entry.rename(hidden)
+
+    def look_later(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            hidden.rename(built)
+
+    built = prepare_corpus(tmp_path).folder
+    shutil.rmtree(built)
+    monkeypatch.setattr(cache, "new_entry", new_entry_then_hidden)
+    monkeypatch.setattr(cache.time, "sleep", look_later)
+    assert prepare_corpus(tmp_path).folder == built
+    assert len(looks) == 3
+
+
+def test_a_corpus_is_read_from_a_cache_that_cannot_be_written(tmp_path, texts, monkeypatch):
+    first = prepare(data_of(tmp_path, texts), QUIET)
+    for note in first.folder.parent.glob("*.digest"):
+        note.unlink()
+
+    def refuse(path, content):
+        raise RunFailed(f"cannot write {path}")
+
+    monkeypatch.setattr(documents, "write_atomic", refuse)
+    assert prepare(data_of(tmp_path, texts), QUIET).folder == first.folder
 
 
 def test_the_cache_is_named_by_content(tmp_path, texts):

@@ -1,107 +1,102 @@
 """Texts without labels, for language models: one stream of documents that can be started again, and a fingerprint.
 
-A file longer than a piece is handed out in pieces, so that no file has to fit into memory and a single long one can be
+A file longer than a part is handed out in parts, so that no file has to fit into memory and a single long one can be
 divided into what is trained on and what is held out.
 """
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.data.corpora import docstrings
-from paceline.data.files import digest, nearest, open_text
-from paceline.errors import UserError
-from paceline.workloads.lm.sections import LMData
+from paceline.data.corpora.held_out import HashRange, hash64
+from paceline.data.corpora.tokenised import CorpusSettings
+from paceline.data.files import digest_of_files, digest_of_value, not_there, open_text
+from paceline.errors import RunFailed, UserError
+from paceline.record.files import write_atomic
 
-PIECE_CHARACTERS = 16 << 10
+PART_CHARACTERS = 16 << 10
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
 READ = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES))
 """What is read from a folder. A file that is named is read whatever it is called."""
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     text: str
     held_out: bool
     ends: bool
-    """Its document ends here; if not, the next piece goes on with it."""
+    """Its document ends here; if not, the next part goes on with it."""
 
 
 @dataclass(frozen=True)
-class Documents:
-    """`stream()` starts from the beginning and gives the same pieces each time; `fingerprint()` names the content."""
+class DocumentSource:
+    """`parts()` starts from the beginning and gives the same parts each time; `fingerprint()` names the content."""
 
-    stream: Callable[[], Iterator[Piece]]
+    parts: Callable[[], Iterator[DocumentPart]]
     fingerprint: Callable[[], str]
 
 
-def open_documents(data: LMData) -> Documents:
+def open_documents(data: CorpusSettings) -> DocumentSource:
     """The documents that `data.source` names, with their files found."""
     return _docstrings(data) if data.source == "docstrings" else _text(data)
 
 
-def _docstrings(data: LMData) -> Documents:
+def _docstrings(data: CorpusSettings) -> DocumentSource:
     if data.path is not None:
         raise UserError(
             f"data.path={data.path}: source docstrings does not read it; drop it, or type  data.source=text"
         )
 
     @cache
-    def both() -> tuple[list[str], list[str]]:
+    def splits() -> tuple[list[str], list[str]]:
         train, test = docstrings.extract(data.test_fraction, inspect.cleandoc)
-        tested = max(1, round(data.limit * data.test_fraction)) if data.limit else len(test)
-        trained = max(1, data.limit - tested) if data.limit else len(train)
-        return [text for text, _ in train[:trained]], [text for text, _ in test[:tested]]
+        n_test = max(1, round(data.limit * data.test_fraction)) if data.limit else len(test)
+        n_train = max(1, data.limit - n_test) if data.limit else len(train)
+        return [text for text, _ in train[:n_train]], [text for text, _ in test[:n_test]]
 
-    def stream() -> Iterator[Piece]:
-        for held_out, texts in enumerate(both()):
-            yield from (Piece(text, bool(held_out), ends=True) for text in texts)
+    def parts() -> Iterator[DocumentPart]:
+        for held_out, texts in enumerate(splits()):
+            yield from (DocumentPart(text, bool(held_out), ends=True) for text in texts)
 
-    return Documents(stream, lambda: _fingerprint(data, docstrings.versions()))
+    return DocumentSource(parts, lambda: _fingerprint(data, docstrings.versions()))
 
 
-def _text(data: LMData) -> Documents:
+def _text(data: CorpusSettings) -> DocumentSource:
     files = find_files(data.path)
 
-    def pieces() -> Iterator[tuple[Path, str]]:
-        return islice(((file, text) for file in files for text in _pieces_of(file)), data.limit or None)
+    def texts() -> Iterator[tuple[Path, str]]:
+        return islice(((file, text) for file in files for text in _parts_of(file)), data.limit or None)
 
     @cache
-    def cut() -> int:
-        """The chance below which a piece is held out, moved as little as it takes for both sides to have one."""
-        lowest, highest = 1 << 64, -1
-        for _, text in pieces():
-            chance = _chance(text)
-            lowest, highest = min(lowest, chance), max(highest, chance)
-        if highest < 0:
+    def threshold() -> int:
+        hashes = HashRange()
+        for _, text in texts():
+            hashes.add(text)
+        if hashes.is_empty:
             raise UserError(f"data.path={data.path}: there is no text in it")
-        if lowest == highest:
+        if hashes.is_single:
             raise UserError(
                 f"data.path={data.path}: all text is in one document, so none can be held out; "
-                f"give several files, or one of more than {PIECE_CHARACTERS // 1024} KiB"
+                f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB"
                 + (f" (data.limit={data.limit})" if data.limit else "")
             )
-        return min(max(int(data.test_fraction * 2**64), lowest + 1), highest)
+        return hashes.threshold(data.test_fraction)
 
-    def stream() -> Iterator[Piece]:
-        held_out_below, before = cut(), None
-        for file, text in pieces():
-            held_out = _chance(text) < held_out_below
-            if before is not None:
-                yield Piece(before[1], before[2], ends=(before[0], before[2]) != (file, held_out))
-            before = file, text, held_out
-        if before is not None:
-            yield Piece(before[1], before[2], ends=True)
+    def parts() -> Iterator[DocumentPart]:
+        held_out_below = threshold()
+        sides = ((file, text, hash64(text) < held_out_below) for file, text in texts())
+        for (file, text, held_out), after in pairwise(chain(sides, [(None, "", False)])):
+            yield DocumentPart(text, held_out, ends=(file, held_out) != (after[0], after[2]))
 
-    return Documents(stream, lambda: _fingerprint(data, _digest(files, data.cache.expanduser())))
+    return DocumentSource(parts, lambda: _fingerprint(data, _cached_digest(files, data.cache.expanduser())))
 
 
 def find_files(path: Path | None) -> list[Path]:
@@ -124,9 +119,7 @@ def find_files(path: Path | None) -> list[Path]:
             if not files:
                 raise UserError(f"{given}: no file matches this pattern")
         else:
-            siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-            missing = "" if path.parent.is_dir() else f" (nor does the folder {path.parent})"
-            raise UserError(f"{given}: there is no such file or folder{missing}{nearest(path.name, siblings)}")
+            raise not_there(path, "data.path", "file or folder")
         if not any(file.stat().st_size for file in files):
             raise UserError(f"{given}: {'the file is' if len(files) == 1 else f'all {len(files)} files are'} empty")
     except OSError as error:
@@ -138,45 +131,36 @@ def _hidden(inside: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
 
 
-def _pieces_of(file: Path) -> Iterator[str]:
-    """The text of a file in pieces that end at a line or, if need be, at a word. Blank ones are left out."""
+def _parts_of(file: Path) -> Iterator[str]:
+    """The text of a file in parts that end at a line or, if need be, at a word. Blank ones are left out."""
     rest = ""
     with open_text(file) as source:
-        while block := source.read(PIECE_CHARACTERS - len(rest)):
+        while block := source.read(PART_CHARACTERS - len(rest)):
             rest += block
-            if len(rest) < PIECE_CHARACTERS:
+            if len(rest) < PART_CHARACTERS:
                 continue
             end = max(rest.rfind("\n"), 0) or max(rest.rfind(" "), 0) or len(rest) - 1
-            piece, rest = rest[: end + 1], rest[end + 1 :]
-            if piece.strip():
-                yield piece
+            part, rest = rest[: end + 1], rest[end + 1 :]
+            if part.strip():
+                yield part
     if rest.strip():
         yield rest
 
 
-def _chance(text: str) -> int:
-    """A number below 2^64 that depends on the text alone, so equal pieces are on the same side."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
-
-
-def _fingerprint(data: LMData, content: object) -> str:
+def _fingerprint(data: CorpusSettings, content: object) -> str:
     settings = {"source": data.source, "limit": data.limit, "test_fraction": data.test_fraction, "content": content}
-    return hashlib.sha256(json.dumps({"lm": settings}, sort_keys=True).encode("utf-8")).hexdigest()
+    return digest_of_value({"lm": settings})
 
 
-def _digest(files: list[Path], folder: Path) -> str:
+def _cached_digest(files: list[Path], folder: Path) -> str:
     """A hash of the contents. It is noted in the cache by sizes and times: each rank asks, and one reads the files."""
     facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file in files]
-    note = folder / f"text-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.digest"
+    note = folder / f"text-{digest_of_value(facts)[:16]}.digest"
     try:
         return note.read_text(encoding="ascii")
     except OSError:
-        from paceline.record.files import write_atomic
-
-        found = digest(files)
-        try:
+        found = digest_of_files(files)
+        with suppress(OSError, RunFailed):  # said where the corpus is written
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(note, found)
-        except OSError:
-            pass  # said where the corpus is written
         return found

@@ -8,31 +8,77 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.data.files import nearest, open_text
 from paceline.errors import UserError
-from paceline.workloads.classifier.sections import TextData
 
 MAX_FIELD_CHARACTERS = 1 << 24  # a longer field means that a quote was left open
 PARQUET_BATCH_ROWS = 1024
 
+RawRow = tuple[int, Any, Any]
+"""(number, text, label), of which the latter two may be anything that the file can hold."""
 
-class Row(NamedTuple):
+
+class LabelledRow(NamedTuple):
     number: int  # of the row in its file, from 1; in jsonl, of the line
     text: str
     label: str
 
 
-def rows(path: Path, data: TextData) -> Iterator[Row]:
-    """The rows of one file, in order."""
-    read = {"csv": _csv_rows, "jsonl": _jsonl_rows, "parquet": _parquet_rows}[data.source]
-    return read(path, data)
+@dataclass(frozen=True)
+class Table:
+    """A file of the user's, and the names of its two columns."""
 
+    path: Path
+    kind: str
+    """csv, jsonl or parquet."""
+    text: str
+    label: str
 
-def place(path: Path, number: int, data: TextData) -> str:
-    return f"{path} {'line' if data.source == 'jsonl' else 'row'} {number}"
+    def rows(self) -> Iterator[LabelledRow]:
+        """The rows, in order."""
+        read = {"csv": _csv_rows, "jsonl": _jsonl_rows, "parquet": _parquet_rows}[self.kind]
+        for number, text, label in read(self):
+            yield LabelledRow(number, self._checked_text(text, number), self._checked_label(label, number))
+
+    def where(self, number: int) -> str:
+        return f"{self.path} {'line' if self.kind == 'jsonl' else 'row'} {number}"
+
+    def find_columns(self, names: Sequence[str], at: str = "") -> tuple[int, int]:
+        """Where the two columns are; without one, an error that names the nearest."""
+        return self._find_column(names, "text", self.text, at), self._find_column(names, "label", self.label, at)
+
+    def _find_column(self, names: Sequence[str], key: str, name: str, at: str) -> int:
+        if name in names:
+            return list(names).index(name)
+        there = ", ".join(names) or "nothing"
+        raise UserError(
+            f"{self.path}{at}: there is no {key} column {name!r}{nearest(name, names)} (there: {there}); "
+            f"type  data.{key}=COLUMN"
+        )
+
+    def _checked_text(self, value: Any, number: int) -> str:
+        if isinstance(value, str):
+            return value
+        raise UserError(
+            f"{self.where(number)}: {self.text!r} is {_kind(value)}, a text was expected; "
+            'write an empty text as "" or leave the row out'
+        )
+
+    def _checked_label(self, value: Any, number: int) -> str:
+        """Labels are compared as words, so that 3 means the same in every kind of file."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str | int) and str(value).strip():
+            return str(value).strip()
+        given = "empty" if isinstance(value, str) else _kind(value)
+        raise UserError(
+            f"{self.where(number)}: {self.label!r} is {given}; a label is a whole number or a word; "
+            "type  data.label=COLUMN  or leave the row out"
+        )
 
 
 def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -53,23 +99,23 @@ def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             ) from None
 
 
-def _csv_rows(path: Path, data: TextData) -> Iterator[Row]:
-    tabs = ".tsv" in path.suffixes[-2:]
-    records = csv_records(path, "\t" if tabs else ",")
+def _csv_rows(table: Table) -> Iterator[RawRow]:
+    tabs = ".tsv" in table.path.suffixes[-2:]
+    records = csv_records(table.path, "\t" if tabs else ",")
     header = next(records, (0, []))[1]
-    columns = [_column(header, name, key, path) for key, name in (("text", data.text), ("label", data.label))]
-    text_at, label_at = columns
+    text_at, label_at = table.find_columns(header)
     for number, fields in records:
-        if len(fields) <= max(columns):
+        if len(fields) <= max(text_at, label_at):
             raise UserError(
-                f"{path} row {number} has {_count(len(fields), 'column')}, the header has {len(header)} "
-                f"({', '.join(header)}); quote a text that holds line breaks"
+                f"{table.path} row {number} has {len(fields)} column{'' if len(fields) == 1 else 's'}, the header has "
+                f"{len(header)} ({', '.join(header)}); quote a text that holds line breaks"
             )
-        yield Row(number, fields[text_at], _label(fields[label_at], path, number, data))
+        yield number, fields[text_at], fields[label_at]
 
 
-def _jsonl_rows(path: Path, data: TextData) -> Iterator[Row]:
-    with open_text(path) as file:
+def _jsonl_rows(table: Table) -> Iterator[RawRow]:
+    expected = f'each line holds one object:  {{"{table.text}": "some words", "{table.label}": "news"}}'
+    with open_text(table.path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -77,23 +123,18 @@ def _jsonl_rows(path: Path, data: TextData) -> Iterator[Row]:
                 item = json.loads(line)
             except json.JSONDecodeError as error:
                 raise UserError(
-                    f"{path} line {number}: not JSON ({error.msg} at column {error.colno}); "
-                    f"each line holds one object:  {_example(data)}"
+                    f"{table.path} line {number}: not JSON ({error.msg} at column {error.colno}); {expected}"
                 ) from None
             if not isinstance(item, dict):
-                raise UserError(
-                    f"{path} line {number}: this is {_kind(item)}; each line holds one object:  {_example(data)}"
-                )
-            for key, name in (("text", data.text), ("label", data.label)):
-                if name not in item:
-                    _column(list(item), name, key, path, f" line {number}")
-            text = _text(item[data.text], path, number, data)
-            if "\\u" in line:  # an escape can spell half a character, which no other encoding can
+                raise UserError(f"{table.path} line {number}: this is {_kind(item)}; {expected}")
+            table.find_columns(list(item), f" line {number}")
+            text = item[table.text]
+            if "\\u" in line and isinstance(text, str):  # an escape can spell half a character, which no encoding can
                 text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            yield Row(number, text, _label(item[data.label], path, number, data))
+            yield number, text, item[table.label]
 
 
-def _parquet_rows(path: Path, data: TextData) -> Iterator[Row]:
+def _parquet_rows(table: Table) -> Iterator[RawRow]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -102,51 +143,19 @@ def _parquet_rows(path: Path, data: TextData) -> Iterator[Row]:
             "data.source=parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
         ) from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            for key, name in (("text", data.text), ("label", data.label)):
-                _column(names, name, key, path)
-            wanted = [data.text, data.label]
+        with pyarrow.parquet.ParquetFile(table.path) as file:
+            table.find_columns(file.schema_arrow.names)
+            wanted = [table.text, table.label]
             number = 0
             for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False):
-                texts, labels = (batch.column(name).to_pylist() for name in wanted)
-                for text, label in zip(texts, labels, strict=True):
+                for text, label in zip(*(batch.column(name).to_pylist() for name in wanted), strict=True):
                     number += 1
-                    yield Row(number, _text(text, path, number, data), _label(label, path, number, data))
+                    yield number, text, label
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: not a readable parquet file ({reason}); write it again or copy it again") from None
-
-
-def _column(names: Sequence[str], name: str, key: str, path: Path, at: str = "") -> int:
-    """Where the column is; without it, an error that names the nearest."""
-    if name in names:
-        return list(names).index(name)
-    hint = nearest(name, names)
-    there = ", ".join(names) or "nothing"
-    raise UserError(f"{path}{at}: there is no {key} column {name!r}{hint} (there: {there}); type  data.{key}=COLUMN")
-
-
-def _text(value: Any, path: Path, number: int, data: TextData) -> str:
-    if isinstance(value, str):
-        return value
-    raise UserError(
-        f"{place(path, number, data)}: {data.text!r} is {_kind(value)}, a text was expected; "
-        'write an empty text as "" or leave the row out'
-    )
-
-
-def _label(value: Any, path: Path, number: int, data: TextData) -> str:
-    """Labels are compared as words, so that 3 means the same in every kind of file."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, str | int) and str(value).strip():
-        return str(value).strip()
-    given = "empty" if isinstance(value, str) else _kind(value)
-    raise UserError(
-        f"{place(path, number, data)}: {data.label!r} is {given}; a label is a whole number or a word; "
-        "type  data.label=COLUMN  or leave the row out"
-    )
+        raise UserError(
+            f"{table.path}: not a readable parquet file ({reason}); write it again or copy it again"
+        ) from None
 
 
 def _kind(value: Any) -> str:
@@ -155,11 +164,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, int | float):
         return f"the number {value}"
     return {"list": "a list", "dict": "an object", "str": "a text"}.get(type(value).__name__, "no text")
-
-
-def _example(data: TextData) -> str:
-    return f'{{"{data.text}": "some words", "{data.label}": "news"}}'
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.data.corpora.bpe import MASK_ID
-from paceline.data.corpora.tokens import Corpus, Tokens, prepare
+from paceline.data.corpora.tokens import LabelledCorpus, Tokens, prepare
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
 from paceline.spec import RunSpec
 from paceline.workload import Workload
@@ -114,7 +114,7 @@ class Classifier(Workload):
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
-        self._corpus: Corpus | None = None
+        self._corpus: LabelledCorpus | None = None
 
     def prepare(self, say: Callable[[str], None]) -> None:
         self._corpus = prepare(cast(TextData, self.spec.data), say)
@@ -123,7 +123,7 @@ class Classifier(Workload):
         return self.corpus.fingerprint
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> LabelledCorpus:
         if self._corpus is None:
             self.prepare(lambda text: None)
         assert self._corpus is not None

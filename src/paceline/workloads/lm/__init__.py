@@ -11,7 +11,7 @@ ENTRY = Entry(
     verbs={
         "sample": Verb(
             "let a trained language model go on with a text",
-            "paceline.workloads.lm.verb",
+            "paceline.workloads.lm.sample",
             'paceline sample runs/lm_tiny "Returns the"',
         )
     },

@@ -18,16 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from paceline.nn.attention import causal_attention
+from paceline.nn.attention import RotaryTables, causal_attention, rotary_tables, rotate
 from paceline.nn.chunked_loss import chunked_losses
 from paceline.shapes import DecoderShape
 
-ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-5
 DRAWN_AT_ONCE = 4
 """Weights, each by a thread: more would take much host memory where many ranks do so."""
-
-Tables = tuple[Tensor, Tensor]
 
 
 class Norm(nn.RMSNorm):
@@ -37,7 +34,7 @@ class Norm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-class Attention(nn.Module):
+class DecoderAttention(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
@@ -46,7 +43,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.out = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
 
-    def forward(self, x_BSD: Tensor, *, tables: Tables | None = None) -> Tensor:
+    def forward(self, x_BSD: Tensor, *, tables: RotaryTables | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (self.q(x_BSD), self.k(x_BSD), self.v(x_BSD)))
         if tables is not None:
             cos_Sd, sin_Sd = (table[: q.shape[1]] for table in tables)
@@ -54,27 +51,11 @@ class Attention(nn.Module):
         return self.out(causal_attention(q, k, v).flatten(-2))
 
 
-def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tables:
-    """(cos, sin) of each position and pair of features."""
-    wide = torch.promote_types(dtype, torch.float32)
-    pairs_d = torch.arange(0, head_dim, 2, device=device, dtype=wide)
-    speeds_d = torch.exp(pairs_d * (-math.log(ROTARY_BASE) / head_dim))
-    angles_Sd = torch.outer(torch.arange(length, device=device, dtype=wide), speeds_d)
-    return angles_Sd.cos(), angles_Sd.sin()
-
-
-def rotate(x_BSHd: Tensor, cos_Sd: Tensor, sin_Sd: Tensor) -> Tensor:
-    """Turn each pair (feature i, feature i + half) by the angle of its position."""
-    left, right = x_BSHd.chunk(2, dim=-1)
-    cos, sin = cos_Sd[:, None, :], sin_Sd[:, None, :]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x_BSHd.dtype)
-
-
-def _stream(x: Tensor) -> Tensor:
+def _residual_stream(x: Tensor) -> Tensor:
     """What runs through the layers is in bf16 where products are: half the bytes. fp16 has not the range for it."""
     kind = x.device.type
-    narrow = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
-    return x.to(torch.bfloat16) if narrow else x
+    in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return x.to(torch.bfloat16) if in_bf16 else x
 
 
 class FeedForward(nn.Module):
@@ -93,15 +74,15 @@ class FeedForward(nn.Module):
         return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.attention_norm = Norm(shape.width, eps=NORM_EPS)
-        self.attention = Attention(shape)
+        self.attention = DecoderAttention(shape)
         self.ffn_norm = Norm(shape.width, eps=NORM_EPS)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x_BSD: Tensor, tables: Tables | None = None) -> Tensor:
+    def forward(self, x_BSD: Tensor, tables: RotaryTables | None = None) -> Tensor:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables=tables)
         return x_BSD + self.ffn(self.ffn_norm(x_BSD))
 
@@ -129,10 +110,10 @@ class Decoder(nn.Module):
         self.tokens: nn.Embedding | None = nn.Embedding(shape.vocab, shape.width)
         learned = shape.positions == "learned"
         self.positions: nn.Embedding | None = nn.Embedding(shape.context, shape.width) if learned else None
-        self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
+        self.layers = nn.ModuleDict({str(i): DecoderLayer(shape) for i in range(shape.layers)})
         self.norm: Norm | None = Norm(shape.width, eps=NORM_EPS)
         self.head: Head | None = Head(shape.vocab, shape.width, shape.tied)
-        self._tables: Tables | None = None
+        self._tables: RotaryTables | None = None
         self.initialise()
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -152,13 +133,13 @@ class Decoder(nn.Module):
                 x = x + self.positions(torch.arange(ids_BS.shape[1], device=ids_BS.device))
             if self.shape.tied:
                 x = x * math.sqrt(self.shape.width)  # small numbers suit the head, the stream needs ordinary ones
-            x = _stream(x)
+            x = _residual_stream(x)
         tables = self.rotary_tables(x)
         for layer in self.layers.values():
             x = layer(x, tables)
         return x if self.norm is None else self.norm(x)
 
-    def rotary_tables(self, x_BSD: Tensor) -> Tables | None:
+    def rotary_tables(self, x_BSD: Tensor) -> RotaryTables | None:
         """Made once and kept: a compiler would work the angles out again for every head of every sample.
 
         Where the sequence is divided over ranks, x_BSD is a part of it, and the context is the whole.

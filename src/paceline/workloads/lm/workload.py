@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.corpora.stream import END_ID, Ids, TokenStreams, prepare
+from paceline.data.corpora.stream import END_ID, TokenStreams, prepare
+from paceline.data.corpora.tokenised import Ids
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED

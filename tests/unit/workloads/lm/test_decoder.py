@@ -8,13 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import UserError
-from paceline.nn.attention import causal_attention
+from paceline.nn.attention import causal_attention, rotary_tables, rotate
 from paceline.shapes import PRESETS, DecoderShape
 from paceline.spec import build
-from paceline.workloads.lm.decoder import Decoder, causal_attention, rotary_tables, rotate
+from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMModel
-from paceline.spec import LMModel, build
-from paceline.workloads.lm.decoder import Decoder, rotary_tables, rotate
 
 KINDS = {
     "modern": {},
