@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -23,19 +22,15 @@ def to_flat(record: Any) -> dict[str, Any]:
 def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
     """The inverse: lists become tuples, unknown keys are left out, and what is not there has its default."""
     given: dict[str, Any] = {}
-    for name, hint in _hints(kind).items():
+    hints = get_type_hints(kind)
+    for name in (field.name for field in fields(kind)):  # type: ignore[arg-type]
+        hint = hints[name]
         if isinstance(hint, type) and is_dataclass(hint):
             given[name] = from_flat(hint, values)
         elif name in values:
             is_enum = isinstance(hint, type) and issubclass(hint, Enum)
             given[name] = hint(values[name]) if is_enum else _as_tuple(values[name])
     return kind(**given)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    known = get_type_hints(kind)
-    return {field.name: known[field.name] for field in fields(kind)}
 
 
 def _as_tuple(value: Any) -> Any:
