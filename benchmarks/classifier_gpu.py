@@ -59,13 +59,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as out:
             result = train(spec, out, show=False)
             steps = read_steps(RunDir(result.path).events_file(0))
-        ours = result.summary["samples_per_s"]
+        ours = result.summary.samples_per_s
         last = slice(arguments.usual_steps * 3 // 4, arguments.usual_steps)
         mine = statistics.fmean(step["loss"] for step in steps[last])
         theirs = statistics.fmean(losses[last])
         print(f"{size}: usual script {rate:,.0f} samples/s, Paceline {ours:,.0f} samples/s, ratio {ours / rate:.1f}x")
         print(f"{size}: mean loss of steps {last.start} to {last.stop}: usual {theirs:.4f}, Paceline {mine:.4f}")
-        print(f"{size}: {result.summary['median']}, test accuracy {result.metrics['accuracy']:.4f}")
+        print(f"{size}: {result.summary.median}, test accuracy {result.metrics['accuracy']:.4f}")
 
 
 if __name__ == "__main__":

@@ -213,9 +213,9 @@ def measured(run: Run, spec: RunSpec) -> tuple[float, float, dict[str, Any]]:
         result = paceline.train(spec, folder, show=False)
         steps = [event["step_s"] for event in read_steps(RunDir(result.path).events_file(0))]
     timed = steps[WARM[run.workload] : -WINDOW[run.workload]]
-    peak = max(result.summary["peak_bytes_per_rank"]) - before
+    peak = max(result.summary.peak_bytes_per_rank) - before
     more = {"steps_s": steps, "left_bytes": before, "wall_s": time.perf_counter() - began, "kernels": kernels}
-    more |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "summary": result.summary}
+    more |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "summary": result.summary.to_json()}
     return statistics.median(timed), float(peak), more
 
 

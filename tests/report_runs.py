@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 from paceline.measuring.links import COLLECTIVES, Link, as_json, factor
 from paceline.measuring.reading import read_times
@@ -13,7 +14,7 @@ from paceline.measuring.rows import Row, combined
 from paceline.record.environment import environment
 from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
-from paceline.record.summary import summarise
+from paceline.record.summary import evaluation_of, summarise
 from paceline.spec import build
 
 
@@ -47,12 +48,14 @@ def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, 
     for rank in range(ranks):
         lines = [start, *events, {"kind": "end", "t": 2e9, "status": "finished"}]
         run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = summarise(
-        spec, f"64 global = {64 // ranks} per pass × {ranks} ranks × 1 accumulated", events, {"loss": 0.3, "n": 64},
-        "finished", seconds=9.0, epoch_samples=640, parameters=500_000,
-        peak_bytes_per_rank=[int(6e8 / ranks**0.3)] * ranks,
-    )  # fmt: skip
-    write_json(run.summary_file, summary)
+    summary = replace(
+        summarise(spec, f"64 global = {64 // ranks} per pass × {ranks} ranks × 1 accumulated", events, "finished", 640),
+        seconds=9.0,
+        parameters=500_000,
+        evaluation=evaluation_of({"loss": 0.3, "n": 64}),
+        peak_bytes_per_rank=(int(6e8 / ranks**0.3),) * ranks,
+    )
+    write_json(run.summary_file, summary.to_json())
     return run.path
 
 

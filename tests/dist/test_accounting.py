@@ -43,7 +43,7 @@ def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, mi
     spec = load(run_file, [f"parallel.ranks={ranks}", f"parallel.micro_batch={micro_batch}"])
     result = train(spec, tmp_path / "runs", show=False)
     assert counts(result) == [3.0] * 101
-    assert result.summary["samples"] == 303
+    assert result.summary.trained.samples == 303
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), (1, 2)])

@@ -24,7 +24,7 @@ def spec(cache, data, **changes):
 
 def test_docstrings(corpus_cache, tmp_path):
     result = train(spec(corpus_cache, {"source": "docstrings"}, epochs=1), tmp_path, show=False)
-    assert result.summary["evaluated"] > 400
+    assert result.summary.evaluation.evaluated > 400
     assert result.metrics["accuracy"] > 0.25 + 0.25, "four balanced classes"
 
 
@@ -34,5 +34,5 @@ def test_ag_news(corpus_cache, tmp_path):
         pytest.skip(f"AG News is not at {folder}")
     data = {"source": "ag_news", "path": str(folder), "limit": 6000, "lowercase": True}
     result = train(spec(corpus_cache, data, epochs=3), tmp_path, show=False)
-    assert result.summary["evaluated"] == 7600
+    assert result.summary.evaluation.evaluated == 7600
     assert result.metrics["accuracy"] > 0.8, "6,000 of the 120,000 rows"

@@ -65,7 +65,7 @@ def test_the_answer_is_that_of_one_rank(counts, on_one, tmp_path, ranks):
     steps = read_steps(RunDir(run.path).events_file(ranks - 1))
     assert len(steps) == 60
     assert all(step["comm_s"] > 0 for step in steps)
-    assert run.summary["parameters"] == K * (301 + 90)
+    assert run.summary.parameters == K * (301 + 90)
 
 
 def test_the_same_as_in_one_process(counts, on_one):

@@ -21,7 +21,7 @@ def test_recorded_and_plain_steps_agree(small, tmp_path, precision):
     plain, _ = losses(spec.replace({"train.compile": "off"}), tmp_path)
     recorded, result = losses(spec, tmp_path)
     assert max(abs(a - b) / a for a, b in zip(plain, recorded, strict=True)) < 0.03
-    assert result.summary["skipped_steps"] == 0
+    assert result.summary.trained.skipped_steps == 0
 
 
 def test_bf16_on_the_device_follows_fp32_on_the_cpu(small, tmp_path):

@@ -124,4 +124,4 @@ def test_through_the_front_door(plain, tmp_path):
     spec, steps = plain["fp32"]
     run = train(spec.replace({"parallel.engine": "accelerate", "parallel.strategy": "zero3"}), tmp_path, show=False)
     assert max(furthest(steps_of(run.path), steps)) <= TOLERANCE["fp32"]
-    assert run.summary["peak_bytes_per_rank"][0] > 0
+    assert run.summary.peak_bytes_per_rank[0] > 0

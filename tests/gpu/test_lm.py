@@ -92,7 +92,7 @@ def test_every_way_of_a_step_follows_the_plain_one(way, tmp_path):
     print(f"{way}: losses {furthest(ours, losses):.1e}, norms {furthest(our_norms, norms):.1e}")
     assert furthest(ours, losses) < 3e-3
     assert furthest(our_norms, norms) < 5e-2
-    assert result.summary["skipped_steps"] == 0
+    assert result.summary.trained.skipped_steps == 0
 
 
 @on_device
@@ -104,7 +104,7 @@ def test_fp8_follows_bf16(strategy, sequence, batch, tmp_path):
     ours, _, result = curve(spec.replace({"train.precision": "fp8", "parallel.strategy": strategy}), tmp_path)
     print(f"fp8 {strategy}: losses {furthest(ours, half):.1e}")
     assert 1e-6 < furthest(ours, half) < 2e-2
-    assert result.summary["skipped_steps"] == 0
+    assert result.summary.trained.skipped_steps == 0
 
 
 @on_device

@@ -133,7 +133,7 @@ def test_the_own_model_example_trains(tmp_path):
     spec = paceline.load(run_file, ["train.steps=60", "train.evaluate_every=60", "parallel.threads=1"])
     result = paceline.train(spec, tmp_path, show=False)
     assert result.status == "finished"
-    assert result.metrics["loss"] < 0.06 < result.summary["loss_first"]
+    assert result.metrics["loss"] < 0.06 < result.summary.loss_first
 
 
 def test_the_own_model_page_shows_the_example_as_it_is():
@@ -167,7 +167,7 @@ def test_the_model_of_the_readme_trains(tmp_path):
         (tmp_path / name).write_text(re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1])
     spec = paceline.load(tmp_path / "line.yaml", ["parallel.threads=1"])
     result = paceline.train(spec, tmp_path / "runs", show=False)
-    assert result.summary["loss_last"] < 1e-3 < result.summary["loss_first"]
+    assert result.summary.loss_last < 1e-3 < result.summary.loss_first
 
 
 def test_the_picture_is_there_and_small():

@@ -15,20 +15,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.record.events import metrics_of
-from paceline.record.units import clock, number, percent, writable
+from paceline.record.timers import TIMES
+from paceline.record.units import COLUMNS, clock, metrics_text, number, percent, writable
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-COLUMNS = 100
 WINDOW_S = 30.0
 REDRAW_S = 0.25
 LINE_S = 2.0
 LINE_MOST_S = 60.0
 LEAST_BAR, MOST_BAR = 5, 24
 MARK_S = 0.1
-TIMES = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s")
 SHARES = ("compute", "data", "exposed")
 
 Part = tuple[str, str]
@@ -83,8 +82,7 @@ class Progress:
     def evaluated(self, event: Mapping[str, Any]) -> None:
         """Show the metrics of an "evaluate" event."""
         on = f" on {number(event['n'])} samples" if "n" in event else ""
-        metrics = ", ".join(f"{name} {number(value)}" for name, value in metrics_of(event).items())
-        self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics}")
+        self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics_text(metrics_of(event))}")
 
     def _draw(self, now: float) -> None:
         event = self._event

@@ -5,87 +5,138 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.record.events import metrics_of
-from paceline.record.units import duration, number, percent, size, writable
+from paceline.record.files import read_json
+from paceline.record.flat import from_flat, to_flat
+from paceline.record.timers import TIMES
+from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-TIMES = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s")
 LAST = 10
-COLUMNS = 100
 BAR = 30
+FEW_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How much was trained."""
+
+    samples: int = 0
+    steps: int = 0
+    skipped_steps: int = 0
+    epochs: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The last evaluation, and the event of the best one."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluated: int | None = None
+    """Samples."""
+    best: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run that ended. What is not known, or not measured, is None."""
+
+    name: str = ""
+    status: str = "not finished"
+    why: str = ""
+    layout: str = ""
+    """As an equation of the global batch."""
+    ranks: int | None = None
+    parameters: int | None = None
+    trained: Trained = Trained()
+    seconds: float = 0.0
+    """Wall time of the whole run, with its start, evaluations and checkpoints."""
+    in_steps_s: float = 0.0
+    samples_per_s: float | None = None
+    """Speed and times are medians over the steps after the warm-up."""
+    tokens_per_s: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    differs_from: dict[str, Any] | None = None
+    """Where the answer is not that of plain data parallelism: why, and by how much."""
+    median: dict[str, float | None] = field(default_factory=dict)
+    """Seconds, by the names in TIMES."""
+    share: dict[str, float | None] = field(default_factory=dict)
+    """Parts of a step, see `_shares`."""
+    peak_bytes_per_rank: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return to_flat(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Summary:
+        return from_flat(cls, {name: value for name, value in values.items() if value is not None})
+
+
+def read_summary(file: Path) -> Summary:
+    """What a run wrote when it ended; UserError where there is none, or it is damaged."""
+    return Summary.from_json(read_json(file))
 
 
 def summarise(
     spec: RunSpec,
     layout_equation: str,
     steps: Sequence[Mapping[str, Any]],
-    evaluation: Mapping[str, Any],
     status: str,
-    *,
-    seconds: float | None = None,
     epoch_samples: int | None = None,
-    parameters: int | None = None,
-    peak_bytes_per_rank: Sequence[int] = (),
-    best: Mapping[str, Any] | None = None,
-    differs_from: Mapping[str, Any] | None = None,
-    why: str = "",
-) -> dict[str, Any]:
-    """Sum up a run from its "step" events and its last "evaluate" event.
-
-    Speed and times are medians over the steps after the warm-up (the first 5 or the first 10 %, whichever is more);
-    `seconds` is the wall time of the whole run, with its start, evaluations and checkpoints. `differs_from` says that
-    the answer is not that of plain data parallelism.
-    """
+) -> Summary:
+    """All that follows from the "step" events of a run; the caller adds the rest with `dataclasses.replace`."""
     apart = spec.parallel.reduce in ("local_sgd", "diloco")
-    steady = _rounds(steps[_warm_up(len(steps)) :], spec.parallel.local_steps if apart else 1)
+    steady = _rounds(steps[warm_up(len(steps)) :], spec.parallel.local_steps if apart else 1)
     losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
     samples = int(steps[-1]["samples"]) if steps else 0
     in_steps_s = math.fsum(_numbers(steps, "step_s"))
-    return {
-        "name": spec.name,
-        "status": status,
-        "why": why,
-        "layout": layout_equation,
-        "ranks": spec.parallel.ranks,
-        "parameters": parameters,
-        "samples": samples,
-        "steps": int(steps[-1]["step"]) if steps else 0,
-        "skipped_steps": sum(bool(step.get("skipped")) for step in steps),
-        "epochs": round(samples / epoch_samples, 6) if epoch_samples else None,
-        "seconds": seconds if seconds is not None else in_steps_s,
-        "in_steps_s": in_steps_s,
-        "samples_per_s": _median_rate(steady, "batch"),
-        "tokens_per_s": _median_rate(steady, "tokens"),
-        "loss_first": losses[0] if losses else None,
-        "loss_last": statistics.fmean(losses[-LAST:]) if losses else None,
-        "metrics": metrics_of(evaluation),
-        "evaluated": evaluation.get("n"),
-        "best": dict(best) if best else None,
-        "differs_from": dict(differs_from) if differs_from else None,
-        "median": {name: _median(_numbers(steady, name)) for name in TIMES},
-        "share": _shares(steady),
-        "peak_bytes_per_rank": list(peak_bytes_per_rank),
-    }
+    return Summary(
+        name=spec.name,
+        status=status,
+        layout=layout_equation,
+        ranks=spec.parallel.ranks,
+        trained=Trained(
+            samples=samples,
+            steps=int(steps[-1]["step"]) if steps else 0,
+            skipped_steps=sum(bool(step.get("skipped")) for step in steps),
+            epochs=round(samples / epoch_samples, 6) if epoch_samples else None,
+        ),
+        seconds=in_steps_s,
+        in_steps_s=in_steps_s,
+        samples_per_s=_median_rate(steady, "batch"),
+        tokens_per_s=_median_rate(steady, "tokens"),
+        loss_first=losses[0] if losses else None,
+        loss_last=statistics.fmean(losses[-LAST:]) if losses else None,
+        median={name: _median(_numbers(steady, name)) for name in TIMES},
+        share=_shares(steady),
+    )
 
 
-def show(summary: Mapping[str, Any], console: Console) -> None:
+def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> Evaluation:
+    """From "evaluate" events."""
+    return Evaluation(metrics_of(last), last.get("n"), dict(best) if best else None)
+
+
+def show(summary: Summary, console: Console) -> None:
     """Print a summary as a table of at most 100 columns."""
     from rich.table import Table
     from rich.text import Text
 
-    style = {"finished": "bold green", "failed": "bold red"}.get(summary["status"], "bold yellow")
-    title = Text.assemble(
-        (summary["name"], "bold"), " ", (summary["status"], style), f" after {duration(summary['seconds'])}"
-    )
-    if 0 < summary["in_steps_s"] < summary["seconds"]:
-        title.append(f", {percent(summary['in_steps_s'] / summary['seconds'])} of it in steps", "dim")
-    if summary["why"]:
-        title.append(writable(f": {summary['why']}", console.encoding))
+    style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
+    title = Text.assemble((summary.name, "bold"), " ", (summary.status, style), f" after {duration(summary.seconds)}")
+    if 0 < summary.in_steps_s < summary.seconds:
+        title.append(f", {percent(summary.in_steps_s / summary.seconds)} of it in steps", "dim")
+    if summary.why:
+        title.append(writable(f": {summary.why}", console.encoding))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -96,44 +147,48 @@ def show(summary: Mapping[str, Any], console: Console) -> None:
     console.print(table, width=min(COLUMNS, console.width), highlight=False)
 
 
-def _rows(summary: Mapping[str, Any], bar: str) -> Iterable[tuple[str, str]]:
-    yield "layout", summary["layout"]
-    if summary["parameters"] is not None:
-        yield "model", f"{summary['parameters']:,} parameters"
-    trained = [f"{summary['samples']:,} samples", f"{summary['steps']:,} steps"]
-    if summary["epochs"] is not None:
-        trained.append(f"{number(summary['epochs'])} epochs")
-    if summary["skipped_steps"]:
-        trained.append(f"{summary['skipped_steps']:,} steps skipped, not finite")
-    yield "trained", ", ".join(trained)
-    if summary["loss_first"] is not None:
-        yield "loss", f"{number(summary['loss_first'])} at first, {number(summary['loss_last'])} at last"
-    if summary["metrics"]:
-        on = f"  ({summary['evaluated']:,} samples)" if summary["evaluated"] else ""
-        yield "evaluation", _say_metrics(summary["metrics"]) + on
-    if summary["best"]:
-        at = f"  (step {summary['best']['step']:,})" if "step" in summary["best"] else ""
-        yield "best", _say_metrics(metrics_of(summary["best"])) + at
-    if differs := summary.get("differs_from"):
-        yield "answer", _say_difference(differs)
-    rates = [
-        f"{number(summary[f'{unit}_per_s'], 3)} {unit}/s" for unit in ("samples", "tokens") if summary[f"{unit}_per_s"]
-    ]
-    if rates:
-        yield "speed", ", ".join(rates) + "  (median)"
-    yield from _time_rows(summary["median"], summary["share"], bar)
-    if peaks := summary["peak_bytes_per_rank"]:
+def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
+    yield "layout", summary.layout
+    if summary.parameters is not None:
+        yield "model", f"{summary.parameters:,} parameters"
+    yield "trained", _say_trained(summary.trained)
+    if summary.loss_first is not None:
+        yield "loss", f"{number(summary.loss_first)} at first, {number(summary.loss_last)} at last"
+    evaluation = summary.evaluation
+    if evaluation.metrics:
+        on = f"  ({evaluation.evaluated:,} samples)" if evaluation.evaluated else ""
+        yield "evaluation", metrics_text(evaluation.metrics) + on
+    if best := evaluation.best:
+        at = f"  (step {best['step']:,})" if "step" in best else ""
+        yield "best", metrics_text(metrics_of(best)) + at
+    if summary.differs_from:
+        yield "answer", _say_difference(summary.differs_from)
+    rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
+    if told := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
+        yield "speed", ", ".join(told) + "  (median)"
+    yield from _time_rows(summary.median, summary.share, bar)
+    if peaks := summary.peak_bytes_per_rank:
         of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
         yield "memory", f"{size(max(peaks))} at its peak{of}"
+
+
+def _say_trained(trained: Trained) -> str:
+    parts = [f"{trained.samples:,} samples", f"{trained.steps:,} steps"]
+    if trained.epochs is not None:
+        parts.append(f"{number(trained.epochs)} epochs")
+    if trained.skipped_steps:
+        parts.append(f"{trained.skipped_steps:,} steps skipped, not finite")
+    return ", ".join(parts)
 
 
 def _time_rows(
     median: Mapping[str, float | None], share: Mapping[str, float | None], bar: str
 ) -> Iterable[tuple[str, str]]:
-    if median["step_s"] is None:
+    step_s = median.get("step_s")
+    if step_s is None:
         return
-    scale, unit = (1, "s") if median["step_s"] >= 1 else (1000, "ms")
-    decimals = 1 if median["step_s"] * scale >= 10 else 3
+    scale, unit = (1, "s") if step_s >= 1 else (1000, "ms")
+    decimals = 1 if step_s * scale >= 10 else 3
 
     def row(name: str, part: float | None) -> str:
         time = median.get(f"{name}_s")
@@ -149,10 +204,6 @@ def _time_rows(
     if share["comm"]:
         hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
         yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
-
-
-def _say_metrics(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
 
 
 def _say_difference(differs: Mapping[str, Any]) -> str:
@@ -177,8 +228,9 @@ def _rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping
     ]
 
 
-def _warm_up(steps: int) -> int:
-    return min(max(5, steps // 10), steps // 2)
+def warm_up(steps: int) -> int:
+    """How many of so many steps come first and do not count: 5 or a tenth, whichever is more, but half at most."""
+    return min(max(FEW_STEPS, steps // 10), steps // 2)
 
 
 def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -19,9 +19,15 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
+TIMES = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s")
+"""Their names in the record of a step."""
 Interval = tuple[float, float]
 Reading = Callable[[], tuple[float, float]]
 """Gives (comm_s, exposed_s), once the device has done the step."""
+
+
+def compute_s(step_s: float, data_s: float, exposed_s: float) -> float:
+    return max(0.0, step_s - data_s - exposed_s)
 
 
 def union(intervals: Iterable[Interval]) -> float:

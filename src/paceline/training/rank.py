@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
 from paceline.own_code import one_line, own_trace
 from paceline.record.events import EventWriter, metrics_of, read_events, read_steps, seconds_of
-from paceline.record.files import read_json, write_json
+from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
+from paceline.record.summary import show as show_summary
 from paceline.spec import RunSpec
 from paceline.workload import PassWorkload, workload_of
 
@@ -53,7 +56,7 @@ def silent(text: str) -> None:
     pass
 
 
-def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, dict[str, Any]]:
+def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, Summary]:
     """Train as the rank that the environment says; returns (run folder, summary), the same on every rank.
 
     `folder` is the run's, or what the main rank must do to get one where no process before it was asked.
@@ -120,7 +123,7 @@ def _from_main(place: Place, get: Callable[[], Any]) -> Any:
 
 def _train(
     run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, say: Say, show: bool
-) -> dict[str, Any]:
+) -> Summary | None:
     from paceline.record.audience import audience
     from paceline.training.checkpoint import Checkpoints
 
@@ -136,14 +139,14 @@ def _train(
             job = build_job(spec, place, device, events, checkpoints, stop, run.path)
             first = go_back(job, run, place.world, say)
             if job.over(first):
-                return _done_already(run, job, say) if place.rank == 0 else {}
+                return _done_already(run, job, say) if place.rank == 0 else None
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, place, first, again)
             if place.rank > 0:
                 work(job)
                 checkpoints.wait()
                 _peaks(device, place.world)
-                return {}
+                return None
             _announce(job, run, first, again, say)
             with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.shown:
                 status = work(job)
@@ -184,16 +187,13 @@ def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exce
             _sum_up(run, job, "failed", [], why=why)
 
 
-def _done_already(run: RunDir, job: Job, say: Say) -> dict[str, Any]:
+def _done_already(run: RunDir, job: Job, say: Say) -> Summary:
     """Nothing is left to train: the summary as it was written, or now, if a kill came before it."""
     job.conclude()
     say(f"{run.path} is finished: {job.ended}")
-    try:
-        summary = read_json(run.summary_file)
-    except UserError:
-        summary = {}
-    if summary.get("status") == "finished":
-        return summary
+    with suppress(UserError):
+        if (summary := read_summary(run.summary_file)).status == "finished":
+            return summary
     job.events.write("end", status="finished")
     return _sum_up(run, job, "finished", [])
 
@@ -229,9 +229,8 @@ def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
         say("  there is no whole checkpoint to go on from: starting from the beginning")
 
 
-def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "") -> dict[str, Any]:
+def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "") -> Summary:
     from paceline.parallel.compress import differs_from
-    from paceline.record.summary import summarise
 
     job.events.flush()
     evaluations = {
@@ -239,32 +238,25 @@ def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "")
         for event in read_events(run.events_file(0), "evaluate")
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
-    summary = summarise(
-        job.spec,
-        job.spread_over,
-        read_steps(run.events_file(0)),
-        job.evaluation,
-        status,
-        seconds=seconds_of(run.events_file(0)),
-        epoch_samples=job.order.samples,
-        parameters=job.parameters,
-        peak_bytes_per_rank=peaks,
-        best=evaluations[max(evaluations)] if evaluations else None,
-        differs_from=differs_from(job.spec.parallel),
+    summary = replace(
+        summarise(job.spec, job.spread_over, read_steps(run.events_file(0)), status, job.order.samples),
         why=why,
+        seconds=seconds_of(run.events_file(0)),
+        parameters=job.parameters,
+        evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
+        differs_from=differs_from(job.spec.parallel),
+        peak_bytes_per_rank=tuple(peaks),
     )
-    write_json(run.summary_file, summary)
+    write_json(run.summary_file, summary.to_json())
     return summary
 
 
-def _show(summary: dict[str, Any], run: RunDir, say: Say) -> None:
+def _show(summary: Summary, run: RunDir, say: Say) -> None:
     from rich.console import Console
 
-    from paceline.record.summary import show
-
-    show(summary, Console())
+    show_summary(summary, Console())
     say(f"run folder {run.path}")
-    if summary["status"] == "stopped":
+    if summary.status == "stopped":
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"
         say(f"stopped after a checkpoint, as asked; go on with  {resume}")
 

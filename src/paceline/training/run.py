@@ -18,6 +18,7 @@ from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, layout_of
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import Summary
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
 from paceline.training import engines
 from paceline.training.rank import foreseen, live, say, silent
@@ -43,15 +44,15 @@ class RunResult:
     """A run that ended: its folder and its summary."""
 
     path: Path
-    summary: dict[str, Any]
+    summary: Summary
 
     @property
     def status(self) -> str:
-        return str(self.summary["status"])
+        return self.summary.status
 
     @property
     def metrics(self) -> dict[str, float]:
-        return dict(self.summary["metrics"])
+        return dict(self.summary.evaluation.metrics)
 
     def weights(self) -> dict[str, Tensor]:
         """The trained tensors, from the newest checkpoint."""
@@ -80,7 +81,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         raise
 
 
-def _on_ranks(spec: RunSpec, show: bool, run: RunDir) -> tuple[Path, dict[str, Any]]:
+def _on_ranks(spec: RunSpec, show: bool, run: RunDir) -> tuple[Path, Summary]:
     if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
         return live(spec, show, run)
     from paceline.launch.local import run_ranks

@@ -2,14 +2,15 @@
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from paceline.record.files import read_json, write_json
-from paceline.record.summary import show, summarise
+from paceline.record.files import write_json
+from paceline.record.summary import Summary, Trained, evaluation_of, read_summary, show, summarise
 from paceline.spec import build
 
 SPEC = build({"name": "agnews", "parallel": {"ranks": 4}, "train": {"steps": 100}})
@@ -38,39 +39,36 @@ def steps(count: int, slow: int = 5) -> list[dict[str, Any]]:
 
 
 def test_numbers() -> None:
-    summary = summarise(
-        SPEC,
-        EQUATION,
-        steps(40),
-        {"kind": "evaluate", "t": 1.0, "step": 40, "n": 7600, "loss": 0.3, "accuracy": 0.91},
-        "finished",
+    last = {"kind": "evaluate", "t": 1.0, "step": 40, "n": 7600, "loss": 0.3, "accuracy": 0.91}
+    summary = replace(
+        summarise(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560),
         seconds=20.0,
-        epoch_samples=2560,
         parameters=3_412_345,
-        peak_bytes_per_rank=[10, 20, 30, 40],
-        best={"step": 20, "accuracy": 0.92},
+        peak_bytes_per_rank=(10, 20, 30, 40),
+        evaluation=evaluation_of(last, {"step": 20, "accuracy": 0.92}),
     )
-    assert (summary["status"], summary["samples"], summary["steps"], summary["epochs"]) == ("finished", 5120, 40, 2.0)
-    assert summary["samples_per_s"] == pytest.approx(1280)
-    assert summary["tokens_per_s"] == pytest.approx(12800)
-    assert summary["seconds"] == 20.0
-    assert summary["in_steps_s"] == pytest.approx(5 * 2 + 35 * 0.1)
-    assert summary["loss_first"] == pytest.approx(4.99)
-    assert summary["loss_last"] == pytest.approx(5 - 0.01 * 35.5)
-    assert summary["metrics"] == {"loss": 0.3, "accuracy": 0.91}
-    assert summary["median"] == pytest.approx(
+    assert summary.status == "finished"
+    assert summary.trained == Trained(5120, 40, 0, 2.0)
+    assert summary.samples_per_s == pytest.approx(1280)
+    assert summary.tokens_per_s == pytest.approx(12800)
+    assert summary.seconds == 20.0
+    assert summary.in_steps_s == pytest.approx(5 * 2 + 35 * 0.1)
+    assert summary.loss_first == pytest.approx(4.99)
+    assert summary.loss_last == pytest.approx(5 - 0.01 * 35.5)
+    assert summary.evaluation.metrics == {"loss": 0.3, "accuracy": 0.91}
+    assert summary.median == pytest.approx(
         {"step_s": 0.1, "data_s": 0.001, "compute_s": 0.091, "comm_s": 0.04, "exposed_s": 0.008}
     )
-    assert summary["share"] == pytest.approx(
+    assert summary.share == pytest.approx(
         {"compute": 0.91, "data": 0.01, "exposed": 0.08, "comm": 0.4, "other": 0.0}, abs=1e-9
     )
-    assert (summary["ranks"], summary["parameters"], summary["peak_bytes_per_rank"]) == (4, 3_412_345, [10, 20, 30, 40])
+    assert (summary.ranks, summary.parameters, summary.peak_bytes_per_rank) == (4, 3_412_345, (10, 20, 30, 40))
 
 
 def test_warm_up_is_a_tenth_of_a_long_run_and_at_most_half_of_a_short_one() -> None:
-    assert summarise(SPEC, EQUATION, steps(100, slow=10), {}, "finished")["share"]["compute"] == pytest.approx(0.91)
-    assert summarise(SPEC, EQUATION, steps(4, slow=2), {}, "finished")["samples_per_s"] == pytest.approx(1280)
-    assert summarise(SPEC, EQUATION, steps(1, slow=0), {}, "finished")["samples_per_s"] == pytest.approx(1280)
+    assert summarise(SPEC, EQUATION, steps(100, slow=10), "finished").share["compute"] == pytest.approx(0.91)
+    assert summarise(SPEC, EQUATION, steps(4, slow=2), "finished").samples_per_s == pytest.approx(1280)
+    assert summarise(SPEC, EQUATION, steps(1, slow=0), "finished").samples_per_s == pytest.approx(1280)
 
 
 def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None:
@@ -78,26 +76,29 @@ def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None
     some[0]["loss"] = None
     some[15] |= {"loss": math.nan, "skipped": True}
     some[19] |= {"loss": 1e9, "skipped": True, "step_s": None}
-    summary = summarise(SPEC, EQUATION, some, {"loss": math.nan}, "failed", why="loss is not finite")
-    assert summary["skipped_steps"] == 2
-    assert summary["loss_first"] == pytest.approx(4.98)
-    assert summary["loss_last"] == pytest.approx(
-        sum(5 - 0.01 * i for i in (9, 10, 11, 12, 13, 14, 15, 17, 18, 19)) / 10
+    summary = replace(
+        summarise(SPEC, EQUATION, some, "failed"),
+        why="loss is not finite",
+        evaluation=evaluation_of({"loss": math.nan}),
     )
-    write_json(tmp_path / "summary.json", summary)
-    again = read_json(tmp_path / "summary.json")
-    assert again["metrics"] == {"loss": None}
+    assert summary.trained.skipped_steps == 2
+    assert summary.loss_first == pytest.approx(4.98)
+    assert summary.loss_last == pytest.approx(sum(5 - 0.01 * i for i in (9, 10, 11, 12, 13, 14, 15, 17, 18, 19)) / 10)
+    write_json(tmp_path / "summary.json", summary.to_json())
+    again = read_summary(tmp_path / "summary.json")
+    assert again.evaluation.metrics == {"loss": None}
     assert "loss nan" in shown(again, 100)
     assert "failed after 1.9 s: loss is not finite" in shown(again, 100)
 
 
 def test_a_run_without_a_step() -> None:
-    summary = summarise(SPEC, EQUATION, [], {}, "stopped")
-    assert (summary["samples"], summary["steps"], summary["samples_per_s"], summary["loss_last"]) == (0, 0, None, None)
+    summary = summarise(SPEC, EQUATION, [], "stopped")
+    assert summary.trained == Trained(0, 0)
+    assert (summary.samples_per_s, summary.loss_last) == (None, None)
     assert "stopped" in shown(summary, 80)
 
 
-def shown(summary: dict[str, Any], width: int, encoding: str = "utf-8") -> str:
+def shown(summary: Summary, width: int, encoding: str = "utf-8") -> str:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     show(summary, Console(file=out, width=width, force_terminal=False))
     out.seek(0)
@@ -106,17 +107,13 @@ def shown(summary: dict[str, Any], width: int, encoding: str = "utf-8") -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_table_fits_and_has_units(width: int) -> None:
-    summary = summarise(
-        SPEC,
-        EQUATION,
-        steps(40),
-        {"n": 7600, **{f"metric_{i}": i / 7 for i in range(12)}},
-        "finished",
+    last = {"n": 7600, **{f"metric_{i}": i / 7 for i in range(12)}}
+    summary = replace(
+        summarise(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560),
         seconds=754.0,
-        epoch_samples=2560,
         parameters=3_412_345,
-        peak_bytes_per_rank=[812_000_000] * 4,
-        best={"step": 20, "accuracy": 0.92},
+        peak_bytes_per_rank=(812_000_000,) * 4,
+        evaluation=evaluation_of(last, {"step": 20, "accuracy": 0.92}),
     )
     text = shown(summary, width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= min(width, 100)
@@ -138,7 +135,7 @@ def test_table_fits_and_has_units(width: int) -> None:
 
 def test_table_in_ascii_and_on_one_rank() -> None:
     alone = [step | {"comm_s": 0.0, "exposed_s": 0.0, "compute_s": 0.05} for step in steps(40)]
-    text = shown(summarise(SPEC, EQUATION, alone, {}, "finished"), 100, "ascii")
+    text = shown(summarise(SPEC, EQUATION, alone, "finished"), 100, "ascii")
     assert "16 per pass x 4 ranks" in text
     assert "exposed" not in text
     assert "other" in text
