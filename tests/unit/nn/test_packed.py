@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
+from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.spec import ClassifierModel
 from paceline.workloads.classifier.workload import Encoder
 
@@ -60,16 +60,16 @@ def test_dropout_has_the_right_rate_and_mean():
     lengths = np.full(64, 50)
     _, packed = batch(lengths)
     x = torch.ones(len(packed.tokens), 256)
-    out = drop(x, 0.1, packed, place=3)
+    out = drop(x, 0.1, packed, site=3)
     assert abs((out == 0).float().mean() - 0.1) < 0.002
     assert abs(out.mean() - 1) < 0.002
     rows, columns = (out == 0).float().mean(1), (out == 0).float().mean(0)
     assert rows.std() < 1.3 * (0.09 / 256) ** 0.5, "no row is favoured"
     assert columns.std() < 1.3 * (0.09 / len(x)) ** 0.5, "no column is favoured"
-    other = drop(x, 0.1, packed, place=4)
+    other = drop(x, 0.1, packed, site=4)
     both = ((out == 0) & (other == 0)).float().mean()
     assert abs(both - 0.01) < 0.002, "places are independent"
-    masked = drop_tokens(packed, 0.15, 0, instead=-1)
+    masked = drop_tokens(packed, 0.15, 0, replacement=-1)
     assert abs((masked == -1).float().mean() - 0.15) < 0.02
 
 
@@ -78,7 +78,7 @@ def test_filling_changes_no_answer():
     labels, keys = packed.labels.numpy(), packed.keys.numpy()
     twice = [LENGTHS, LENGTHS[:3]]
     tokens = np.concatenate([packed.tokens.numpy(), packed.tokens.numpy()[:7]])
-    filled, other = pack_steady(tokens, twice, [labels, labels[:3]], [keys, keys[:3]], most=9, longest=32)
+    filled, other = pack_padded(tokens, twice, [labels, labels[:3]], [keys, keys[:3]], most=9, longest=32)
     assert len(filled.tokens) % 256 == 0
     assert other.tokens[:7].long().equal(packed.tokens[:7])
     assert other.keys[:3].equal(packed.keys[:3])
