@@ -4,6 +4,7 @@ import gzip
 import json
 import shlex
 import shutil
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path
     built = prepare_corpus(tmp_path).folder
     shutil.rmtree(built)
     monkeypatch.setattr(cache, "new_entry", new_entry_then_hidden)
-    monkeypatch.setattr(cache.time, "sleep", look_later)
+    monkeypatch.setattr(time, "sleep", look_later)
     assert prepare_corpus(tmp_path).folder == built
     assert len(looks) == 3
 
