@@ -1,12 +1,9 @@
 """Packed texts: the same numbers as one text at a time, however they are batched."""
 
 import numpy as np
-import pytest
 import torch
 
 from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
-from paceline.spec import ClassifierModel
-from paceline.workloads.classifier.workload import Encoder
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -18,11 +15,6 @@ def batch(lengths=LENGTHS, seed=0, keys=None):
     return texts, pack(np.concatenate(texts), lengths, rng.integers(0, 4, len(lengths)), keys)
 
 
-def model(**changes):
-    torch.manual_seed(0)
-    return Encoder(ClassifierModel(width=16, heads=2, layers=2, ffn=32, **changes), 50, 32, 4)
-
-
 def test_attention_stays_within_a_text():
     _, packed = batch()
     q, k, v = torch.randn(3, len(packed.tokens), 2, 8)
@@ -31,29 +23,6 @@ def test_attention_stays_within_a_text():
         scores = torch.einsum("ihd,jhd->hij", q[begin:end], k[begin:end]) / 8**0.5
         want = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[begin:end])
         torch.testing.assert_close(got[begin:end], want)
-
-
-def test_a_text_scores_the_same_alone_and_in_company():
-    texts, packed = batch()
-    net = model().eval()
-    together = net(packed)
-    for i, text in enumerate(texts):
-        alone = net(pack(text, np.array([len(text)]), np.array([0]), np.array([0])))
-        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("changes", [{"dropout": 0.3}, {"word_dropout": 0.3}, {"dropout": 0.2, "word_dropout": 0.2}])
-def test_dropout_belongs_to_the_text_not_to_the_batch(changes):
-    texts, packed = batch()
-    net = model(**changes).train()
-    together = net(packed)
-    assert not torch.allclose(together, net.eval()(packed), atol=1e-3), "dropout does something"
-    net.train()
-    for i, text in enumerate(texts):
-        alone = net(pack(text, np.array([len(text)]), np.array([0]), packed.keys[i : i + 1].numpy()))
-        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
-    _, other = batch(keys=np.arange(len(LENGTHS)) + 1)
-    assert not torch.allclose(together, net(other), atol=1e-3), "another key draws anew"
 
 
 def test_dropout_has_the_right_rate_and_mean():
