@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.data import cache
-from paceline.data.corpora import documents
+from paceline.data.corpora import docstrings, documents
 from paceline.data.corpora.documents import PART_CHARACTERS, find_files, open_documents
 from paceline.data.corpora.stream import END_ID, prepare
 from paceline.data.corpora.tokens import prepare as prepare_texts
@@ -160,7 +160,8 @@ def test_what_is_read_from_a_folder(tmp_path):
     assert [file.name for file in find_files(tmp_path / "e.png")] == ["e.png"]
 
 
-def test_docstrings_are_whole_and_limited(tmp_path):
+def test_docstrings_are_whole_and_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(docstrings, "ENOUGH_PER_CLASS", 60)
     streams = prepare(LMData(limit=50, vocab=400, cache=tmp_path), QUIET)
     assert (np.asarray(streams.train) == END_ID).sum() == 46
     assert (np.asarray(streams.test) == END_ID).sum() == 6
