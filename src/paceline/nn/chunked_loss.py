@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,8 @@ def chunked_losses(
     (see `vocabulary_rows`). All ranks get the same losses and the same gradient of x_BSD.
     """
     chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0], targets_BS.numel())
-    return _ChunkedLosses.apply(x_BSD, weight_VD, targets_BS, chunk_tokens, group, first, torch.is_grad_enabled())
+    shard = _VocabularyShard(group, first)
+    return _ChunkedLosses.apply(x_BSD, weight_VD, targets_BS, chunk_tokens, shard, torch.is_grad_enabled())
 
 
 def vocabulary_rows(vocab: int, parts: int, part: int) -> tuple[int, int]:
@@ -62,6 +63,15 @@ def _chunk_tokens(device: str, vocab: int, tokens: int) -> int:
     return -(-tokens // max(1, chunks))
 
 
+class _VocabularyShard(NamedTuple):
+    group: dist.ProcessGroup | None
+    first: int
+
+    def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        if self.group is not None:
+            dist.all_reduce(x, op, self.group)
+
+
 class _ChunkedLosses(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -70,40 +80,39 @@ class _ChunkedLosses(torch.autograd.Function):
         weight_VD: Tensor,
         targets_BS: Tensor,
         chunk_tokens: int,
-        group: dist.ProcessGroup | None,
-        first: int,
+        shard: _VocabularyShard,
         gradients: bool,
     ) -> Tensor:
-        narrow = _product_type(x_BSD, weight_VD)
-        wide = torch.promote_types(narrow, torch.float32)
-        grads = torch.bfloat16 if narrow == torch.float16 else narrow  # gradients come unscaled: too small for fp16
+        product_type = _product_type(x_BSD, weight_VD)
+        sum_type = torch.promote_types(product_type, torch.float32)
+        # Gradients come unscaled, which is too small for fp16.
+        grad_type = torch.bfloat16 if product_type == torch.float16 else product_type
         device = x_BSD.device
         vocab = weight_VD.shape[0]
-        fused = group is None and _has_kernel(device, narrow)
+        fused = shard.group is None and _has_kernel(device, product_type)
         with torch.autocast(device.type, enabled=False):
             x_ND, targets_N = x_BSD.reshape(-1, x_BSD.shape[-1]), targets_BS.reshape(-1)
-            weight_narrow_VD = _filled_up(weight_VD, narrow) if fused else weight_VD.to(narrow)
-            losses_N = torch.empty(len(x_ND), dtype=wide, device=device)
+            weight_product_VD = _pad_rows(weight_VD, product_type) if fused else weight_VD.to(product_type)
+            losses_N = torch.empty(len(x_ND), dtype=sum_type, device=device)
             if gradients:
-                weight_grads_VD = weight_narrow_VD if grads == narrow else weight_VD.to(grads)
-                dx_ND = torch.empty(x_ND.shape, dtype=torch.promote_types(x_BSD.dtype, grads), device=device)
-                dweight_VD = torch.zeros(weight_narrow_VD.shape, dtype=wide, device=device)
+                weight_grad_VD = weight_product_VD if grad_type == product_type else weight_VD.to(grad_type)
+                dx_ND = torch.empty(x_ND.shape, dtype=torch.promote_types(x_BSD.dtype, grad_type), device=device)
+                dweight_VD = torch.zeros(weight_product_VD.shape, dtype=sum_type, device=device)
             for begin in range(0, len(x_ND), chunk_tokens):
                 part = slice(begin, begin + chunk_tokens)
-                x_CD = x_ND[part].to(narrow)
+                x_CD = x_ND[part].to(product_type)
                 if fused:
-                    dlogits_CV = x_CD @ weight_narrow_VD.T
+                    dlogits_CV = x_CD @ weight_product_VD.T
                     losses_N[part] = _fused_softmax(dlogits_CV, targets_N[part], vocab, gradients)
                 else:
-                    logits_CV = (x_CD @ weight_narrow_VD.T).to(wide)
-                    losses_N[part], dlogits_CV = _softmax(logits_CV, targets_N[part], group, first, gradients)
+                    logits_CV = (x_CD @ weight_product_VD.T).to(sum_type)
+                    losses_N[part], dlogits_CV = _softmax(logits_CV, targets_N[part], shard, gradients)
                 if gradients:
-                    dlogits_CV = dlogits_CV.to(grads)
-                    dx_ND[part] = dlogits_CV @ weight_grads_VD
-                    dweight_VD = _add_product(dweight_VD, dlogits_CV.T, x_CD.to(grads))
+                    dlogits_CV = dlogits_CV.to(grad_type)
+                    dx_ND[part] = dlogits_CV @ weight_grad_VD
+                    dweight_VD = _add_product(dweight_VD, dlogits_CV.T, x_CD.to(grad_type))
             if gradients:
-                if group is not None:
-                    dist.all_reduce(dx_ND, group=group)
+                shard.all_reduce(dx_ND)
                 ctx.save_for_backward(dx_ND.view(x_BSD.shape), dweight_VD[:vocab])
                 ctx.types = x_BSD.dtype, weight_VD.dtype
             return losses_N.view(targets_BS.shape).sum(1)
@@ -117,7 +126,7 @@ class _ChunkedLosses(torch.autograd.Function):
         x_type, weight_type = ctx.types
         dx_BSD = (dx_BSD * incoming_B[:, None, None].to(dx_BSD.dtype)).to(x_type)
         dweight_VD = (dweight_VD * incoming_B[0].to(dweight_VD.dtype)).to(weight_type)
-        return dx_BSD, dweight_VD, None, None, None, None, None
+        return dx_BSD, dweight_VD, None, None, None, None
 
 
 def _uniform(values: Tensor) -> bool:
@@ -140,7 +149,7 @@ def _has_kernel(device: torch.device, kind: torch.dtype) -> bool:
     return device.type == "cuda" and kind == torch.bfloat16 and find_spec("triton") is not None
 
 
-def _filled_up(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
+def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
     """The weight in that type, with rows of 0 up to a multiple of ALIGNED."""
     vocab, width = weight_VD.shape
     if vocab % ALIGNED == 0:
@@ -156,13 +165,11 @@ def _fused_softmax(logits_CV: Tensor, targets_C: Tensor, vocab: int, gradients: 
     return losses_in_place(logits_CV, targets_C, vocab, gradients)
 
 
-def _softmax(
-    logits_CV: Tensor, targets_C: Tensor, group: dist.ProcessGroup | None, first: int, gradients: bool
-) -> tuple[Tensor, Tensor]:
+def _softmax(logits_CV: Tensor, targets_C: Tensor, shard: _VocabularyShard, gradients: bool) -> tuple[Tensor, Tensor]:
     """(losses, their gradient with respect to the logits), the latter in the memory of the logits."""
     tokens, rows = logits_CV.shape
     counts_C = targets_C >= 0
-    local_C = targets_C - first
+    local_C = targets_C - shard.first
     here_C = counts_C & (local_C >= 0) & (local_C < rows)
     index_C1 = torch.where(here_C, local_C, 0)[:, None]
     if rows:
@@ -171,12 +178,10 @@ def _softmax(
     else:
         highest_C = logits_CV.new_full((tokens,), -torch.inf)
         target_C = logits_CV.new_zeros(tokens)
-    if group is not None:
-        dist.all_reduce(highest_C, dist.ReduceOp.MAX, group)
+    shard.all_reduce(highest_C, dist.ReduceOp.MAX)
     exp_CV = logits_CV.sub_(highest_C[:, None]).exp_()
     sums_2C = torch.stack([exp_CV.sum(1), target_C])
-    if group is not None:
-        dist.all_reduce(sums_2C, group=group)
+    shard.all_reduce(sums_2C)
     sum_C, target_C = sums_2C
     losses_C = torch.where(counts_C, sum_C.log() + highest_C - target_C, 0)
     if gradients and rows:

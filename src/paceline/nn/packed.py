@@ -30,7 +30,7 @@ class Packed:
     bounds: Tensor
     """(B + 1,) where texts begin and end, int32."""
     labels: Tensor
-    """(B,) class of each text; -100 for a stand-in that counts nothing."""
+    """(B,) class of each text; -100 for padding, which counts nothing."""
     keys: Tensor
     """(B,) the random number of each text."""
     runs: tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ def pack(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.n
     )
 
 
-def pack_steady(
+def pack_padded(
     tokens: np.ndarray,
     lengths: list[np.ndarray],
     labels: list[np.ndarray],
@@ -67,12 +67,12 @@ def pack_steady(
     most: int,
     longest: int,
 ) -> list[Packed]:
-    """Several batches at once, each with a tail of stand-ins that count nothing, so that only a few shapes occur.
+    """Several batches at once, each with padding texts at its end that count nothing, so that only a few shapes occur.
 
     Every batch comes to `most` + 1 texts and a multiple of BLOCK tokens.
     """
     texts = most + 1
-    filled = [_with_stand_ins(own, texts - len(own)) for own in lengths]
+    filled = [_with_padding(own, texts - len(own)) for own in lengths]
     every = np.concatenate(filled)
     ends = np.cumsum(every)
     sizes = [int(own.sum()) for own in filled]
@@ -100,7 +100,7 @@ def pack_steady(
     return out
 
 
-def _with_stand_ins(lengths: np.ndarray, spare: int) -> np.ndarray:
+def _with_padding(lengths: np.ndarray, spare: int) -> np.ndarray:
     used = int(lengths.sum())
     extra = -(used + spare) % BLOCK + spare
     return np.concatenate([lengths, np.diff(np.arange(spare + 1) * extra // spare)])
@@ -130,7 +130,7 @@ def mean_of_texts(x: Tensor, packed: Packed) -> Tensor:
     return (member.to(x.dtype) @ x) / lengths[:, None]
 
 
-def _scramble(x: Tensor) -> Tensor:
+def _hash32(x: Tensor) -> Tensor:
     """A 32-bit hash of each element (the murmur3 finaliser), in int32."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -0x7A143595
@@ -139,20 +139,20 @@ def _scramble(x: Tensor) -> Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-def token_keys(packed: Packed, place: int) -> Tensor:
-    """(T,) int32: a random number for each token at one place of the model, a function of its text's key."""
-    keys = packed.keys[packed.texts] + packed.positions.long() * 0x9E3779B1 + (place + 1) * 0x85EBCA77
-    return _scramble((keys & 0xFFFFFFFF).to(torch.int32))
+def token_keys(packed: Packed, site: int) -> Tensor:
+    """(T,) int32: a random number for each token at one site of the model, a function of its text's key."""
+    keys = packed.keys[packed.texts] + packed.positions.long() * 0x9E3779B1 + (site + 1) * 0x85EBCA77
+    return _hash32((keys & 0xFFFFFFFF).to(torch.int32))
 
 
-def drop_tokens(packed: Packed, p: float, place: int, instead: int) -> Tensor:
+def drop_tokens(packed: Packed, p: float, site: int, replacement: int) -> Tensor:
     """The tokens, each replaced with probability p."""
-    hit = token_keys(packed, place) < int((p - 0.5) * 2**32)
-    return torch.where(hit, instead, packed.tokens)
+    hit = token_keys(packed, site) < int((p - 0.5) * 2**32)
+    return torch.where(hit, replacement, packed.tokens)
 
 
-def drop(x: Tensor, p: float, packed: Packed, place: int) -> Tensor:
+def drop(x: Tensor, p: float, packed: Packed, site: int) -> Tensor:
     """Dropout drawn from each text's key: the same on any layout, and after a restart."""
     columns = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) * -0x61C88647
-    noise = _scramble(token_keys(packed, place)[:, None] + columns)
+    noise = _hash32(token_keys(packed, site)[:, None] + columns)
     return torch.where(noise < int((p - 0.5) * 2**32), 0, x * (1 / (1 - p)))

@@ -85,7 +85,7 @@ def test_it_can_be_learned(extraction: Extraction) -> None:
 
 def test_no_module_is_in_both_splits() -> None:
     modules = [[f"{m} {i}" for i in range(m % 7 + 1)] for m in range(60)]
-    train, test = docstrings._split(modules, 0.2)
+    train, test = docstrings.split_by_module(modules, 0.2)
     assert not {text.split()[0] for text in train} & {text.split()[0] for text in test}
     assert 0.15 < len(test) / (len(train) + len(test)) <= 0.2
 
@@ -93,8 +93,8 @@ def test_no_module_is_in_both_splits() -> None:
 def test_nothing_is_imported_and_the_order_is_fixed() -> None:
     """In two fresh interpreters with different hash seeds: the same files, and none of the packages loaded."""
     code = (
-        "import sys; from paceline.data.corpora import docstrings as d; d.ENOUGH_PER_CLASS = 60; a, b = d.extract(0.2);"
-        "print(d._order(repr((a, b))).hex(), [m for m in ('numpy', 'scipy', 'torch') if m in sys.modules])"
+        "import sys, zlib; from paceline.data.corpora import docstrings as d; d.ENOUGH_PER_CLASS = 60;"
+        "print(zlib.crc32(repr(d.extract(0.2)).encode()), [m for m in ('numpy', 'scipy', 'torch') if m in sys.modules])"
     )
     said = {
         subprocess.run(

@@ -1,12 +1,9 @@
 """Packed texts: the same numbers as one text at a time, however they are batched."""
 
 import numpy as np
-import pytest
 import torch
 
-from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_steady
-from paceline.workloads.classifier.sections import ClassifierModel
-from paceline.workloads.classifier.workload import Encoder
+from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -16,11 +13,6 @@ def batch(lengths=LENGTHS, seed=0, keys=None):
     texts = [rng.integers(1, 50, n) for n in lengths]
     keys = np.arange(len(lengths)) * 7919 + 13 if keys is None else keys
     return texts, pack(np.concatenate(texts), lengths, rng.integers(0, 4, len(lengths)), keys)
-
-
-def model(**changes):
-    torch.manual_seed(0)
-    return Encoder(ClassifierModel(width=16, heads=2, layers=2, ffn=32, **changes), 50, 32, 4)
 
 
 def test_attention_stays_within_a_text():
@@ -33,43 +25,20 @@ def test_attention_stays_within_a_text():
         torch.testing.assert_close(got[begin:end], want)
 
 
-def test_a_text_scores_the_same_alone_and_in_company():
-    texts, packed = batch()
-    net = model().eval()
-    together = net(packed)
-    for i, text in enumerate(texts):
-        alone = net(pack(text, np.array([len(text)]), np.array([0]), np.array([0])))
-        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("changes", [{"dropout": 0.3}, {"word_dropout": 0.3}, {"dropout": 0.2, "word_dropout": 0.2}])
-def test_dropout_belongs_to_the_text_not_to_the_batch(changes):
-    texts, packed = batch()
-    net = model(**changes).train()
-    together = net(packed)
-    assert not torch.allclose(together, net.eval()(packed), atol=1e-3), "dropout does something"
-    net.train()
-    for i, text in enumerate(texts):
-        alone = net(pack(text, np.array([len(text)]), np.array([0]), packed.keys[i : i + 1].numpy()))
-        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
-    _, other = batch(keys=np.arange(len(LENGTHS)) + 1)
-    assert not torch.allclose(together, net(other), atol=1e-3), "another key draws anew"
-
-
 def test_dropout_has_the_right_rate_and_mean():
     lengths = np.full(64, 50)
     _, packed = batch(lengths)
     x = torch.ones(len(packed.tokens), 256)
-    out = drop(x, 0.1, packed, place=3)
+    out = drop(x, 0.1, packed, site=3)
     assert abs((out == 0).float().mean() - 0.1) < 0.002
     assert abs(out.mean() - 1) < 0.002
     rows, columns = (out == 0).float().mean(1), (out == 0).float().mean(0)
     assert rows.std() < 1.3 * (0.09 / 256) ** 0.5, "no row is favoured"
     assert columns.std() < 1.3 * (0.09 / len(x)) ** 0.5, "no column is favoured"
-    other = drop(x, 0.1, packed, place=4)
+    other = drop(x, 0.1, packed, site=4)
     both = ((out == 0) & (other == 0)).float().mean()
     assert abs(both - 0.01) < 0.002, "places are independent"
-    masked = drop_tokens(packed, 0.15, 0, instead=-1)
+    masked = drop_tokens(packed, 0.15, 0, replacement=-1)
     assert abs((masked == -1).float().mean() - 0.15) < 0.02
 
 
@@ -78,7 +47,7 @@ def test_filling_changes_no_answer():
     labels, keys = packed.labels.numpy(), packed.keys.numpy()
     twice = [LENGTHS, LENGTHS[:3]]
     tokens = np.concatenate([packed.tokens.numpy(), packed.tokens.numpy()[:7]])
-    filled, other = pack_steady(tokens, twice, [labels, labels[:3]], [keys, keys[:3]], most=9, longest=32)
+    filled, other = pack_padded(tokens, twice, [labels, labels[:3]], [keys, keys[:3]], most=9, longest=32)
     assert len(filled.tokens) % 256 == 0
     assert other.tokens[:7].long().equal(packed.tokens[:7])
     assert other.keys[:3].equal(packed.keys[:3])

@@ -15,11 +15,11 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from paceline.data.corpora.held_out import hash64
 from paceline.errors import UserError
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")
@@ -55,7 +55,7 @@ def extract(test_fraction: float, clean: Clean | None = None) -> tuple[list[Samp
     """
     seen: set[str] = set()
     with _no_garbage_collection():
-        splits = [_split(_modules(_root(name), name, seen, clean or mask), test_fraction) for name in CLASSES]
+        splits = [split_by_module(_modules(_root(name), name, seen, clean or mask), test_fraction) for name in CLASSES]
     train_per_class = min(MAX_TRAIN_PER_CLASS, min(len(train) for train, _ in splits))
     test_per_class = min(
         round(train_per_class * test_fraction / (1 - test_fraction)), min(len(test) for _, test in splits)
@@ -118,7 +118,7 @@ def _root(name: str) -> Path:
         return Path(sysconfig.get_path("stdlib"))
     spec = find_spec(name)  # finds a top-level package without importing it
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}")
+        raise _not_installed(name)
     return Path(spec.submodule_search_locations[0])
 
 
@@ -126,16 +126,18 @@ def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        raise UserError(
-            f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}"
-        ) from None
+        raise _not_installed(name) from None
+
+
+def _not_installed(name: str) -> UserError:
+    return UserError(f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}")
 
 
 def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[str]]:
     """New cleaned docstrings, module by module, from as many files as it takes."""
     modules: list[list[str]] = []
     count = 0
-    files = sorted(_python_files(root), key=lambda file: _order(f"{name}/{file.relative_to(root).as_posix()}"))
+    files = sorted(_python_files(root), key=lambda file: hash64(f"{name}/{file.relative_to(root).as_posix()}"))
     for file in files:
         if count >= ENOUGH_PER_CLASS:
             break
@@ -172,20 +174,20 @@ def _source(file: Path) -> str:
         return ""
 
 
-def _split(modules: list[list[str]], test_fraction: float) -> tuple[list[str], list[str]]:
+def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[list[str], list[str]]:
     """Whole modules, in their shuffled order, go to the test side as long as they fit into its share."""
     wanted = test_fraction * sum(len(texts) for texts in modules)
     train: list[str] = []
     test: list[str] = []
     for texts in modules:
         (test if len(test) + len(texts) <= wanted else train).extend(texts)
-    return sorted(train, key=_order), sorted(test, key=_order)
+    return sorted(train, key=hash64), sorted(test, key=hash64)
 
 
 def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
     """All classes in one shuffled order, so that the first rows are a fair sample."""
     samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
-    return sorted(samples, key=lambda sample: _order(sample[0]))
+    return sorted(samples, key=lambda sample: hash64(sample[0]))
 
 
 @contextmanager
@@ -198,8 +200,3 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _order(text: str) -> bytes:
-    """A key that shuffles the same way on every machine."""
-    return blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 def hash64(text: str) -> int:
     """A number below 2^64 that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from paceline.data.corpora import ag_news, docstrings
 from paceline.data.corpora.held_out import HashRange, hash64
-from paceline.data.corpora.tables import Table
+from paceline.data.corpora.tables import TextTable
 from paceline.data.corpora.tokenised import CorpusSettings
 from paceline.data.files import check_file, digest_of_files, digest_of_value, nearest
 from paceline.errors import UserError
@@ -93,7 +93,7 @@ def _table(data: LabelledTextSettings) -> Source:
         raise UserError(f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}")
     given, path = data.path, check_file(data.path, "data.path")
     test_path = None if data.test_path is None else check_file(data.test_path, "data.test_path")
-    table = Table(path, data.source, data.text, data.label)
+    table = TextTable(path, data.source, data.text, data.label)
     survey = cache(lambda: _survey(table, data.test_fraction if test_path is None else None))
 
     def side(held_out: bool) -> Iterator[Sample]:
@@ -118,7 +118,7 @@ def _table(data: LabelledTextSettings) -> Source:
     )
 
 
-def _survey(table: Table, test_fraction: float | None) -> tuple[dict[str, int], int]:
+def _survey(table: TextTable, test_fraction: float | None) -> tuple[dict[str, int], int]:
     """One pass over the training file: (label -> number, the hash below which a row is held out; 0: none is)."""
     path, labels, hashes = table.path, set[str](), HashRange()
     for row in table.rows():
@@ -148,7 +148,7 @@ def _survey(table: Table, test_fraction: float | None) -> tuple[dict[str, int], 
     return {label: number for number, label in enumerate(ordered)}, held_out_below
 
 
-def _test_samples(table: Table, train: Path, numbers: dict[str, int]) -> Iterator[Sample]:
+def _test_samples(table: TextTable, train: Path, numbers: dict[str, int]) -> Iterator[Sample]:
     """The rows of the user's own test file, whose labels must be those of the training file."""
     empty = True
     for row in table.rows():

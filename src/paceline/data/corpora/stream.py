@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.data.arrays import ArrayWriter, map_array
-from paceline.data.cache import CacheEntry, Damaged, Say
+from paceline.data.cache import Say
 from paceline.data.corpora.documents import DocumentPart, DocumentSource, open_documents
 from paceline.data.corpora.tokenised import (
     SPLITS,
     CorpusSettings,
-    FileFacts,
+    Damaged,
     Ids,
+    Split,
     TokenisedCorpus,
     entry_folder,
     now_and_then,
@@ -55,28 +56,28 @@ class TokenStreams(TokenisedCorpus):
                 raise Damaged(f"the {split} split has {ids.size:,} tokens instead of {meta[split]['tokens']:,}")
         return splits
 
-    def summary(self) -> str:
+    def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test tokens"
 
 
 def find(data: CorpusSettings) -> TokenStreams | None:
     """The tokenised corpus that `data` describes, if it is in the cache; nothing is built."""
-    return _entry(data).find()
+    return TokenStreams.find(_folder(data, open_documents(data).fingerprint()))
 
 
 def prepare(data: CorpusSettings, say: Say = lambda line: None) -> TokenStreams:
     """The tokenised corpus that `data` describes: from the cache, or built now."""
-    return _entry(data).prepare(say)
-
-
-def _entry(data: CorpusSettings) -> CacheEntry[TokenStreams]:
     documents = open_documents(data)
     fingerprint = documents.fingerprint()
-    folder = entry_folder(data, "lm-", fingerprint, data.vocab)
-    return CacheEntry(folder, TokenStreams.open, partial(_build, data, documents, fingerprint))
+    build = partial(_build, data, documents, fingerprint, say)
+    return TokenStreams.find_or_build(_folder(data, fingerprint), build, say)
 
 
-def _build(data: CorpusSettings, documents: DocumentSource, fingerprint: str, folder: Path, say: Say) -> None:
+def _folder(data: CorpusSettings, fingerprint: str) -> Path:
+    return entry_folder(data, "lm-", fingerprint, data.vocab)
+
+
+def _build(data: CorpusSettings, documents: DocumentSource, fingerprint: str, say: Say, folder: Path) -> None:
     from paceline.data.corpora import bpe
 
     began_s = time.monotonic()
@@ -84,9 +85,10 @@ def _build(data: CorpusSettings, documents: DocumentSource, fingerprint: str, fo
     with bpe.all_cores():
         train_texts = (part.text for part in documents.parts() if not part.held_out)
         tokenizer = bpe.learn(train_texts, data.vocab, max_length=None, lowercase=False, special=END)
-        facts, files = _write(folder, documents.parts(), tokenizer, say)
-    write_meta(folder, tokenizer, files, source={"name": data.source, "fingerprint": fingerprint}, **facts)
-    train, test = facts["train"], facts["test"]
+        splits = _write(folder, documents.parts(), tokenizer, say)
+    source_facts = {"name": data.source, "fingerprint": fingerprint}
+    write_meta(folder, source_facts, tokenizer, splits)
+    train, test = (splits[name].counts for name in SPLITS)
     say(
         f"corpus: {train['tokens']:,} training tokens in {train['documents']:,} documents and {test['tokens']:,} test "
         f"tokens in {test['documents']:,}, {tokenizer.get_vocab_size():,} in the vocabulary "
@@ -94,10 +96,8 @@ def _build(data: CorpusSettings, documents: DocumentSource, fingerprint: str, fo
     )
 
 
-def _write(
-    folder: Path, parts: Iterator[DocumentPart], tokenizer: Tokenizer, say: Say
-) -> tuple[dict[str, Any], FileFacts]:
-    """Stream both splits to disk: (counts by split, facts about each file)."""
+def _write(folder: Path, parts: Iterator[DocumentPart], tokenizer: Tokenizer, say: Say) -> dict[str, Split]:
+    """Stream both splits to disk."""
     dtype = token_dtype(tokenizer)
     documents = [0, 0]
     say_progress = now_and_then(say)
@@ -117,8 +117,7 @@ def _write(
         for split, writer in zip(SPLITS, writers, strict=True):
             if writer.length < 2:
                 raise UserError(f"the {split} split has no text; give more, or another data.test_fraction")
-    facts = {
-        split: {"tokens": writer.length, "documents": count}
+    return {
+        split: Split({"tokens": writer.length, "documents": count}, [writer])
         for split, writer, count in zip(SPLITS, writers, documents, strict=True)
     }
-    return facts, {writer.path.name: writer.facts for writer in writers}

@@ -29,7 +29,7 @@ class LabelledRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A file of the user's, and the names of its two columns."""
 
     path: Path
@@ -99,7 +99,7 @@ def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             ) from None
 
 
-def _csv_rows(table: Table) -> Iterator[RawRow]:
+def _csv_rows(table: TextTable) -> Iterator[RawRow]:
     tabs = ".tsv" in table.path.suffixes[-2:]
     records = csv_records(table.path, "\t" if tabs else ",")
     header = next(records, (0, []))[1]
@@ -113,7 +113,7 @@ def _csv_rows(table: Table) -> Iterator[RawRow]:
         yield number, fields[text_at], fields[label_at]
 
 
-def _jsonl_rows(table: Table) -> Iterator[RawRow]:
+def _jsonl_rows(table: TextTable) -> Iterator[RawRow]:
     expected = f'each line holds one object:  {{"{table.text}": "some words", "{table.label}": "news"}}'
     with open_text(table.path) as file:
         for number, line in enumerate(file, 1):
@@ -134,7 +134,7 @@ def _jsonl_rows(table: Table) -> Iterator[RawRow]:
             yield number, text, item[table.label]
 
 
-def _parquet_rows(table: Table) -> Iterator[RawRow]:
+def _parquet_rows(table: TextTable) -> Iterator[RawRow]:
     try:
         import pyarrow
         import pyarrow.parquet

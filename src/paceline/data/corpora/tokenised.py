@@ -8,17 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.arrays import write_synced
-from paceline.data.cache import Damaged, Say
+from paceline.data import cache
+from paceline.data.arrays import ArrayWriter, write_synced
+from paceline.data.cache import Say
 from paceline.data.files import digest_of_value
 
 if TYPE_CHECKING:
@@ -30,10 +32,20 @@ FORMAT = 1  # raise it when the files of an entry change their meaning
 SPLITS = ("train", "test")
 TOKENIZER = "tokenizer.json"
 PROGRESS_S = 10.0
+RETRIES, RETRY_S = 20, 0.1
 
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
-FileFacts = dict[str, dict[str, Any]]
-"""By name of the file, its "bytes" and its "sha256"."""
+
+
+class Damaged(Exception):
+    """A cache entry that is not whole: it is built again."""
+
+
+class Split(NamedTuple):
+    """One split that was written."""
+
+    counts: dict[str, Any]
+    arrays: Sequence[ArrayWriter]
 
 
 class CorpusSettings(Protocol):
@@ -56,6 +68,35 @@ class TokenisedCorpus:
     folder: Path
     vocab: int  # tokens in the vocabulary; fewer than asked for where the texts are few
     fingerprint: str
+
+    @classmethod
+    def find(cls, folder: Path, say: Say = lambda line: None) -> Self | None:
+        """The corpus in this folder of the cache; None where there is nothing, or nothing whole."""
+        if not folder.exists():
+            return None
+        try:
+            corpus = cls.open(folder)
+        except Damaged as damage:
+            say(f"corpus: the cached {folder} is damaged ({damage}); building it again")
+            return None
+        say(f"corpus: {corpus}, from {folder}")
+        return corpus
+
+    @classmethod
+    def find_or_build(cls, folder: Path, build: Callable[[Path], None], say: Say) -> Self:
+        """The corpus in this folder of the cache; if need be `build` writes it into the folder that it is given."""
+        if (found := cls.find(folder, say)) is not None:
+            return found
+        with cache.exclusive(folder, say):
+            if (found := cls.find(folder)) is not None:  # whoever held the lock before may have built it
+                return found
+            with cache.new_entry(folder) as temporary:
+                build(temporary)
+            for _ in range(RETRIES):  # where there are no locks another process may just now put its equal there
+                with suppress(Damaged):
+                    return cls.open(folder)
+                time.sleep(RETRY_S)
+            return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -89,12 +130,22 @@ def entry_folder(settings: CorpusSettings, prefix: str, *content: object) -> Pat
     return settings.cache.expanduser().absolute() / f"{prefix}{settings.source}-{key}"
 
 
-def write_meta(folder: Path, tokenizer: Tokenizer, files: FileFacts, **facts: Any) -> None:
+def write_meta(
+    folder: Path, source: dict[str, str], tokenizer: Tokenizer, splits: Mapping[str, Split], **more: Any
+) -> None:
     """Write the tokenizer and, last of all, what `TokenisedCorpus.open` checks."""
-    files = {**files, TOKENIZER: write_synced(folder / TOKENIZER, tokenizer.to_str().encode("utf-8"))}
+    files = {writer.path.name: writer.facts for split in splits.values() for writer in split.arrays}
+    files[TOKENIZER] = write_synced(folder / TOKENIZER, tokenizer.to_str().encode("utf-8"))
     content = "".join(files[name]["sha256"] for name in sorted(files))
-    fingerprint = hashlib.sha256(content.encode()).hexdigest()
-    meta = {"format": FORMAT, "vocab": tokenizer.get_vocab_size(), "fingerprint": fingerprint, **facts, "files": files}
+    meta = {
+        "format": FORMAT,
+        "source": source,
+        "vocab": tokenizer.get_vocab_size(),
+        "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
+        **more,
+        **{name: split.counts for name, split in splits.items()},
+        "files": files,
+    }
     write_synced(folder / "meta.json", json.dumps(meta, indent=1).encode())
 
 

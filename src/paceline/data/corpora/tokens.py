@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.arrays import ArrayWriter, map_array
-from paceline.data.cache import CacheEntry, Damaged, Say
+from paceline.data.cache import Say
 from paceline.data.corpora.sources import LabelledTextSettings, Sample, Source, open_source
 from paceline.data.corpora.tokenised import (
     SPLITS,
-    FileFacts,
+    Damaged,
     Ids,
+    Split,
     TokenisedCorpus,
     entry_folder,
     now_and_then,
@@ -76,25 +77,25 @@ class LabelledCorpus(TokenisedCorpus):
         splits = {split: _open_split(folder, split, meta[split]) for split in SPLITS}
         return {"classes": tuple(meta["classes"]), **splits}
 
-    def summary(self) -> str:
+    def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test texts in {len(self.classes)} classes"
 
 
 def find(data: LabelledTextSettings) -> LabelledCorpus | None:
     """The tokenised corpus that `data` describes, if it is in the cache; nothing is built."""
-    return _entry(data).find()
+    return LabelledCorpus.find(_folder(data, open_source(data).fingerprint()))
 
 
 def prepare(data: LabelledTextSettings, say: Say = lambda line: None) -> LabelledCorpus:
     """The tokenised corpus that `data` describes: from the cache, or built now."""
-    return _entry(data).prepare(say)
-
-
-def _entry(data: LabelledTextSettings) -> CacheEntry[LabelledCorpus]:
     source = open_source(data)
     fingerprint = source.fingerprint()
-    folder = entry_folder(data, "", fingerprint, data.vocab, data.max_length, data.lowercase)
-    return CacheEntry(folder, LabelledCorpus.open, partial(_build, data, source, fingerprint))
+    build = partial(_build, data, source, fingerprint, say)
+    return LabelledCorpus.find_or_build(_folder(data, fingerprint), build, say)
+
+
+def _folder(data: LabelledTextSettings, fingerprint: str) -> Path:
+    return entry_folder(data, "", fingerprint, data.vocab, data.max_length, data.lowercase)
 
 
 def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
@@ -105,35 +106,31 @@ def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
     return Tokens(ids, offsets, labels)
 
 
-def _build(data: LabelledTextSettings, source: Source, fingerprint: str, folder: Path, say: Say) -> None:
+def _build(data: LabelledTextSettings, source: Source, fingerprint: str, say: Say, folder: Path) -> None:
     from paceline.data.corpora import bpe
 
     began_s = time.monotonic()
     say(f"corpus: reading {data.source}, learning a vocabulary of {data.vocab:,} tokens")
-    facts: dict[str, Any] = {}
-    files: FileFacts = {}
     with bpe.all_cores():
         classes = source.classes
         tokenizer = bpe.learn((text for text, _ in source.train()), data.vocab, data.max_length, data.lowercase)
-        for split, samples in zip(SPLITS, (source.train(), source.test()), strict=True):
-            facts[split], arrays = _write_split(folder, split, samples, tokenizer, len(classes), say)
-            files.update(arrays)
-    write_meta(
-        folder,
-        tokenizer,
-        files,
-        source={"name": data.source, "fingerprint": fingerprint},
-        settings={"vocab": data.vocab, "max_length": data.max_length, "lowercase": data.lowercase},
-        classes=classes,
-        **facts,
+        streams = {"train": source.train(), "test": source.test()}
+        splits = {name: _write(folder, name, streams[name], tokenizer, len(classes), say) for name in SPLITS}
+    settings = {"vocab": data.vocab, "max_length": data.max_length, "lowercase": data.lowercase}
+    source_facts = {"name": data.source, "fingerprint": fingerprint}
+    write_meta(folder, source_facts, tokenizer, splits, settings=settings, classes=classes)
+    train, test = (splits[name].counts for name in SPLITS)
+    say(
+        f"corpus: {train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
+        f"{train['tokens'] / train['samples']:.1f} tokens each on average, {tokenizer.get_vocab_size():,} in the "
+        f"vocabulary ({time.monotonic() - began_s:.1f} s)"
     )
-    _say_facts(facts, classes, tokenizer.get_vocab_size(), data.max_length, time.monotonic() - began_s, say)
+    for name in SPLITS:
+        _say_what_is_odd(name, splits[name].counts, classes, data.max_length, say)
 
 
-def _write_split(
-    folder: Path, split: str, samples: Iterator[Sample], tokenizer: Tokenizer, classes: int, say: Say
-) -> tuple[dict[str, Any], FileFacts]:
-    """Stream one split to disk: (counts, facts about each file)."""
+def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Tokenizer, classes: int, say: Say) -> Split:
+    """Stream one split to disk."""
     from paceline.data.corpora import bpe
 
     cut = empty = 0
@@ -157,24 +154,15 @@ def _write_split(
     if not labels.length:
         raise UserError(f"the {split} split has no rows; give more rows, or another data.test_fraction")
     counts = {"samples": labels.length, "tokens": ids.length, "cut": cut, "empty": empty}
-    return {**counts, "per_class": per_class.tolist()}, {w.path.name: w.facts for w in (ids, offsets, labels)}
+    return Split({**counts, "per_class": per_class.tolist()}, (ids, offsets, labels))
 
 
-def _say_facts(
-    facts: dict[str, Any], classes: tuple[str, ...], vocab: int, max_length: int, took_s: float, say: Say
-) -> None:
-    train, test = facts["train"], facts["test"]
-    say(
-        f"corpus: {train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
-        f"{train['tokens'] / train['samples']:.1f} tokens each on average, {vocab:,} in the vocabulary ({took_s:.1f} s)"
-    )
-    for split in SPLITS:
-        counts = facts[split]
-        if counts["cut"]:
-            share = counts["cut"] / counts["samples"]
-            say(f"corpus: {counts['cut']:,} {split} texts ({share:.1%}) were cut at data.max_length={max_length}")
-        if counts["empty"]:
-            say(f"corpus: {counts['empty']:,} {split} texts are empty")
-        missing = [name for name, n in zip(classes, counts["per_class"], strict=True) if not n]
-        if missing:
-            say(f"corpus: WARNING: no {split} text has the label {', '.join(missing[:12])}")
+def _say_what_is_odd(split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int, say: Say) -> None:
+    if counts["cut"]:
+        share = counts["cut"] / counts["samples"]
+        say(f"corpus: {counts['cut']:,} {split} texts ({share:.1%}) were cut at data.max_length={max_length}")
+    if counts["empty"]:
+        say(f"corpus: {counts['empty']:,} {split} texts are empty")
+    missing = [name for name, n in zip(classes, counts["per_class"], strict=True) if not n]
+    if missing:
+        say(f"corpus: WARNING: no {split} text has the label {', '.join(missing[:12])}")

@@ -23,8 +23,8 @@ from paceline.nn.chunked_loss import chunked_losses
 from paceline.shapes import DecoderShape
 
 NORM_EPS = 1e-5
-DRAWN_AT_ONCE = 4
-"""Weights, each by a thread: more would take much host memory where many ranks do so."""
+DRAW_THREADS = 4
+"""As many weights are drawn at once: more would take much host memory where many ranks do so."""
 
 
 class Norm(nn.RMSNorm):
@@ -177,17 +177,17 @@ class Decoder(nn.Module):
         """
         seed = torch.initial_seed() if seed is None else seed
         named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
-        with ThreadPoolExecutor(DRAWN_AT_ONCE) as pool:
-            for begin in range(0, len(named), DRAWN_AT_ONCE):
-                some = named[begin : begin + DRAWN_AT_ONCE]
-                drawn = pool.map(lambda one: self._drawn(one[0], one[1], seed), some)
+        with ThreadPoolExecutor(DRAW_THREADS) as pool:
+            for begin in range(0, len(named), DRAW_THREADS):
+                some = named[begin : begin + DRAW_THREADS]
+                drawn = pool.map(lambda one: self._draw(one[0], one[1], seed), some)
                 for (_, parameter), whole in zip(some, drawn, strict=True):
                     if isinstance(parameter, DTensor):
                         mesh, placements = parameter.device_mesh, parameter.placements
                         whole = distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None)
                     parameter.copy_(whole)
 
-    def _drawn(self, name: str, parameter: Tensor, seed: int) -> Tensor:
+    def _draw(self, name: str, parameter: Tensor, seed: int) -> Tensor:
         """The whole weight, as a core draws it, whatever the device."""
         whole = torch.empty(parameter.shape, device="cpu")
         if parameter.ndim == 1:

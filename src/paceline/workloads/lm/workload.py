@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from paceline.workload import Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
 
-EVALUATED_TOKENS = 65_536
+EVALUATION_TOKENS = 65_536
 
 
 class LMBatch(NamedTuple):
@@ -58,9 +59,9 @@ class Windows:
         tokens_RS = np.full((rows, self.sequence), END_ID, np.int64)
         targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
         for row, begin in enumerate(np.asarray(ids, np.int64) * self.sequence):
-            piece = self.ids[begin : begin + self.sequence + 1]
-            tokens_RS[row, : len(piece) - 1] = piece[:-1]
-            targets_RS[row, : len(piece) - 1] = piece[1:]
+            window = self.ids[begin : begin + self.sequence + 1]
+            tokens_RS[row, : len(window) - 1] = window[:-1]
+            targets_RS[row, : len(window) - 1] = window[1:]
         return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
 
     def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
@@ -95,23 +96,20 @@ class LanguageModel(Workload):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.sequence = cast(LMData, spec.data).sequence
-        self.evaluation_chunk = max(1, EVALUATED_TOKENS // self.sequence)
-        self._corpus: TokenStreams | None = None
+        self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        self._corpus = prepare(cast(LMData, self.spec.data), say)
+        self.corpus = prepare(cast(LMData, self.spec.data), say)
         shape = self.shape
         say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
 
-    @property
+    @cached_property
     def corpus(self) -> TokenStreams:
-        if self._corpus is None:
-            self._corpus = prepare(cast(LMData, self.spec.data), lambda text: None)
-        return self._corpus
+        return prepare(cast(LMData, self.spec.data))
 
     @property
     def shape(self) -> DecoderShape:

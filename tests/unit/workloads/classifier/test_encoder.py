@@ -1,0 +1,46 @@
+"""The encoder: a text gets the same answer alone and in company, with and without dropout."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.nn.packed import pack
+from paceline.workloads.classifier.encoder import Encoder
+from paceline.workloads.classifier.sections import ClassifierModel
+
+LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
+
+
+def batch(keys=None):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 50, n) for n in LENGTHS]
+    keys = np.arange(len(LENGTHS)) * 7919 + 13 if keys is None else keys
+    return texts, pack(np.concatenate(texts), LENGTHS, rng.integers(0, 4, len(LENGTHS)), keys)
+
+
+def model(**changes):
+    torch.manual_seed(0)
+    return Encoder(ClassifierModel(width=16, heads=2, layers=2, ffn=32, **changes), 50, 32, 4)
+
+
+def test_a_text_scores_the_same_alone_and_in_company():
+    texts, packed = batch()
+    net = model().eval()
+    together = net(packed)
+    for i, text in enumerate(texts):
+        alone = net(pack(text, np.array([len(text)]), np.array([0]), np.array([0])))
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"dropout": 0.3}, {"word_dropout": 0.3}, {"dropout": 0.2, "word_dropout": 0.2}])
+def test_dropout_belongs_to_the_text_not_to_the_batch(changes):
+    texts, packed = batch()
+    net = model(**changes).train()
+    together = net(packed)
+    assert not torch.allclose(together, net.eval()(packed), atol=1e-3), "dropout does something"
+    net.train()
+    for i, text in enumerate(texts):
+        alone = net(pack(text, np.array([len(text)]), np.array([0]), packed.keys[i : i + 1].numpy()))
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
+    _, other = batch(keys=np.arange(len(LENGTHS)) + 1)
+    assert not torch.allclose(together, net(other), atol=1e-3), "another key draws anew"
