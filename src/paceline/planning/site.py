@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import LOCAL, Cluster, cluster, device, known
@@ -48,6 +49,22 @@ class Site:
     @property
     def devices(self) -> int:
         return self.whole.devices
+
+    def as_json(self, usd_per_device_hour: float | None) -> dict[str, Any]:
+        whole = self.whole
+        return {
+            "name": self.name,
+            "device": whole.device.name,
+            "nodes": whole.nodes,
+            "per_node": whole.per_node,
+            "link_bytes_s": whole.link_bytes_s,
+            "node_bytes_s": whole.node_bytes_s,
+            "usd_per_device_hour": usd_per_device_hour,
+            "calibration": self.calibrated or None,
+            "note": self.note or None,
+            "source": whole.device.source,
+            "date": whole.device.date,
+        }
 
     def at(self, devices: int) -> Where:
         """The site with that many devices; a number that is not possible is said."""

@@ -15,10 +15,11 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.planning.calibrating.accelerator import Accelerator, accelerator_of
-from paceline.planning.formulas.compute import PLAIN_MATMUL_FRACTION, block_pass, rate_and_half_tiles
+from paceline.planning.formulas.compute import PLAIN_MATMUL_FRACTION, block_time, rate_and_half_tiles
+from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.placement import Placement
 from paceline.planning.formulas.shape import ModelShape
-from paceline.planning.formulas.spread import NUMBERS, Spread
 from paceline.record.files import read_json
 
 FORMAT = 2
@@ -197,7 +198,7 @@ def _parts_s(device: Device, physics: Physics) -> float:
     """The price of the layer that was measured whole, from the measurements of its parts."""
     samples, heads, length, head_width = WHOLE
     shape = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2)
-    return block_pass(shape.blocks[1], Spread(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
+    return block_time(shape.blocks[1], Placement(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
 
 
 def read_calibration(path: Path) -> Calibration:
