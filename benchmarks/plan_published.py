@@ -25,10 +25,11 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import Row, Scaling, read_rows, scalings
+from unknown_shapes import data_parallel_step_s
 
 from paceline.planning.formulas.memory import memory
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.steptime import data_parallel_step_s, step_time
+from paceline.planning.formulas.steptime import step_time
 
 SOFT = 0.15
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""

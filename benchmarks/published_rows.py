@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unknown_shapes import typical
+
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, device
 from paceline.planning.formulas.memory import memory
 from paceline.planning.formulas.numbers import NUMBERS, Numbers
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import Kernels, Placement, Runtime
-from paceline.planning.formulas.shape import ModelShape, typical
+from paceline.planning.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 PAYS = 1.1
 """Speed-up from which more devices are said to pay."""
-LOST = 0.9
-"""Speed-up below which they are said to slow a run down."""
 BATCHES = (2, 4, 8, 16, 32)
 LOCAL_STEPS = 8
 

@@ -145,11 +145,6 @@ def plan(
     )
 
 
-def auto(spec: RunSpec, cluster: str | None = None) -> dict[str, Any]:
-    """The values of `parallel` that `parallel: auto` stands for on a cluster."""
-    return plan(spec, cluster).overrides()
-
-
 def _asked(devices: Sequence[int]) -> list[int]:
     for n in devices:
         if n < 1:

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from unknown_shapes import typical
 
 from paceline.hardware.catalogue import cluster
 from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import Placement, Runtime
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape, typical
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.plan import plan
 from paceline.spec import build

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import UserError
@@ -188,36 +188,3 @@ class ModelShape:
         return BlockShape(
             "head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8
         )
-
-    def at(self, seq_len: int) -> ModelShape:
-        """The same model on samples of another length."""
-        return replace(self, seq_len=seq_len)
-
-
-def typical(params: float, seq_len: int = 2048, vocab: int = 50_304, gated: bool = False) -> ModelShape:
-    """A usual decoder of about that many parameters, for plans that know nothing more of the model.
-
-    Width and depth follow what people build: width ≈ 128 × layers up to 32 layers, deeper more slowly beyond.
-    """
-    if params < 1e5:
-        raise UserError(f"a model of {params:g} parameters is too small to have a usual shape; give layers and width")
-    shapes = [_with_depth(layers, params, seq_len, vocab, gated) for layers in range(2, 130, 2)]
-    return min(shapes, key=lambda shape: _unusual(shape, params))
-
-
-def _with_depth(layers: int, params: float, seq_len: int, vocab: int, gated: bool) -> ModelShape:
-    # 12 · layers · width² + vocab · width = params
-    width = (math.sqrt(vocab**2 + 48.0 * layers * params) - vocab) / (24.0 * layers)
-    width = max(64, round(width / 64) * 64)
-    heads = max(1, width // (128 if width >= 2048 else 64))
-    return ModelShape(layers, width, heads, seq_len, vocab, _ffn(width, gated), gated=gated)
-
-
-def _unusual(shape: ModelShape, params: float) -> float:
-    """Distance from the wanted size and from the usual proportion of width to depth."""
-    usual_width = 128.0 * shape.layers if shape.layers <= 32 else 4096 * (shape.layers / 32) ** 0.75
-    return 4 * abs(math.log(shape.params / params)) + abs(math.log(shape.hidden / usual_width))
-
-
-def _ffn(width: int, gated: bool) -> int:
-    return round(8 * width / 3 / 128) * 128 if gated else 4 * width

@@ -16,9 +16,6 @@ from paceline.planning.formulas.shape import BlockShape
 BUCKET_BYTES = 25e6
 """Size in which gradients are sent while the backward pass goes on."""
 
-BACKWARD_SHARE = 2 / 3
-"""Of the time of a pass, beside which gradients can travel."""
-
 ZERO_BUBBLE = 1 / 3
 """Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
 FUSED_UPDATE_KERNELS = 60
@@ -216,7 +213,7 @@ class _Step:
         elif reduction.kind == "powersgd":
             sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
         flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
-        return _Travel(flight, _in_buckets_s(flight, sent, backward_s, physics, overlap))
+        return _Travel(flight, in_buckets_s(flight, sent, backward_s, physics, overlap))
 
     def _tensor(self, layer: BlockShape, beside_s: float) -> _Travel:
         """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
@@ -244,7 +241,7 @@ class _Step:
         return _Travel(total, exposed_s(total, beside_s, self.physics))
 
 
-def _in_buckets_s(comm_s: float, sent: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
+def in_buckets_s(comm_s: float, sent: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
     """What remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
     last = comm_s / max(1.0, sent / BUCKET_BYTES)
     return last + exposed_s(comm_s - last, beside_s, physics, overlap)
@@ -256,18 +253,3 @@ def _thin_elements(block: BlockShape) -> float:
         return block.params / max(1.0, math.sqrt(block.params) / (2 * POWER_RANK))
     whole = sum(m.inner * m.outer for m in block.matmuls)
     return POWER_RANK * sum(m.inner + m.outer for m in block.matmuls) + max(0.0, block.params - whole)
-
-
-def data_parallel_step_s(
-    alone_s: float, params: float, ranks: int, cluster: Cluster, numbers: Numbers, physics: Physics, accumulate: int = 1
-) -> float:
-    """A step of `ranks` devices that each do what one device does alone in `alone_s`, and average their gradients.
-
-    Needs no shape: the way to price a workload that was measured on one device.
-    """
-    if ranks == 1:
-        return alone_s
-    sent = params * numbers.sent_bytes
-    comm_s = all_reduce_s(sent, group(ranks, 1, cluster, physics), physics, max(1.0, sent / BUCKET_BYTES))
-    visible_s = _in_buckets_s(comm_s, sent, BACKWARD_SHARE * alone_s / accumulate, physics)
-    return (alone_s + visible_s) * (1 + physics.jitter * math.log2(ranks))

@@ -24,7 +24,7 @@ USUAL_FILL = 0.5
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextStatistics:
     """What is known of the training set."""
 
     count: int | None
@@ -66,7 +66,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     )
 
 
-def _texts(data: Any, samples: int | None, tokens: float | None) -> Texts:
+def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
     """The texts as they are in the cache or, where they are not, as is said or assumed."""
     longest, vocab, classes, deviation = data.max_length, data.vocab, 4, 0.0
     count, mean = samples, tokens
@@ -85,7 +85,7 @@ def _texts(data: Any, samples: int | None, tokens: float | None) -> Texts:
         mean = max(1.0, USUAL_FILL * longest)
         assumed = (f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read",)
     mean = min(mean or longest, longest)
-    return Texts(count, mean, 0.0 if mean == longest else deviation, longest, vocab, classes, assumed)
+    return TextStatistics(count, mean, 0.0 if mean == longest else deviation, longest, vocab, classes, assumed)
 
 
 def _cached(data: Any) -> Any:
@@ -98,7 +98,7 @@ def _cached(data: Any) -> Any:
         return None
 
 
-def _blocks(model: Any, positions: int, texts: Texts, numbers: Numbers) -> tuple[BlockShape, ...]:
+def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:
     length, width, ffn, classes = max(1, round(texts.mean)), model.width, model.ffn, texts.classes
     shape = ModelShape(model.layers, width, model.heads, length, texts.vocab, ffn, causal=False, classes=classes)
     embedding, layer, head = shape.blocks
