@@ -25,10 +25,11 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import Row, Scaling, read_rows, scalings
+from unknown_shapes import data_parallel_step_s
 
 from paceline.planning.formulas.memory import memory
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.steptime import data_parallel_step_s, step_time
+from paceline.planning.formulas.steptime import step_time
 
 SOFT = 0.15
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
@@ -79,7 +80,7 @@ def step_ratios(rows: Sequence[Row], physics: Physics) -> Array:
 def _step_s(row: Row, physics: Physics) -> float:
     assert row.model is not None
     assert row.cluster is not None
-    return step_time(row.model.blocks, row.spread, row.cluster, row.numbers, physics).step_s
+    return step_time(row.model.blocks, row.placement, row.cluster, row.numbers, physics).step_s
 
 
 def speedup_ratios(pairs: Sequence[Scaling], physics: Physics) -> Array:
@@ -90,11 +91,13 @@ def _speedup(pair: Scaling, physics: Physics) -> float:
     """From the measured rate of one device, as somebody would who has one and asks about more."""
     row, base = pair.row, pair.base
     assert row.cluster is not None
-    passed = row.spread.micro_batch * row.spread.accumulate / (base.spread.micro_batch * base.spread.accumulate)
+    passed = (
+        row.placement.micro_batch * row.placement.accumulate / (base.placement.micro_batch * base.placement.accumulate)
+    )
     alone_s = (base.step_s or math.nan) * passed
     ranks = row.cluster.devices
     together_s = data_parallel_step_s(
-        alone_s, row.params, ranks, row.cluster, row.numbers, physics, row.spread.accumulate
+        alone_s, row.params, ranks, row.cluster, row.numbers, physics, row.placement.accumulate
     )
     return ranks * alone_s / together_s
 
@@ -105,7 +108,7 @@ def memory_ratios(rows: Sequence[Row], physics: Physics) -> Array:
 
 def _memory(row: Row, physics: Physics) -> float:
     assert row.model is not None
-    priced = memory(row.model.blocks, row.spread, row.numbers, physics)
+    priced = memory(row.model.blocks, row.placement, row.numbers, physics)
     return priced.allocated_bytes if row.allocated else priced.total_bytes
 
 
@@ -119,7 +122,7 @@ def half_of_peak(rows: Sequence[Row]) -> Array:
         assert r.model is not None
         assert r.cluster is not None
         rate = 0.5 * r.cluster.device.peak_flops_s(r.numbers.matmul) * r.cluster.devices
-        ratios.append(r.spread.global_batch * r.model.flops_per_sample / rate / (r.step_s or math.nan))
+        ratios.append(r.placement.global_batch * r.model.flops_per_sample / rate / (r.step_s or math.nan))
     return np.array(ratios)
 
 
@@ -133,7 +136,7 @@ def states_only(rows: Sequence[Row]) -> Array:
     ratios = []
     for r in rows:
         assert r.model is not None
-        m = memory(r.model.blocks, r.spread, r.numbers, Physics())
+        m = memory(r.model.blocks, r.placement, r.numbers, Physics())
         ratios.append((m.weights_bytes + m.gradients_bytes + m.states_bytes) / (r.memory_bytes or math.nan))
     return np.array(ratios)
 

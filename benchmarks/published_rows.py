@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unknown_shapes import typical
+
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, device
 from paceline.planning.formulas.memory import memory
+from paceline.planning.formulas.numbers import NUMBERS, Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.shape import ModelShape, typical
-from paceline.planning.formulas.spread import NUMBERS, Kernels, Numbers, Spread
+from paceline.planning.formulas.placement import Kernels, Placement, Runtime
+from paceline.planning.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""
@@ -44,7 +47,7 @@ class Row:
     """None for what is not a transformer."""
     params: float
     cluster: Cluster | None
-    spread: Spread
+    placement: Placement
     numbers: Numbers
     step_s: float | None
     memory_bytes: float | None
@@ -83,8 +86,8 @@ def _row(raw: dict[str, str]) -> Row | None:
     if cluster is None and not n["measured_peak_mem_gb"]:
         return None
     numbers = _numbers(raw, cluster)
-    spread = _spread(raw, n, model, cluster, numbers, year)
-    step_s = _step_s(n, notes, model, spread, cluster, numbers, raw)
+    placement = _spread(raw, n, model, cluster, numbers, year)
+    step_s = _step_s(n, notes, model, placement, cluster, numbers, raw)
     unit = 2**30 if "MiB" in notes or "GiB" in notes or "torch.cuda" in notes or "bloom" in raw["id"] else GB
     memory_gb = n["measured_peak_mem_gb"]
     return Row(
@@ -94,7 +97,7 @@ def _row(raw: dict[str, str]) -> Row | None:
         model=model,
         params=params,
         cluster=cluster,
-        spread=spread,
+        placement=placement,
         numbers=numbers,
         step_s=step_s,
         memory_bytes=memory_gb * unit if memory_gb else None,
@@ -205,7 +208,7 @@ def _spread(
     cluster: Cluster | None,
     numbers: Numbers,
     year: int,
-) -> Spread:
+) -> Placement:
     notes, strategy = raw["notes"], raw["strategy"]
     count = int(n["gpu_count"] or 8)
     tensor, pipeline, context = int(n["tp"] or 0), int(n["pp"] or 0), int(n["cp"] or 1)
@@ -245,7 +248,10 @@ def _spread(
     interleaved = max(1, model.layers // pipeline) if modern and cluster and pipeline > 1 and model is not None else 1
     if chunks is None and "VP=" in notes:
         interleaved = 1
-    spread = Spread(
+    overlap = modern or strategy in ("ddp", "fsdp", "none")
+    if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
+        overlap = False
+    placement = Placement(
         replicate=data // shard,
         shard=shard,
         tensor=tensor,
@@ -256,21 +262,18 @@ def _spread(
         zero=zero,
         sequence_parallel=tensor > 1 and modern,
         chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
-        overlap=strategy in ("ddp", "fsdp", "none") if not modern else True,
-        kernels=_kernels(notes, modern and strategy != "fsdp" and not plain_script),
+        runtime=Runtime(_kernels(notes, modern and strategy != "fsdp" and not plain_script), overlap=overlap),
     )
-    if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
-        spread = replace(spread, overlap=False)
-    if model is not None and cluster is not None and data > 1 and spread.zero < 3:
-        spread = _zero_that_fits(spread, model, cluster, numbers)
+    if model is not None and cluster is not None and data > 1 and placement.zero < 3:
+        placement = _zero_that_fits(placement, model, cluster, numbers)
     if not whole and not n["microbatch"] and model is not None and cluster is not None:
-        spread = _largest_that_fits(spread, model, cluster, numbers)
+        placement = _largest_that_fits(placement, model, cluster, numbers)
     recompute = raw["activation_checkpointing"]
     if recompute == "selective" and model is not None and model.fused_attention and strategy != "fsdp":
         recompute = "none"  # Megatron's recomputes the scores alone, which a fused kernel never stores
     if recompute in ("none", "selective", "full"):
-        return replace(spread, recompute=recompute)  # type: ignore[arg-type]
-    return _recompute_that_fits(spread, model, cluster, numbers)
+        return replace(placement, recompute=recompute)  # type: ignore[arg-type]
+    return _recompute_that_fits(placement, model, cluster, numbers)
 
 
 def _kernels(notes: str, megatron: bool) -> Kernels:
@@ -279,48 +282,50 @@ def _kernels(notes: str, megatron: bool) -> Kernels:
     return "fused" if megatron else "eager"
 
 
-def _largest_that_fits(spread: Spread, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Spread:
+def _largest_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Placement:
     """Where a source is silent about the batch: the largest power of two that the device holds."""
-    while spread.micro_batch < 1024:
-        tried = replace(spread, micro_batch=2 * spread.micro_batch)
+    while placement.micro_batch < 1024:
+        tried = replace(placement, micro_batch=2 * placement.micro_batch)
         if memory(model.blocks, tried, numbers, Physics()).total_bytes > cluster.device.memory_bytes:
             break
-        spread = tried
-    return spread
+        placement = tried
+    return placement
 
 
-def _zero_that_fits(spread: Spread, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Spread:
+def _zero_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Placement:
     """Where the states alone would overflow the device they ran on, they must have been divided."""
-    for zero in range(spread.zero, 4):
-        tried = spread if zero == 0 else replace(spread, zero=zero, shard=spread.data, replicate=1)
+    for zero in range(placement.zero, 4):
+        tried = placement if zero == 0 else replace(placement, zero=zero, shard=placement.data, replicate=1)
         priced = memory(model.blocks, tried, numbers, Physics())
         if priced.weights_bytes + priced.gradients_bytes + priced.states_bytes <= cluster.device.memory_bytes:
             return tried
-    return spread
+    return placement
 
 
-def _recompute_that_fits(spread: Spread, model: ModelShape | None, cluster: Cluster | None, numbers: Numbers) -> Spread:
+def _recompute_that_fits(
+    placement: Placement, model: ModelShape | None, cluster: Cluster | None, numbers: Numbers
+) -> Placement:
     """Where a source is silent: the least recomputation that fits into the device."""
     if model is None or cluster is None:
-        return spread
+        return placement
     for choice in ("none", "selective", "full"):
-        tried = replace(spread, recompute=choice)  # type: ignore[arg-type]
+        tried = replace(placement, recompute=choice)  # type: ignore[arg-type]
         if memory(model.blocks, tried, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
             return tried
-    return replace(spread, recompute="full")
+    return replace(placement, recompute="full")
 
 
 def _step_s(
     n: dict[str, float | None],
     notes: str,
     model: ModelShape | None,
-    spread: Spread,
+    placement: Placement,
     cluster: Cluster | None,
     numbers: Numbers,
     raw: dict[str, str],
 ) -> float | None:
     """Seconds per optimiser step: as printed, or from a rate, or from FLOP/s with the source's own counting."""
-    batch, count = spread.global_batch, n["gpu_count"] or 8
+    batch, count = placement.global_batch, n["gpu_count"] or 8
     if n["measured_step_time_s"]:
         return n["measured_step_time_s"]
     if n["measured_samples_per_s"]:
@@ -362,7 +367,7 @@ def scalings(rows: list[Row]) -> list[Scaling]:
     """Every published data-parallel speed-up that can be paired with the rate of one device."""
     found = []
     for row in rows:
-        plain = row.spread.tensor == row.spread.pipeline == row.spread.context == 1
+        plain = row.placement.tensor == row.placement.pipeline == row.placement.context == 1
         if row.speedup is None or row.strategy != "ddp" or not plain or row.cluster is None or row.params == 0:
             continue
         bases = [
@@ -375,10 +380,10 @@ def scalings(rows: list[Row]) -> list[Scaling]:
             and other.samples_s
         ]
         if bases:
-            base = min(bases, key=lambda b: abs(math.log(b.spread.micro_batch / row.spread.micro_batch)))
+            base = min(bases, key=lambda b: abs(math.log(b.placement.micro_batch / row.placement.micro_batch)))
             found.append(Scaling(row, base, row.speedup))
         elif row.model_name in CONV_GFLOPS:
             peak = row.cluster.device.peak_flops_s(row.numbers.matmul)
-            alone_s = 3 * CONV_GFLOPS[row.model_name] * 1e9 * row.spread.micro_batch / (0.5 * peak)
+            alone_s = 3 * CONV_GFLOPS[row.model_name] * 1e9 * row.placement.micro_batch / (0.5 * peak)
             found.append(Scaling(row, replace(row, step_s=alone_s), row.speedup))
     return found

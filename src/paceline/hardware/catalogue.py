@@ -116,10 +116,8 @@ def catalogue(own: Path | None = None) -> dict[str, Device]:
     for path in filter(None, (own, Path(__file__).parent / "hardware.csv")):
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                found = {
-                    **found,
-                    **{row["name"]: _device(row) for row in csv.DictReader(file) if row["name"] not in found},
-                }
+                for row in csv.DictReader(file):
+                    found.setdefault(row["name"], _device(row))
         except OSError as error:
             raise UserError(f"catalogue {str(path)!r} cannot be read: {error.strerror}") from None
         except (KeyError, ValueError, TypeError) as error:
@@ -167,8 +165,8 @@ def device(name: str, own: Path | None = None) -> Device:
         raise UserError(f"{name!r} names no device; known: {', '.join(known)}")
     fits = [d for key, d in known.items() if wanted <= _words(key) | {f"{d.memory_bytes / GB:.0f}gb"}]
     if not fits:
-        close = difflib.get_close_matches(name.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.3)
         near = {k.lower(): k for k in known}
+        close = difflib.get_close_matches(name.lower(), near, n=1, cutoff=0.3)
         hint = f", did you mean {near[close[0]]!r}?" if close else ""
         raise UserError(f"device {name!r} is not in the catalogue{hint}; known: {', '.join(known)}")
     if all(re.fullmatch(r"\d+gb", word) for word in wanted):
@@ -214,10 +212,15 @@ def cluster(text: str) -> Cluster:
                 f"write the nodes too, for example 2x{count // 2}x{name.strip()}"
             )
         nodes, count = count // kind.per_node, kind.per_node
+    return _cluster(kind, nodes, count, link, network)
+
+
+def _cluster(kind: Device, nodes: int, per_node: int, link: str | None, network: str | None) -> Cluster:
+    """Of a kind of device; links as they are usually sold with it, unless others are named."""
     return Cluster(
         device=kind,
         nodes=nodes,
-        per_node=count,
+        per_node=per_node,
         link_bytes_s=_link(link, kind) if link else kind.link_bytes_s,
         node_bytes_s=(_network(network) if network else kind.node_bits_s) / 8,
         usd_per_device_hour=kind.usd_per_hour,
@@ -278,26 +281,15 @@ def read_cluster(path: Path) -> Cluster:
     price = values.get("price", kind.usd_per_hour)
     if price is not None and (not isinstance(price, int | float) or price < 0):
         raise UserError(f"{path.name}: price: {price!r} is not an amount of USD per device and hour; use 0 or more")
-    return Cluster(
-        device=kind,
-        nodes=nodes,
-        per_node=count,
-        link_bytes_s=_link(str(values["link"]), kind) if "link" in values else kind.link_bytes_s,
-        node_bytes_s=(_network(str(values["network"])) if "network" in values else kind.node_bits_s) / 8,
-        usd_per_device_hour=price,
-        host_bytes=host_gb * GB if (host_gb := _host_gb(values, path.name)) else kind.host_bytes,
-    )
-
-
-def _host_gb(values: Mapping[str, Any], file: str) -> float | None:
-    return _amount(values[HOST], HOST, file) if HOST in values else None
+    link, network = (str(values[key]) if key in values else None for key in ("link", "network"))
+    found = replace(_cluster(kind, nodes, count, link, network), usd_per_device_hour=price)
+    return replace(found, host_bytes=_amount(values[HOST], HOST, path.name) * GB) if HOST in values else found
 
 
 def _edited(kind: Device, values: Mapping[str, Any], file: str) -> Device:
-    changes: dict[str, Any] = {}
-    for key, name in FACTS.items():
-        if key in values:
-            changes[name] = _amount(values[key], key, file) * GB
+    changes: dict[str, Any] = {
+        name: _amount(values[key], key, file) * GB for key, name in FACTS.items() if key in values
+    }
     if "watts" in values:
         changes["watts"] = _amount(values["watts"], "watts", file)
     if "tflops" in values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.measuring.rows import Row
@@ -83,10 +83,7 @@ def _site(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> Any:
 
 def price_of(spec: RunSpec, subject: Any, where: Any) -> Any:
     """The layout of the run file, as the planner prices it."""
-    from paceline.planning.price import Ways, price
-
-    ways = Ways(cast(Any, spec.parallel.reduce), spec.parallel.local_steps)
-    return price(subject, _layout(spec, subject), where, ways)
+    return subject.price(subject.layout(spec), where)
 
 
 def terms_of(time: Any) -> dict[str, float]:
@@ -96,15 +93,6 @@ def terms_of(time: Any) -> dict[str, float]:
         "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
         "exposed_s": time.exposed_s + time.waiting_s,
     }
-
-
-def _layout(spec: RunSpec, subject: Any) -> Any:
-    from paceline.layout import layout_of
-    from paceline.planning.candidates import documents_spread
-
-    if subject.counts is not None:
-        return documents_spread(subject.counts.documents, spec.parallel.ranks)
-    return layout_of(spec)
 
 
 def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Planned:

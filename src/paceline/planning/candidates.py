@@ -1,22 +1,14 @@
-"""Every layout that a run could have on a number of devices, and why the others cannot be."""
+"""What a search goes through: families of layouts, the limits that a run file sets, and why a family cannot be."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
-from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout
-from paceline.planning.subject import Subject
 from paceline.spec import DEFAULT, RunSpec
-
-STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2")
-"""In the order in which people try them. zero3 is fsdp by another name."""
-CHECKPOINTING = ("none", "selective", "full")
-MOST_TENSOR = 16
-MOST_STAGES = 64
-OFFLOADABLE = ("zero2", "fsdp", "hsdp")
 
 
 @dataclass(frozen=True)
@@ -55,20 +47,12 @@ def limits_of(spec: RunSpec) -> Limits:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A family of layouts that cannot be, and why."""
-
-    devices: int
-    family: str
-    reason: str
-    over_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
 class Family:
     """Layouts that differ in batch, recomputation and offload alone."""
 
     base: Layout
+    offloaded_only: bool = False
+    """It makes sense only with states in host memory."""
 
     @property
     def name(self) -> str:
@@ -76,137 +60,64 @@ class Family:
 
 
 def family_name(layout: Layout) -> str:
-    parts = [layout.strategy]
-    if layout.strategy == "hsdp":
-        parts[0] += f" {layout.replicate}×{layout.shard}"
-    parts += [f"{axis} {size}" for axis in ("tensor", "pipeline") if (size := getattr(layout, axis)) > 1]
-    return " + ".join(parts[1:] if layout.strategy == "single" and len(parts) > 1 else parts)
+    return " + ".join(_parts(layout))
 
 
-def families(subject: Subject, devices: int, where: Cluster, limits: Limits) -> Iterator[Family | Refused]:
-    """The families of layouts on that many devices, possible and not."""
-    batch = subject.global_batch
-    for pipeline in _stages(subject, devices, limits):
-        for tensor in _tensors(subject, devices, limits):
-            name = f"tensor {tensor}" if pipeline == 1 else f"tensor {tensor} + pipeline {pipeline}"
-            if reason := _undividable(subject, tensor, pipeline, where):
-                yield Refused(devices, name if tensor > 1 else f"pipeline {pipeline}", reason)
-                continue
-            data, left = divmod(devices, tensor * pipeline)
-            if left or not data:
-                continue
-            if data > batch:
-                who = f"{data} data-parallel ranks" if data == devices else f"{name}: {data} data-parallel ranks"
-                yield Refused(devices, who, f"batch {batch} leaves some without a sample")
-                continue
-            if pipeline > 1 and batch // data < pipeline:
-                yield Refused(devices, name, f"{batch // data} samples per rank do not fill {pipeline} stages")
-                continue
-            if subject.counts is not None:
-                yield Family(documents_spread(batch, devices))
-                continue
-            for replicate, shard, strategy in _strategies(devices, data, tensor, pipeline, where, limits):
-                able = tensor > 1 and subject.sequence > 0 and subject.sequence % tensor == 0
-                sequence = able if limits.sequence is None else limits.sequence
-                yield Family(
-                    Layout(strategy, replicate, batch, 1, shard, tensor, pipeline, limits.schedule or "1f1b", sequence)
-                )
+def _parts(layout: Layout) -> list[str]:
+    strategy = layout.strategy
+    if strategy == "hsdp":
+        strategy += f" {layout.replicate}×{layout.shard}"
+    axes = [f"{axis} {size}" for axis in ("tensor", "pipeline") if (size := getattr(layout, axis)) > 1]
+    return axes if strategy == "single" and axes else [strategy, *axes]
 
 
-def documents_spread(documents: int, ranks: int) -> Layout:
-    """The one layout of a topic model: a rank has the next part of the documents, and passes over it whole."""
-    return Layout("ddp" if ranks > 1 else "single", ranks, documents, -(-documents // ranks))
+class Refusal(Enum):
+    """Why a family of layouts cannot be; the value is the reason, with the facts of a `Refused` to be filled in."""
+
+    NO_RULES = "{workload} has no rules to divide its layers"
+    FP8 = "fp8 scales whole matrices"
+    CROSSES_NODES = "tensor {tensor} crosses nodes of {per_node}"
+    INDIVISIBLE = "{tensor} does not divide {size} heads or features"
+    NO_LAYERS = "{workload} has no layers to divide among stages"
+    FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
+    NO_SAMPLE = "batch {batch} leaves some without a sample"
+    UNFILLED = "{samples} samples per rank do not fill {stages} stages"
+    MEMORY = "{term} {missing} over"
+    MEMORY_OFFLOADED = "{term} {missing} over even offloaded"
+    HOST_MEMORY = "offloaded states take {needed} of host memory per node, which has {capacity}"
+    NO_SUCH_CLUSTER = "{error}"
 
 
-def _tensors(subject: Subject, devices: int, limits: Limits) -> list[int]:
-    if limits.tensor is not None:
-        return [limits.tensor]
-    if not subject.splits or subject.numbers.matmul == "fp8":
-        return [1]
-    return [n for n in _powers(MOST_TENSOR) if n <= devices]
+@dataclass(frozen=True)
+class Refused:
+    """A family of layouts that cannot be, and why."""
+
+    devices: int
+    family: str
+    kind: Refusal
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    over_bytes: float = 0.0
+    parts: int = 1
+    """How many words the family's name joins: the fewer, the plainer it is."""
+    axes: tuple[str, ...] = ()
+    """Those of `tensor` and `pipeline` that it names."""
+
+    @property
+    def reason(self) -> str:
+        return self.kind.value.format_map(self.facts)
+
+    @property
+    def topic(self) -> tuple[object, ...]:
+        """What it has in common with refusals of the same kind, of which one is told."""
+        memory = self.kind in (Refusal.MEMORY, Refusal.MEMORY_OFFLOADED)
+        return (Refusal.MEMORY, self.facts["term"]) if memory else (self.kind,)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"devices": self.devices, "family": self.family, "reason": self.reason, "over_bytes": self.over_bytes}
 
 
-def _stages(subject: Subject, devices: int, limits: Limits) -> list[int]:
-    if limits.pipeline is not None:
-        return [limits.pipeline]
-    if not subject.layers:
-        return [1]
-    return [n for n in _powers(MOST_STAGES) if n <= min(devices, subject.layers)]
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << k for k in range(most.bit_length())]
-
-
-def _undividable(subject: Subject, tensor: int, pipeline: int, where: Cluster) -> str:
-    if tensor > 1:
-        if not subject.splits:
-            return f"{subject.workload} has no rules to divide its layers"
-        if subject.numbers.matmul == "fp8":
-            return "fp8 scales whole matrices"
-        if tensor > where.per_node:
-            return f"tensor {tensor} crosses nodes of {where.per_node}"
-        odd = [n for n in subject.splits if n % tensor]
-        if odd:
-            return f"{tensor} does not divide {odd[0]} heads or features"
-    if pipeline > 1:
-        if not subject.layers:
-            return f"{subject.workload} has no layers to divide among stages"
-        if pipeline > subject.layers:
-            return f"{subject.layers} layers are fewer than {pipeline} stages"
-    return ""
-
-
-def _strategies(
-    devices: int, data: int, tensor: int, pipeline: int, where: Cluster, limits: Limits
-) -> Iterator[tuple[int, int, str]]:
-    """(replicate, shard, strategy) of the data-parallel ranks."""
-    beside = tensor * pipeline > 1
-    for strategy in STRATEGIES if limits.strategy is None else (limits.strategy,):
-        if strategy == "single":
-            if devices == 1:
-                yield 1, 1, strategy
-        elif strategy == "hsdp":
-            in_node = max(1, where.per_node // tensor)
-            shards = [s for s in (in_node << k for k in range(8)) if s > 1 and data % s == 0 and data // s > 1]
-            yield from ((data // s, s, strategy) for s in shards[:3])
-        elif strategy == "zero1" and beside:
-            continue
-        elif devices == 1:
-            if strategy == "ddp" and limits.strategy is not None:
-                yield 1, 1, "single"
-            elif strategy == "fsdp" or limits.strategy is not None:  # one device: only to move its states to the host
-                yield 1, 1, strategy
-        elif data == 1 and strategy != "ddp":
-            continue  # nothing to divide among one rank
-        elif strategy == "ddp":
-            yield data, 1, strategy if data > 1 else "single"
-        else:
-            yield 1, data, strategy
-
-
-def members(subject: Subject, family: Family, limits: Limits, offload: bool) -> Iterator[list[Layout]]:
-    """For each way to recompute, the layouts of a family from the largest batch of one pass to the smallest."""
-    base = family.base
-    if subject.counts is not None:
-        yield from [] if offload else [[base]]
-        return
-    if offload and base.strategy not in OFFLOADABLE:
-        return
-    ways = CHECKPOINTING if subject.recomputes else CHECKPOINTING[:1]
-    for checkpointing in ways if limits.checkpointing is None else (limits.checkpointing,):
-        kind = replace(base, checkpointing=checkpointing, offload=offload)
-        yield [replace(kind, micro_batch=micro) for micro in _micro_batches(kind, limits)]
-
-
-def _micro_batches(base: Layout, limits: Limits) -> list[int]:
-    per_rank = math.ceil(base.global_batch / base.data)
-    largest = max(1, per_rank // base.pipeline) if base.pipeline > 1 else per_rank
-    if limits.micro_batch is not None:
-        return [min(limits.micro_batch, largest)]
-    sizes = []
-    size = largest
-    while size >= 1:
-        sizes.append(size)
-        size = -(-size // 2) if size > 1 else 0
-    return sizes
+def refused(family: Family, kind: Refusal, over_bytes: float, **facts: Any) -> Refused:
+    """A family none of whose layouts fits."""
+    layout = family.base
+    axes = tuple(axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1)
+    return Refused(layout.ranks, family.name, kind, facts, over_bytes, len(_parts(layout)), axes)

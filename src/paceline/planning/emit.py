@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.planning.candidates import family_name
 from paceline.planning.plan import Plan
-from paceline.planning.price import ZERO
+from paceline.planning.training import ZERO
 from paceline.spec import RunSpec
 
 SPARE = 1.3
@@ -165,12 +165,11 @@ def _suits(plan: Plan, kind: str) -> None:
     """What an engine cannot do is said now, in the words in which the run would say it."""
     assert plan.chosen is not None
     layout = plan.chosen.price.layout
-    if plan.subject.counts is not None:
-        raise UserError(f"a topic model has no gradients for {kind} to send; use  --emit torchrun  or  slurm")
-    if layout.tensor * layout.pipeline > 1:
-        raise UserError(
-            f"the chosen layout is {family_name(layout)}, which {kind} does not spread; use  --emit torchrun  or  slurm"
-        )
+    why = plan.subject.why_not_under(kind)
+    if not why and layout.tensor * layout.pipeline > 1:
+        why = f"the chosen layout is {family_name(layout)}, which {kind} does not spread"
+    if why:
+        raise UserError(f"{why}; use  --emit torchrun  or  slurm")
     spec = _under(plan, kind)
     if kind == "deepspeed":
         from paceline.training.engines.deepspeed_config import check

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import UserError
 from paceline.own_code import one_line
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, Block, Matmul
-from paceline.planning.subject import Subject, numbers_of, steps_of
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
+from paceline.planning.layouts import Divisible
+from paceline.planning.training import Lengths, TrainingSubject
 from paceline.spec import RunSpec
 from paceline.workload import samples_of, workload_of
 
@@ -32,7 +33,7 @@ VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_st
 
 
 @dataclass
-class Seen:
+class RegionWork:
     """What one region of a model did in a forward pass."""
 
     products: list[tuple[float, int, int]] = field(default_factory=list)
@@ -47,7 +48,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = {"layer": Seen(), "rest": Seen()}
+        self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
         self.counting = True
 
@@ -89,13 +90,7 @@ def _attention(args: Any) -> list[tuple[float, int, int]]:
     return [(rows, q.shape[-1], k.shape[-2]), (rows, k.shape[-2], q.shape[-1])]
 
 
-@dataclass(frozen=True)
-class Pass:
-    layer: Seen
-    rest: Seen
-
-
-def measured(spec: RunSpec, samples: int | None = None) -> Subject:
+def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> TrainingSubject:
     """The subject of a run file whose workload is the user's own."""
     workload = workload_of(spec)
     workload.prepare(lambda text: None)
@@ -122,25 +117,22 @@ def measured(spec: RunSpec, samples: int | None = None) -> Subject:
     total = sum(p.numel() for p in model.parameters() if p.requires_grad)
     blocks = _blocks(passes, sizes, repeat, inside, total)
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
-    return Subject(
-        name=spec.name,
+    mean = float(costs.mean())
+    return TrainingSubject.of(
+        spec,
+        samples or count,
         workload=type(workload).__name__,
         blocks=blocks,
-        global_batch=spec.train.global_batch,
-        numbers=numbers_of(spec),
-        steps=steps_of(spec, samples or count),
-        samples=samples or count,
         unit=workload.unit or "samples",
-        units_per_sample=float(costs.mean()) if workload.unit else 1.0,
+        units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes),
-        recomputes=bool(layers),
-        longest_ratio=float(costs.max() / costs.mean()) if costs.mean() else 1.0,
-        varies=float(costs.std() / costs.mean()) if costs.mean() else 0.0,
+        divisible=Divisible(recomputes=bool(layers)),
+        lengths=Lengths(float(costs.max()) / mean, float(costs.std()) / mean) if mean else Lengths(),
         assumptions=(f"shape measured on fake tensors, {total:,} parameters",),
     )
 
 
-def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) -> Pass:
+def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) -> dict[str, RegionWork]:
     """One forward pass, seen by region; what autograd keeps is counted once per storage, without the weights."""
     watch = _Watch()
     own = {id(p) for p in model.parameters()}
@@ -160,7 +152,7 @@ def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) 
             total, _ = workload.loss(model, fake)
             watch.counting = False
         total.backward()
-    return Pass(watch.seen["layer"], watch.seen["rest"])
+    return watch.seen
 
 
 @contextmanager
@@ -183,19 +175,20 @@ def _regions(layers: list[nn.Module], watch: _Watch) -> Iterator[None]:
             handle.remove()
 
 
-def _blocks(passes: list[Pass], sizes: list[int], repeat: int, inside: int, total: int) -> tuple[Block, ...]:
-    layer = [one.layer for one in passes]
-    rest = [one.rest for one in passes]
+def _blocks(
+    passes: list[dict[str, RegionWork]], sizes: list[int], repeat: int, inside: int, total: int
+) -> tuple[BlockShape, ...]:
+    layer, rest = ([one[region] for one in passes] for region in ("layer", "rest"))
     middle = _block("layer", repeat, inside / repeat, layer, sizes)
     ends = _block("rest", 1, float(total - inside), rest, sizes)
     if not inside:  # nothing is repeated: the whole is one layer
         middle = _block("layer", 1, float(total), rest, sizes)
-        ends = _block("rest", 1, 0.0, [Seen(), Seen()], sizes)
-    empty = Block("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0)
+        ends = _block("rest", 1, 0.0, [RegionWork(), RegionWork()], sizes)
+    empty = BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0)
     return (empty, middle, ends)
 
 
-def _block(name: str, repeat: int, params: float, seen: list[Seen], sizes: list[int]) -> Block:
+def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes: list[int]) -> BlockShape:
     """One of `repeat` equal blocks, per sample: the difference of the two batches over that of their sizes."""
     small, large = seen[0], seen[-1]
     more = sizes[-1] - sizes[0] or 1
@@ -213,7 +206,7 @@ def _block(name: str, repeat: int, params: float, seen: list[Seen], sizes: list[
     share = max(1, len(sides) // repeat)
     saved = each(small.saved, large.saved)
     products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
-    return Block(
+    return BlockShape(
         name=name,
         repeat=repeat,
         params=params,

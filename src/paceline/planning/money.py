@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.layout import Layout
-from paceline.planning.price import Price, price
+from paceline.planning.price import Price
 from paceline.planning.search import Found
 from paceline.planning.subject import Subject
 
@@ -21,7 +21,7 @@ GAIN = 1.2
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedRow:
     """One number of devices under its best layout."""
 
     devices: int
@@ -51,26 +51,29 @@ class Row:
             "cost_usd": self.cost_usd,
             "energy_kwh": self.energy_kwh,
             **self.price.as_json(),
+            "usual_tree": self.found.usual.words() if self.found.usual else "",
+            "candidates": [p.as_json() for p in self.found.prices],
+            "refused": [r.as_json() for r in self.found.refused],
         }
 
 
-def row(found: Found, alone: Price, subject: Subject, usd_per_device_hour: float | None) -> Row:
+def planned_row(found: Found, one_device: Price, subject: Subject, usd_per_device_hour: float | None) -> PlannedRow:
     assert found.chosen is not None
     chosen, n = found.chosen, found.devices
     hours = None if subject.steps is None else (chosen.start_s + subject.steps * chosen.step_s) / 3600
     watts = chosen.where.cluster.device.watts * n
-    return Row(
+    return PlannedRow(
         devices=n,
         found=found,
         price=chosen,
-        speedup=alone.step_s / chosen.step_s,
+        speedup=one_device.step_s / chosen.step_s,
         hours=hours,
         cost_usd=None if hours is None or usd_per_device_hour is None else hours * n * usd_per_device_hour,
         energy_kwh=None if hours is None else hours * watts / 1e3,
     )
 
 
-def pick(rows: Sequence[Row], shared: bool = False) -> Row:
+def pick(rows: Sequence[PlannedRow], shared: bool = False) -> PlannedRow:
     """The fastest at an efficiency of a half or more; where none has that, the most efficient.
 
     Ranks that share one machine cost nothing more: the fewest that are about as fast as the fastest.
@@ -84,21 +87,21 @@ def pick(rows: Sequence[Row], shared: bool = False) -> Row:
     return max(fine, key=lambda r: (r.speedup, -r.devices))
 
 
-def cheapest(rows: Sequence[Row]) -> Row:
+def cheapest(rows: Sequence[PlannedRow]) -> PlannedRow:
     """The fewest device-hours, and so the least money."""
     return min(rows, key=lambda r: (r.devices * r.price.step_s, r.devices))
 
 
-def fastest(rows: Sequence[Row]) -> Row:
+def fastest(rows: Sequence[PlannedRow]) -> PlannedRow:
     return min(rows, key=lambda r: (r.price.step_s, r.devices))
 
 
-def break_even(rows: Sequence[Row]) -> int | None:
+def break_even(rows: Sequence[PlannedRow]) -> int | None:
     """The fewest devices that beat one; None where none of those tried does."""
     return next((r.devices for r in rows if r.devices > 1 and r.speedup > 1), None)
 
 
-def pays_until(rows: Sequence[Row]) -> int:
+def pays_until(rows: Sequence[PlannedRow]) -> int:
     """The most devices tried to which each doubling still added a fifth."""
     last = rows[0]
     for following in rows[1:]:
@@ -121,14 +124,14 @@ class Ceilings:
     """The step on one device over the time that collectives are in flight on the most devices."""
 
 
-def ceilings(subject: Subject, alone: Price, most: Price) -> Ceilings:
+def ceilings(subject: Subject, one_device: Price, most: Price) -> Ceilings:
     """The serial part is what a step costs as its batch goes to nothing: a line through batches of one and two."""
-    one, two = (_batch_s(subject, alone, batch) for batch in (1, 2))
-    serial = max(0.0, min(1.0, (2 * one - two) / alone.step_s)) if alone.global_batch > 2 else 1.0
+    one, two = (_batch_s(subject, one_device, batch) for batch in (1, 2))
+    serial = max(0.0, min(1.0, (2 * one - two) / one_device.step_s)) if one_device.layout.global_batch > 2 else 1.0
     flight = most.time.comm_s
-    return Ceilings(serial, 1 / serial if serial > 1e-9 else None, alone.step_s / flight if flight else None)
+    return Ceilings(serial, 1 / serial if serial > 1e-9 else None, one_device.step_s / flight if flight else None)
 
 
-def _batch_s(subject: Subject, alone: Price, batch: int) -> float:
-    layout: Layout = replace(alone.layout, global_batch=batch, micro_batch=batch)
-    return price(subject, layout, alone.where).step_s
+def _batch_s(subject: Subject, one_device: Price, batch: int) -> float:
+    layout: Layout = replace(one_device.layout, global_batch=batch, micro_batch=batch)
+    return subject.price(layout, one_device.where).step_s

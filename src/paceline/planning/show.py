@@ -9,31 +9,15 @@ from typing import Any
 
 from paceline.hardware.catalogue import HOST
 from paceline.planning.candidates import Refused, family_name
-from paceline.planning.money import Row
-from paceline.planning.passtime import PassMemory
+from paceline.planning.money import PlannedRow
 from paceline.planning.plan import Plan
 from paceline.planning.price import MEMORY_BAND, Price
 from paceline.planning.search import Found
+from paceline.planning.subject import Wording
 from paceline.record.units import number, percent, size
 
 MOST_CANDIDATES = 6
 MOST_REFUSED = 4
-TIMES = {
-    "data_s": "waiting for input",
-    "compute_s": "forward and backward",
-    "exposed_s": "communication not hidden",
-    "bubble_s": "idle pipeline stages",
-    "update_s": "the optimiser",
-    "overhead_s": "launches around it",
-    "offload_s": "to the host and back",
-    "waiting_s": "for the slowest rank",
-}
-OF_A_PASS = {
-    "data_s": "waiting for counts",
-    "compute_s": "one read of the counts",
-    "update_s": "the next point",
-}
-"""What the same times are in a pass of a topic model."""
 TEXT_COLUMNS = 98
 ROOMY = 20
 """Characters of a layout's name that leave two spaces between columns."""
@@ -48,17 +32,18 @@ def show(plan: Plan) -> Iterator[Any]:
     yield from _not_possible(plan)
     if plan.rows:
         yield from _below_devices(plan)
-    chosen = plan.chosen
-    for found in () if plan.subject.counts is not None else (chosen.found,) if chosen else plan.out[-1:]:
-        yield ""
-        if found.prices:
-            yield _layouts(found.devices, found.prices, chosen.price if chosen else None)
-        yield from _refused(found)
+    chosen, wording = plan.chosen, plan.subject.wording
+    if wording.several_layouts:
+        for found in (chosen.found,) if chosen else plan.out[-1:]:
+            yield ""
+            if found.prices:
+                yield _layouts(found.devices, found.prices, chosen.price if chosen else None)
+            yield from _refused(found)
+            if found.usual is not None:
+                yield from _wrapped(found.usual.words(), "  ")
     if chosen is not None:
-        if plan.subject.counts is None:
-            yield from _wrapped(chosen.found.usual, "  ")
         yield ""
-        yield _terms(chosen.price)
+        yield _terms(chosen.price, wording)
     yield ""
     for line in plan.advice:
         yield from _wrapped(line, "→ ")
@@ -72,24 +57,10 @@ def _wrapped(text: str, mark: str) -> Iterator[str]:
         yield (mark if place == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
 
 
-def _model(plan: Plan) -> str:
-    subject = plan.subject
-    each = f" × {number(subject.units_per_sample, 3)} {subject.unit}" if subject.unit != "samples" else ""
-    return (
-        f"{plan.spec.name}: {_count(subject.params)} parameters, batch {subject.global_batch:,}{each}, "
-        f"{plan.spec.train.precision}" + (f", {subject.steps:,} steps" if subject.steps else "")
-    )
-
-
 def _head(plan: Plan) -> Iterator[str]:
     subject, site = plan.subject, plan.site
     where = site.whole
-    if subject.counts is not None:
-        yield from _wrapped(
-            f"{plan.spec.name}: {subject.counts.words()}; {subject.steps:,} passes, fewer if converged before", ""
-        )
-    else:
-        yield _model(plan)
+    yield from _wrapped(subject.headline(), "")
     links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
     network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
     price = f"{plan.usd_per_device_hour:g} USD per device and hour" if plan.usd_per_device_hour is not None else ""
@@ -125,23 +96,23 @@ def _table(*columns: str, left: int = 1, longest: int = 0) -> Any:
 
 
 def _devices(plan: Plan) -> Any:
-    topics = plan.subject.counts is not None
-    names = ("counts", "pass") if topics else ("layout", "step")
-    columns = ["", "devices", *names, "speed-up", "eff.", "comp/comm", "fit" if topics else "hours", "device-h", "kWh"]
+    wording, name = plan.subject.wording, plan.subject.layout_name
+    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", "comp/comm", wording.total]
+    columns += ["device-h", "kWh"]
     priced = plan.usd_per_device_hour is not None
-    longest = ROOMY + 1 if topics else max(len(_spread(row.price)) for row in plan.rows)
+    longest = ROOMY + 1 if wording.durations else max(len(name(row.price)) for row in plan.rows)
     table = _table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
     for row in plan.rows:
         mark = "✓" if row is plan.chosen else " "
         cells = [
             mark,
             f"{row.devices:,}",
-            _spread(row.price),
+            name(row.price),
             _short(row.price.step_s),
             _times(row.speedup),
             percent(row.efficiency),
             _ratio(row.price.compute_over_comm),
-            _short(row.hours * 3600) if topics and row.hours is not None else _amount(row.hours),
+            _short(row.hours * 3600) if wording.durations and row.hours is not None else _amount(row.hours),
             _amount(row.device_hours),
             _amount(row.energy_kwh),
         ]
@@ -149,13 +120,6 @@ def _devices(plan: Plan) -> Any:
             cells.append(_amount(row.cost_usd))
         table.add_row(*cells, style="bold" if row is plan.chosen else "")
     return table
-
-
-def _spread(p: Price) -> str:
-    """The layout or, of a topic model, where its counts come from."""
-    if isinstance(p.memory, PassMemory):
-        return p.memory.tier
-    return family_name(p.layout) + (" *" if p.layout.offload else "")
 
 
 def _not_possible(plan: Plan) -> Iterator[str]:
@@ -197,13 +161,14 @@ def _below_devices(plan: Plan) -> Iterator[str]:
     amdahl = f"{_times(ceilings.amdahl)} by Amdahl ({share})" if ceilings.amdahl else ""
     comm = f"{_times(ceilings.communication)} by communication" if ceilings.communication else ""
     if amdahl or comm:
-        of = "this batch" if plan.subject.counts is None else "these counts"
-        yield f"limits of the speed-up with {of}: " + ", ".join(part for part in (amdahl, comm) if part)
-    if not plan.alone_fits:
+        yield f"limits of the speed-up with {plan.subject.wording.batch}: " + ", ".join(
+            part for part in (amdahl, comm) if part
+        )
+    if not plan.one_device_fits:
         yield "speed-ups are over one device with enough memory"
 
 
-def _who(row: Row) -> str:
+def _who(row: PlannedRow) -> str:
     cost = f", {_amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
     hours = f" ({_hours(row.hours)}{cost})" if row.hours is not None else ""
     return f"{row.devices:,}{hours}"
@@ -249,22 +214,20 @@ def _refused(found: Found) -> Iterator[str]:
 
 def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
     """A few reasons of different kinds: the plainest layouts first."""
-    kinds: dict[str, Refused] = {}
-    for r in sorted(refused, key=lambda r: (r.family.count("+"), "pipeline" in r.family, "tensor" in r.family)):
-        words = [w for w in r.reason.split() if not w[0].isdigit()]
-        kinds.setdefault(" ".join(words[:2]) + ("t" if "tensor" in r.family else ""), r)
+    kinds: dict[tuple[object, ...], Refused] = {}
+    for r in sorted(refused, key=lambda r: (r.parts, "pipeline" in r.axes, "tensor" in r.axes)):
+        kinds.setdefault((*r.topic, "tensor" in r.axes), r)
     plain = [r for r in refused if r.family in ("single", "ddp")]
     rest = [r for r in kinds.values() if r not in plain]
     return [*plain, *rest][:MOST_REFUSED]
 
 
-def _terms(p: Price) -> Any:
+def _terms(p: Price, wording: Wording) -> Any:
     """Memory and time of the chosen layout, side by side."""
-    of_pass = isinstance(p.memory, PassMemory)
-    table = _table("memory per device", "", "  time per pass" if of_pass else "  time per step", "", "", left=1)
+    table = _table("memory per device", "", f"  time per {wording.step}", "", "", left=1)
     table.columns[2].justify = "left"
     table.columns[4].justify = "left"
-    memory = [(words, size(value)) for name, words in p.terms.items() if (value := getattr(p.memory, name)) > 0]
+    memory = [(words, size(value)) for name, words in p.memory.terms.items() if (value := getattr(p.memory, name)) > 0]
     total = p.memory.total_bytes
     memory.append((f"total, ± {percent(MEMORY_BAND)}", size(total)))
     memory.append(("of", size(p.capacity_bytes)))
@@ -273,16 +236,16 @@ def _terms(p: Price) -> Any:
         if p.layout.offload:
             memory.append(("all ranks of a node", size(p.host_node_bytes)))
             memory.append(("of", size(known) if (known := p.where.cluster.host_bytes) else "not known"))
-    if isinstance(p.memory, PassMemory) and p.memory.disk_bytes:
+    if p.memory.disk_bytes:
         memory.append(("left on disk", size(p.memory.disk_bytes)))
     times = [
         (name, _short(value), words)
-        for name, words in (TIMES | (OF_A_PASS if of_pass else {})).items()
+        for name, words in wording.times.items()
         if (value := getattr(p.time, name)) > 5e-4 * p.step_s or name == "compute_s"
     ]
     times.append(("step_s", _short(p.step_s), "the sum"))
     if p.start_s:
-        times.append(("start_s", _short(p.start_s), "before the first pass"))
+        times.append(("start_s", _short(p.start_s), f"before the first {wording.step}"))
     if p.time.comm_s:
         times.append(("comm_s", _short(p.time.comm_s), "in flight, hidden or not"))
     for k in range(max(len(memory), len(times))):
@@ -324,10 +287,3 @@ def _amount(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2g}" if value < 0.095 else f"{value:.2f}" if value < 99.95 else f"{value:,.0f}"
-
-
-def _count(n: float) -> str:
-    for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.3g} {unit}"
-    return f"{n:.0f}"

@@ -10,18 +10,17 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import LOCAL, Cluster, cluster, device, known
 from paceline.planning.calibrating.accelerator import catalogued
 from paceline.planning.calibrating.calibration import Calibration, read_calibration, usual_file
-from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.physics import CORES, Physics
 
 MOST_LOCAL_RANKS = 4
 CORES_OF_NOMINAL = 8
 """Of the catalogue's CPU."""
-CPU_CONTEXT_BYTES = 3.5e8
-"""A process with the libraries loaded."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,22 @@ class Site:
     def devices(self) -> int:
         return self.whole.devices
 
+    def as_json(self, usd_per_device_hour: float | None) -> dict[str, Any]:
+        whole = self.whole
+        return {
+            "name": self.name,
+            "device": whole.device.name,
+            "nodes": whole.nodes,
+            "per_node": whole.per_node,
+            "link_bytes_s": whole.link_bytes_s,
+            "node_bytes_s": whole.node_bytes_s,
+            "usd_per_device_hour": usd_per_device_hour,
+            "calibration": self.calibrated or None,
+            "note": self.note or None,
+            "source": whole.device.source,
+            "date": whole.device.date,
+        }
+
     def at(self, devices: int) -> Where:
         """The site with that many devices; a number that is not possible is said."""
         if devices < 1:
@@ -59,8 +74,9 @@ class Site:
             return Where(*self.calibration.at(devices, self.whole))
         if self.calibration is not None and self.calibration.gpu is not None:
             return Where(*self.calibration.gpu.applied(self.whole.resized(devices)))
+        physics = CORES if self.whole.device.synchronous else Physics()
         if not self.shared:
-            return Where(self.whole.resized(devices), _physics(self.whole))
+            return Where(self.whole.resized(devices), physics)
         kind = self.whole.device
         part = replace(
             kind,
@@ -69,30 +85,7 @@ class Site:
             flops_s={name: rate / devices for name, rate in kind.flops_s.items()},
             watts=kind.watts / devices,
         )
-        return Where(replace(self.whole, device=part, nodes=1, per_node=devices), _physics(self.whole))
-
-
-def _physics(where: Cluster) -> Physics:
-    """The fitted numbers, which are of GPUs and NCCL; for cores and gloo, what calibrations of a few machines gave."""
-    if not where.device.synchronous:
-        return Physics()
-    return replace(
-        Physics(),
-        half_tiles=0.4,
-        ragged_efficiency=1.0,
-        bandwidth_efficiency=0.8,
-        fusion=1.0,
-        launch_s=1e-6,
-        update_launches=0.0,
-        node_efficiency=0.95,
-        link_latency_s=5e-5,
-        node_latency_s=1e-4,
-        call_s=3e-4,
-        overlap=0.0,
-        context_bytes=CPU_CONTEXT_BYTES,
-        communicator_bytes=0.0,
-        bucket_bytes=0.0,
-    )
+        return Where(replace(self.whole, device=part, nodes=1, per_node=devices), physics)
 
 
 def site_of(text: str, calibration: str | Path | None = None) -> Site:

@@ -57,6 +57,14 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def count(n: float, billion: str = "B") -> str:
+    """Three significant digits: 7.03 B, 124 M, 12.3 k, 12."""
+    for unit, scale in ((billion, 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:.0f}"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 

@@ -11,9 +11,9 @@ import pytest
 
 import paceline
 from paceline.cli import main
+from paceline.planning.formulas.placement import Reduction
 from paceline.planning.money import cheapest, fastest
 from paceline.planning.plan import plan
-from paceline.planning.price import Ways, price
 
 ROOT = Path(__file__).resolve().parents[3]
 AGNEWS = ROOT / "recipes" / "classifier_agnews.yaml"
@@ -101,8 +101,8 @@ def test_a_run_that_does_not_pay_is_told_what_would_help():
     claimed = float(re.search(r"raise the batch to [\d,]+ \(([\d.]+)×\)", advice)[1])
     assert larger.rows[-1].speedup == pytest.approx(claimed, rel=0.06)
     claimed = float(re.search(r"local SGD every 8 steps \(([\d.]+)×\)", advice)[1])
-    local = price(found.subject, most.price.layout, most.price.where, Ways("local_sgd", 8))
-    assert found.alone.step_s / local.step_s == pytest.approx(claimed, rel=0.06)
+    local = replace(found.subject, reduction=Reduction("local_sgd", 8)).price(most.price.layout, most.price.where)
+    assert found.one_device.step_s / local.step_s == pytest.approx(claimed, rel=0.06)
 
 
 def test_a_small_model_is_not_sped_up_by_devices_that_wait_for_launches():

@@ -8,8 +8,8 @@ from paceline.errors import UserError
 from paceline.layout import Layout, layout_of
 from paceline.planning.auto import applied
 from paceline.planning.candidates import Limits, family_name, limits_of
-from paceline.planning.plan import overrides_of, plan
-from paceline.planning.price import placed, price, spread_of
+from paceline.planning.layouts import overrides_of
+from paceline.planning.plan import plan
 from paceline.planning.search import search
 from paceline.planning.site import site_of
 from paceline.planning.subject import subject_of
@@ -37,19 +37,19 @@ def on(spec, where, devices, **limits):
 def test_the_tree_is_agreed_with_where_the_model_fits_on_one_device():
     found = on(lm("gpt2", sequence=1024), "8xA100", 8)
     assert family_name(found.chosen.layout) == "ddp"
-    assert found.usual == "The usual tree agrees: fits on one device → ddp."
+    assert found.usual.words() == "The usual tree agrees: fits on one device → ddp."
 
 
 def test_the_tree_is_agreed_with_where_it_does_not():
     found = on(lm(), "8xH100", 8, tensor=1, pipeline=1)
     assert found.chosen.layout.shard == 8
-    assert "agrees: does not fit on one device → fsdp" in found.usual
+    assert "agrees: does not fit on one device → fsdp" in found.usual.words()
 
 
 def test_many_nodes_take_pipeline_or_tensor_or_say_why_not():
     found = on(lm(batch=2048), "16x8xA100", 128)
     layout = found.chosen.layout
-    assert layout.tensor * layout.pipeline > 1 or "The usual tree says" in found.usual
+    assert layout.tensor * layout.pipeline > 1 or not found.usual.agrees
 
 
 def test_what_does_not_fit_is_refused_by_its_largest_term():
@@ -105,7 +105,7 @@ def test_host_memory_that_nobody_knows_is_said_and_not_checked(capsys):
 
 def test_cores_have_one_memory_so_offloading_to_it_gains_nothing():
     subject, where = subject_of(lm("1.3b", batch=8, sequence=256)), site_of("1x1xCPU").at(1)
-    here, there = (price(subject, Layout("fsdp", 1, 8, 8, offload=offload), where) for offload in (False, True))
+    here, there = (subject.price(Layout("fsdp", 1, 8, 8, offload=offload), where) for offload in (False, True))
     assert there.memory.total_bytes < 0.5 * here.memory.total_bytes
     assert there.over_bytes == pytest.approx(here.over_bytes, abs=0.2 * here.memory.total_bytes)
 
@@ -150,7 +150,7 @@ def test_the_runtime_takes_every_layout_that_fits_as_it_was_priced(spec, where):
         applied_layout = layout_of(spec.replace(overrides_of(layout)))
         assert applied_layout == layout
         workload.suits(applied_layout)
-        assert spread_of(layout).ranks == layout.ranks
+        assert found.subject.placement(layout, found.site.whole.device).ranks == layout.ranks
 
 
 def test_a_row_of_many_devices_takes_under_a_second():
@@ -214,7 +214,7 @@ def test_a_step_is_recorded_where_training_records_it(workload, precision, optim
     train = {"steps": 10, "global_batch": 8, "precision": precision, "optimizer": optimizer}
     spec = build({"workload": workload, "train": train, "parallel": {**RECORDED, "micro_batch": 8, **parallel}})
     subject, layout = subject_of(spec), layout_of(spec)
-    spread = placed(subject, layout, site_of("2xH200").at(layout.ranks))
-    assert spread.recorded is expected
+    runtime = subject.placement(layout, site_of("2xH200").whole.device).runtime
+    assert runtime.recorded is expected
     layer_by_layer = workload == "lm" and precision != "fp32"
-    assert spread.kernels == ("compiled" if expected or layer_by_layer else "eager")
+    assert runtime.kernels == ("compiled" if expected or layer_by_layer else "eager")

@@ -3,23 +3,25 @@
 from dataclasses import replace
 
 import pytest
+from unknown_shapes import typical
 
 from paceline.hardware.catalogue import cluster
+from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, Block, Matmul, ModelShape, typical
-from paceline.planning.formulas.spread import NUMBERS, Spread
+from paceline.planning.formulas.placement import Placement, Runtime
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.plan import plan
 from paceline.spec import build
 
 
-def step_s(model, spread, where, kind):
-    return step_time(model.blocks, spread, where, NUMBERS[kind], Physics()).step_s
+def step_s(model, placement, where, kind):
+    return step_time(model.blocks, placement, where, NUMBERS[kind], Physics()).step_s
 
 
 def weak_speedup(model, ranks, where, micro, kind="amp_bf16"):
-    alone = step_s(model, Spread(micro_batch=micro), where.resized(1), kind)
-    return ranks * alone / step_s(model, Spread(replicate=ranks, micro_batch=micro), where, kind)
+    alone = step_s(model, Placement(micro_batch=micro), where.resized(1), kind)
+    return ranks * alone / step_s(model, Placement(replicate=ranks, micro_batch=micro), where, kind)
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(2, 1.95), (4, 3.8), (8, 7.5), (16, 14.5), (32, 28)])
@@ -47,14 +49,16 @@ LARGE = classifier(256, 8, 4, 1024, 256, 30_000)
 @pytest.mark.parametrize(("model", "epoch_s"), [(SMALL, 19.53), (LARGE, 99.94)])
 def test_small_classifiers_take_an_epoch_as_published_on_one_device(model, epoch_s):
     steps = 120_000 / 128
-    assert steps * step_s(model, Spread(micro_batch=128), cluster("1xV100"), "fp32") == pytest.approx(epoch_s, rel=0.25)
+    assert steps * step_s(model, Placement(micro_batch=128), cluster("1xV100"), "fp32") == pytest.approx(
+        epoch_s, rel=0.25
+    )
 
 
 @pytest.mark.parametrize(("model", "published"), [(SMALL, 0.46), (LARGE, 0.80)])
 def test_their_slow_down_on_four_devices_needs_a_link_far_below_its_data_sheet(model, published):
     """PCIe at its data sheet would give 1.3× and 2.6×; both published figures ask for about 0.55 GB/s."""
-    alone = step_s(model, Spread(micro_batch=128), cluster("1xV100"), "fp32")
-    four = Spread(replicate=4, micro_batch=32)
+    alone = step_s(model, Placement(micro_batch=128), cluster("1xV100"), "fp32")
+    four = Placement(replicate=4, micro_batch=32)
     pcie = cluster("4xV100@pcie")
     assert alone / step_s(model, four, pcie, "fp32") > 1.2
     starved = replace(pcie, link_bytes_s=0.55e9 / Physics().link_efficiency)
@@ -64,10 +68,10 @@ def test_their_slow_down_on_four_devices_needs_a_link_far_below_its_data_sheet(m
 @pytest.mark.parametrize(("model", "published", "epoch_s"), [(SMALL, 0.46, 42.3), (LARGE, 0.80, 124.95)])
 def test_hosts_that_are_busy_with_loaders_explain_both_figures_better(model, published, epoch_s):
     """Four ranks with four loading processes each: with every launch twice as long, one link gives both within 8 %."""
-    alone = step_s(model, Spread(micro_batch=128), cluster("1xV100"), "fp32")
+    alone = step_s(model, Placement(micro_batch=128), cluster("1xV100"), "fp32")
     starved = replace(cluster("4xV100@pcie"), link_bytes_s=0.72e9 / Physics().link_efficiency)
     busy = replace(Physics(), launch_s=2 * Physics().launch_s)
-    four = Spread(replicate=4, micro_batch=32)
+    four = Placement(replicate=4, micro_batch=32)
     together = step_time(model.blocks, four, starved, NUMBERS["fp32"], busy).step_s
     assert alone / together == pytest.approx(published, rel=0.08)
     assert 120_000 / 128 * together == pytest.approx(epoch_s, rel=0.2)
@@ -81,7 +85,7 @@ DOCUMENTS, TERMS, TOPICS, BATCH, EPOCHS = 100_000, 100_000, 20, 16, 200
 def topic_step_s(devices, where):
     """A step as its authors ran it: rows of fp32 counts from a memory map, read before each step and not ahead."""
     operations = 8  # of a forward pass: two softmaxes, a product, a logarithm, products and sums of the loss
-    model = Block(
+    model = BlockShape(
         "topics",
         1,
         params=(DOCUMENTS + TERMS) * TOPICS,
@@ -93,8 +97,8 @@ def topic_step_s(devices, where):
         edge_elements=0,
         kernels=operations * LAUNCHES_PER_OPERATION,
     )
-    spread = Spread(replicate=devices, micro_batch=BATCH, fused_update=True)
-    work_s = step_time((model,), spread, where, NUMBERS["fp32"], Physics()).step_s
+    placement = Placement(replicate=devices, micro_batch=BATCH, runtime=Runtime(fused_update=True))
+    work_s = step_time((model,), placement, where, NUMBERS["fp32"], Physics()).step_s
     return work_s + BATCH * TERMS * 4 / Physics().input_bytes_s
 
 

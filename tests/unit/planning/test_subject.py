@@ -58,8 +58,9 @@ def test_steps_follow_from_samples_and_batch():
 
 def test_the_fullest_batch_is_between_the_mean_and_the_longest():
     found = subject_of(classifier())
-    assert found.fullest(1) > found.fullest(128) > 1
-    assert found.fullest(1) <= found.longest_ratio
+    lengths = found.lengths
+    assert lengths.fullest(1) > lengths.fullest(128) > 1
+    assert lengths.fullest(1) <= lengths.longest_ratio
 
 
 @pytest.mark.parametrize(

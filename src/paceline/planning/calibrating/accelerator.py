@@ -12,13 +12,14 @@ from paceline.planning.formulas.compute import (
     FUSED_BACKWARD,
     PACKED_SCORE_FLOPS,
     SCORE_FLOPS,
-    block_pass,
+    block_time,
     fused_scores,
     rate_and_half_tiles,
 )
 from paceline.planning.formulas.decoder import decoder_blocks
+from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.spread import NUMBERS, Kernels, Spread
+from paceline.planning.formulas.placement import Kernels, Placement, Runtime
 from paceline.shapes import DecoderShape
 
 WHOLE = DecoderShape(vocab=1, width=1536, heads=12, kv_heads=12, layers=1, ffn=4096, context=1024)
@@ -79,9 +80,9 @@ class Accelerator:
         """The cluster with devices as they were measured, and the physics that were."""
         kind, physics = self._parts(where.device)
         layer = decoder_blocks(WHOLE, WHOLE.context)[1]
-        spread = Spread(micro_batch=WHOLE_SAMPLES, kernels=self.layer_kernels)
+        placement = Placement(micro_batch=WHOLE_SAMPLES, runtime=Runtime(kernels=self.layer_kernels))
         whole_s, rest_s = (
-            block_pass(layer, spread, kind, NUMBERS["amp_bf16"], kinds).total_s
+            block_time(layer, placement, kind, NUMBERS["amp_bf16"], kinds).total_s
             for kinds in (physics, replace(physics, kernel_s=0.0))
         )
         starts_s = whole_s - rest_s

@@ -42,9 +42,7 @@ def measure(
     say(f"calibrate: {', '.join(map(str, ranks))} ranks on {cores} cores, about {seconds:.0f} s")
     counted = [n for n in plan if n <= cores] or [1]
     plan.setdefault(counted[0], threads or cores)
-    each = run_ranks(
-        _rank, (plan, counted, enough_s), max(plan), ("paceline.planning.calibrating.probes", "paceline.launch.group")
-    )
+    each = run_ranks(_rank, (plan, counted, enough_s), max(plan), PRELOAD)
     return {**_facts(cores), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
 
 

@@ -15,10 +15,11 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.planning.calibrating.accelerator import Accelerator, accelerator_of
-from paceline.planning.formulas.compute import PLAIN_MATMUL_FRACTION, block_pass, rate_and_half_tiles
-from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.compute import PLAIN_MATMUL_FRACTION, block_time, rate_and_half_tiles
+from paceline.planning.formulas.numbers import NUMBERS
+from paceline.planning.formulas.physics import CORES, Physics
+from paceline.planning.formulas.placement import Placement
 from paceline.planning.formulas.shape import ModelShape
-from paceline.planning.formulas.spread import NUMBERS, Spread
 from paceline.record.files import read_json
 
 FORMAT = 2
@@ -42,7 +43,7 @@ def written(file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RankRates:
     """What one rank reached while as many ranks as `ranks` did the same."""
 
     ranks: int
@@ -118,12 +119,12 @@ class Calibration:
     memory_bytes: float
     date: str
     torch: str
-    measured: tuple[Measured, ...]
+    measured: tuple[RankRates, ...]
     """By number of ranks, in order; none where a CUDA device alone was measured."""
     correction: Correction | None = None
     gpu: Accelerator | None = None
 
-    def nearest(self, ranks: int) -> Measured:
+    def nearest(self, ranks: int) -> RankRates:
         return min(self.measured, key=lambda m: _distance(m.ranks, ranks))
 
     def machine(self, most_ranks: int) -> Cluster:
@@ -139,24 +140,17 @@ class Calibration:
         call_s, ring_bytes_s = call_s * communication, ring_bytes_s / communication
         rate, half_tiles = found.matmul_fit()
         physics = replace(
-            Physics(),
+            CORES,
             matmul_efficiency=1.0,
             half_tiles=half_tiles,
-            ragged_efficiency=1.0,
             attention_efficiency=found.attention_flops_s / rate,
             bandwidth_efficiency=1.0,
-            fusion=1.0,
             launch_s=found.launch_s,
-            update_launches=0.0,
             link_efficiency=1.0,
             node_efficiency=1.0,
             link_latency_s=0.0,
             node_latency_s=0.0,
             call_s=call_s,
-            overlap=0.0,
-            context_bytes=3.5e8,
-            communicator_bytes=0.0,
-            bucket_bytes=0.0,
         )
         device = self._device(ranks)
         device = device.slower(found.layer_s / _parts_s(device, physics) * max(1.0, ranks / found.ranks))
@@ -197,7 +191,7 @@ def _parts_s(device: Device, physics: Physics) -> float:
     """The price of the layer that was measured whole, from the measurements of its parts."""
     samples, heads, length, head_width = WHOLE
     shape = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2)
-    return block_pass(shape.blocks[1], Spread(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
+    return block_time(shape.blocks[1], Placement(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -224,8 +218,8 @@ def _correction(values: dict[str, Any]) -> Correction:
     return Correction(str(values["origin"]), str(values["date"]), rows)
 
 
-def _measured(row: dict[str, Any]) -> Measured:
+def _measured(row: dict[str, Any]) -> RankRates:
     matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in row["matmuls"])
     reduces = tuple((float(sent), float(seconds)) for sent, seconds in row["all_reduces"])
     rest = {k: v for k, v in row.items() if k not in ("matmuls", "all_reduces")}
-    return Measured(**rest, matmuls=matmuls, all_reduces=reduces)
+    return RankRates(**rest, matmuls=matmuls, all_reduces=reduces)

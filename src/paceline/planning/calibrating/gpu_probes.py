@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from paceline.nn.attention import causal_attention
 from paceline.nn.packed import BLOCK, attend, pack
 from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES
-from paceline.planning.calibrating.probes import stretches
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION
+from paceline.planning.calibrating.probes import Probe, launches, product, stretches, update
 
 MATMULS = (
     (1024, 1024, 1024),
@@ -51,12 +50,14 @@ def measure_gpu(say: Say, enough_s: float = ENOUGH_S) -> dict[str, Any]:
     values: dict[str, Any] = {
         "name": torch.cuda.get_device_name(),
         "memory_bytes": float(torch.cuda.get_device_properties(0).total_memory),
-        "matmuls": [[*sides, _product(*sides, enough_s)] for sides in MATMULS],
+        "matmuls": [
+            [*sides, _rate(product(*sides, DEVICE, torch.bfloat16), enough_s, graph=True)] for sides in MATMULS
+        ],
         "attentions": [[*sides, _attention(*sides, enough_s / 2)] for sides in ATTENTIONS],
         "packed": _packed_rows(enough_s / 2, say),
         "moved_bytes_s": _moved(enough_s),
-        "update_bytes_s": _update(enough_s),
-        "launch_s": _launch(enough_s),
+        "update_bytes_s": _rate(update(UPDATED, DEVICE), enough_s),
+        "launch_s": 1 / _rate(launches(CHAIN, DEVICE), enough_s),
         "kernel_s": _kernel(enough_s / 2),
         "pcie_bytes_s": _pcie(enough_s),
     }
@@ -77,16 +78,9 @@ def _normal(*sides: int, grad: bool = False, dtype: torch.dtype = torch.bfloat16
     return torch.randn(sides, device=DEVICE, dtype=dtype).requires_grad_(grad)
 
 
-def _product(m: int, k: int, n: int, enough_s: float) -> float:
-    """FLOP/s of the three products of a layer: forward, and backward for input and weight."""
-    x, w, dy = _normal(m, k), _normal(n, k), _normal(m, n)
-
-    def work() -> None:
-        F.linear(x, w)
-        _ = dy @ w
-        _ = dy.T @ x
-
-    return 6.0 * m * k * n / usual_s(_recorded(work), enough_s)
+def _rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
+    """How much of it a second does; recorded as a graph, without the host."""
+    return probe.amount / usual_s(_recorded(probe.work) if graph else probe.work, enough_s)
 
 
 def _attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:
@@ -123,33 +117,6 @@ def _moved(enough_s: float) -> float:
         F.silu(x)
 
     return 5 * 2.0 * MOVED / usual_s(work, enough_s)
-
-
-def _update(enough_s: float) -> float:
-    """AdamW with the norm that clipping needs; in bytes, as the planner counts them."""
-    parameters = [torch.nn.Parameter(_normal(n, dtype=torch.float32)) for n in UPDATED]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, lr=torch.tensor(1e-4, device=DEVICE), fused=True, capturable=True)
-
-    def work() -> None:
-        torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-        optimizer.step()
-
-    return (2 * (4 + 8) + 3 * 4.0) * sum(UPDATED) / usual_s(work, enough_s)
-
-
-def _launch(enough_s: float) -> float:
-    """Operations on next to nothing, forward and backward, in launches as the planner counts them."""
-    x, seed = torch.zeros(8, device=DEVICE, requires_grad=True), torch.ones(8, device=DEVICE)
-
-    def work() -> None:
-        y = x
-        for _ in range(CHAIN):
-            y = y * 1.5
-        torch.autograd.backward([y], [seed])
-
-    return usual_s(work, enough_s) / (CHAIN * 3 * LAUNCHES_PER_OPERATION)
 
 
 def _kernel(enough_s: float) -> float:

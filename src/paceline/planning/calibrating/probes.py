@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
 from paceline.planning.calibrating.calibration import WHOLE
+from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION
 
 MATMULS = ((128, 128, 128), (512, 128, 512), (2048, 128, 128), (2048, 128, 512), (2048, 512, 128), (1024, 512, 1408))
@@ -35,16 +37,17 @@ class Probe:
 
 
 def probes() -> list[Probe]:
-    return [*(_product(*sides) for sides in MATMULS), _attention(), _elementwise(), _update(), _launches(), _layer()]
+    products = [product(*sides) for sides in MATMULS]
+    return [*products, _attention(), _elementwise(), update([UPDATED_PARAMS]), launches(CHAIN), _layer()]
 
 
 def product_name(rows: int, inner: int, outer: int) -> str:
     return f"{rows}x{inner}x{outer}"
 
 
-def _product(m: int, k: int, n: int) -> Probe:
-    """The three products of a layer: forward, and backward for input and weight."""
-    x, w, dy = torch.randn(m, k), torch.randn(n, k), torch.randn(m, n)
+def product(m: int, k: int, n: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Probe:
+    """The three products of a layer: forward, and backward for input and weight; in FLOPs."""
+    x, w, dy = (torch.randn(sides, device=device, dtype=dtype) for sides in ((m, k), (n, k), (m, n)))
 
     def work() -> None:
         F.linear(x, w)
@@ -81,30 +84,32 @@ def _elementwise() -> Probe:
     return Probe("moved", 3 * tokens * (5.0 * width + 2.0 * ffn) * 4, work)
 
 
-def _update() -> Probe:
+def update(sizes: Sequence[int], device: str = "cpu") -> Probe:
     """AdamW with the norm that clipping needs; in bytes, as the planner counts them."""
-    parameter = torch.nn.Parameter(torch.randn(UPDATED_PARAMS))
-    parameter.grad = torch.randn(UPDATED_PARAMS)
-    optimizer = torch.optim.AdamW([parameter], fused=True)
+    parameters = [torch.nn.Parameter(torch.randn(n, device=device)) for n in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    on_cuda: dict[str, Any] = {} if device == "cpu" else {"lr": torch.tensor(1e-4, device=device), "capturable": True}
+    optimizer = torch.optim.AdamW(parameters, fused=True, **on_cuda)
 
     def work() -> None:
-        torch.nn.utils.get_total_norm([parameter.grad], foreach=True)
+        torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
         optimizer.step()
 
-    return Probe("update", (2 * (4 + 8) + 3 * 4.0) * UPDATED_PARAMS, work)
+    return Probe("update", NUMBERS["fp32"].updated_bytes * sum(sizes), work)
 
 
-def _launches() -> Probe:
+def launches(chain: int, device: str = "cpu") -> Probe:
     """Operations on next to nothing, forward and backward, in launches as the planner counts them."""
-    x, seed = torch.zeros(8, requires_grad=True), torch.ones(8)
+    x, seed = torch.zeros(8, device=device, requires_grad=True), torch.ones(8, device=device)
 
     def work() -> None:
         y = x
-        for _ in range(CHAIN):
+        for _ in range(chain):
             y = y * 1.5
         torch.autograd.backward([y], [seed])
 
-    return Probe("launches", CHAIN * 3 * LAUNCHES_PER_OPERATION, work)
+    return Probe("launches", chain * 3 * LAUNCHES_PER_OPERATION, work)
 
 
 def _layer() -> Probe:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.hardware.catalogue import Device
+from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.shape import Attention, Block
-from paceline.planning.formulas.spread import Numbers, Spread
+from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.shape import AttentionShape, BlockShape
 
 TILE = 128
 """Side of the piece of a result that one multiprocessor works on."""
@@ -35,7 +36,7 @@ COMPILED_LAUNCHES = 0.4
 
 
 @dataclass(frozen=True)
-class Pass:
+class BlockTime:
     """Times of one micro-batch through one block on one device."""
 
     forward_s: float
@@ -107,10 +108,10 @@ def attention_costs(packed: bool, device: Device, physics: Physics) -> tuple[flo
 
 
 def attention_s(
-    attention: Attention, batch: float, spread: Spread, device: Device, numbers: Numbers, physics: Physics
+    attention: AttentionShape, batch: float, placement: Placement, device: Device, numbers: Numbers, physics: Physics
 ) -> tuple[float, float]:
     """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
-    share = batch / (spread.tensor * spread.context)
+    share = batch / (placement.tensor * placement.context)
     dtype = "bf16" if numbers.matmul == "fp8" else numbers.matmul
     rate = matmul_rate(device, dtype, physics)
     if attention.fused:
@@ -124,12 +125,14 @@ def attention_s(
     return products + scores, 2 * (products + scores)
 
 
-def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, physics: Physics) -> Pass:
+def block_time(
+    block: BlockShape, placement: Placement, device: Device, numbers: Numbers, physics: Physics
+) -> BlockTime:
     """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
-    t = spread.tensor
+    t = placement.tensor
     if numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
         numbers = replace(numbers, matmul="bf16")
-    rows_share = spread.micro_batch / spread.context
+    rows_share = placement.micro_batch / placement.context
     products = 0.0
     for m in block.matmuls:
         inner = m.inner / t if m.split == "inner" else m.inner
@@ -139,13 +142,13 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
         products += matmul_s(m.rows * rows_share, inner, outer, device, numbers, physics)
     attention = (0.0, 0.0)
     if block.attention is not None:
-        attention = attention_s(block.attention, spread.micro_batch, spread, device, numbers, physics)
+        attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
-    cut = t if spread.sequence_parallel or block.name == "head" else (1 + t) / 2
-    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[spread.kernels]
+    cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
+    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[placement.runtime.kernels]
     moved = passes * block.moved_elements * rows_share * numbers.element_bytes / cut
     elementwise = moved / bandwidth
-    unfused = 0.0 if spread.kernels == "compiled" else block.eager_elements * rows_share * numbers.element_bytes
+    unfused = 0.0 if placement.runtime.compiled else block.eager_elements * rows_share * numbers.element_bytes
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
     forward = products + attention[0] + elementwise + casts + unfused / bandwidth
     # gradients of cast weights come out of their products in 16 bits, and are widened
@@ -153,24 +156,24 @@ def block_pass(block: Block, spread: Spread, device: Device, numbers: Numbers, p
     starts = 0.0 if device.synchronous else _kernels(block) * physics.kernel_s
     forward, backward = forward + starts, backward + 2 * starts
     recompute = 0.0
-    if spread.recompute == "full" and block.edge_elements:
+    if placement.recompute == "full" and block.edge_elements:
         # the last product is needed by nothing that is made again
-        last = block.matmuls[-1] if spread.stops_early and block.matmuls else None
+        last = block.matmuls[-1] if placement.runtime.stops_early and block.matmuls else None
         share = last.inner * last.outer / sum(m.inner * m.outer for m in block.matmuls) if last else 0.0
         recompute = forward - share * products
-    elif spread.recompute == "selective" and block.attention is not None:
+    elif placement.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
         recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
-    if spread.kernels == "compiled" and spread.recorded:
-        return Pass(forward, backward, recompute)
-    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if spread.kernels == "compiled" else 1.0)
+    if placement.runtime.one_graph:
+        return BlockTime(forward, backward, recompute)
+    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if placement.runtime.compiled else 1.0)
     again = host * (recompute / forward if forward else 0.0)
     if device.synchronous:
-        return Pass(forward + host, backward + 2 * host, recompute + again)
-    return Pass(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+        return BlockTime(forward + host, backward + 2 * host, recompute + again)
+    return BlockTime(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
 
 
-def _kernels(block: Block) -> float:
+def _kernels(block: BlockShape) -> float:
     """On the device, forward: a product and the cast of its weight, an attention, and the element-wise ones between."""
     between = len(block.matmuls) + (1 if block.attention else 2)
     return 2 * len(block.matmuls) + (1 if block.attention else 0) + between
@@ -183,6 +186,6 @@ def _slower(device_s: float, host_s: float) -> float:
 
 def optimizer_s(params: float, device: Device, numbers: Numbers, physics: Physics) -> float:
     """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
-    touched = params * (2 * (numbers.weight_bytes + numbers.state_bytes) + 3 * numbers.gradient_bytes)
+    touched = params * numbers.updated_bytes
     tail_s = 0.0 if device.synchronous else UPDATE_TAIL_S
     return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency) + tail_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, Block, ModelShape
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
 from paceline.shapes import DecoderShape
 
 CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
@@ -20,7 +20,7 @@ GATE_PASSES = 2
 """Over the features of a gated feed-forward part, beside those of a plain one."""
 
 
-def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[Block, ...]:
+def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
     shape = ModelShape(
         layers=sizes.layers,
         hidden=sizes.width,

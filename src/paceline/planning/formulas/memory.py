@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
+from paceline.hardware.catalogue import Device
+from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.shape import Block
-from paceline.planning.formulas.spread import Numbers, Spread
+from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.shape import BlockShape
 
 SCORE_COPIES = 2.5
 """Stored scores: normalised, dropped, and the mask that dropped them in half an element."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes on the fullest device at the peak of a step, and what was moved to the host."""
+class DeviceMemory(ABC):
+    """Bytes on the fullest device, by term, whatever the kind of work."""
+
+    terms: ClassVar[Mapping[str, str]]
+    """The fields that are on the device, and what they are called."""
+
+    @property
+    def host_bytes(self) -> float:
+        """In host memory, of one rank."""
+        return 0.0
+
+    @property
+    def disk_bytes(self) -> float:
+        """Left on disk, of one rank."""
+        return 0.0
+
+    @property
+    def total_bytes(self) -> float:
+        return float(sum(getattr(self, f.name) for f in fields(self) if f.name in self.terms))
+
+    @property
+    @abstractmethod
+    def allocated_bytes(self) -> float:
+        """What the framework's allocator hands out at the peak: the number that torch reports."""
+
+    def held_bytes(self, device: Device) -> float:
+        """What a device holds. Cores have one memory: what is offloaded stays in it."""
+        return self.total_bytes + (self.host_bytes if device.synchronous else 0.0)
+
+    def largest_term(self) -> str:
+        return self.terms[max(self.terms, key=lambda term: float(getattr(self, term)))]
+
+
+@dataclass(frozen=True)
+class Memory(DeviceMemory):
+    """Bytes on the fullest device at the peak of a training step, and what was moved to the host."""
 
     weights_bytes: float
     gradients_bytes: float
@@ -30,89 +69,100 @@ class Memory:
     """Driver, libraries and the collectives' own buffers: outside the framework's allocator."""
     host_bytes: float = 0.0
 
+    terms: ClassVar[Mapping[str, str]] = {
+        "weights_bytes": "weights",
+        "gradients_bytes": "gradients",
+        "states_bytes": "optimiser states",
+        "activations_bytes": "activations",
+        "logits_bytes": "logits",
+        "gathered_bytes": "gathered layers",
+        "buffers_bytes": "buffers, workspaces",
+        "lost_bytes": "lost to fragments",
+        "context_bytes": "driver, libraries",
+    }
+
     @property
     def allocated_bytes(self) -> float:
-        """What the framework's allocator hands out at the peak: the number that torch reports."""
         return self.total_bytes - self.context_bytes - self.lost_bytes
 
-    @property
-    def total_bytes(self) -> float:
-        return float(sum(getattr(self, f.name) for f in fields(self) if f.name != "host_bytes"))
 
-
-def memory(blocks: tuple[Block, ...], spread: Spread, numbers: Numbers, physics: Physics) -> Memory:
+def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Numbers, physics: Physics) -> Memory:
     """Price a model (its blocks: first, repeated, last) under a layout; the first or last stage is the fullest."""
     embedding, layer, head = blocks[0], max(blocks, key=lambda b: b.repeat), blocks[-1]
-    pp, t = spread.pipeline, spread.tensor
+    pp, t = placement.pipeline, placement.tensor
     layers_here = layer.repeat / pp
     ends = embedding.params + head.params
     params = (layers_here * layer.params + (ends if pp == 1 else max(embedding.params, head.params))) / t
-    cut = [spread.shard if spread.zero >= level else 1 for level in (1, 2, 3)]
+    cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
     weights = params * numbers.weight_bytes / cut[2]
     gradients = params * numbers.gradient_bytes / cut[1]
     states = params * numbers.state_bytes / cut[0]
     host = 0.0
-    if spread.offload:
+    if placement.offload != "none":
         host, states, gradients = states + gradients, 0.0, 0.0  # gradients leave as they are made
-    if spread.offload_weights:
+    if placement.offload == "all":
         host, weights = host + weights, 0.0
 
-    samples = spread.micro_batch / spread.context
+    samples = placement.micro_batch / placement.context
     in_flight = 1.0
     if pp > 1:
-        in_flight = min(pp * (1 + (pp - 1) / (pp * spread.chunks) if spread.chunks > 1 else 1), spread.accumulate)
-        if spread.schedule == "gpipe":  # all passes forward, then all backward
-            in_flight = spread.accumulate
+        in_flight = min(
+            pp * (1 + (pp - 1) / (pp * placement.chunks) if placement.chunks > 1 else 1), placement.accumulate
+        )
+        if placement.schedule == "gpipe":  # all passes forward, then all backward
+            in_flight = placement.accumulate
     e = numbers.element_bytes
-    whole_cut = t if spread.sequence_parallel else 1
-    edge = layer.edge_elements / (t if spread.sequence_parallel else 1)
+    whole_cut = t if placement.sequence_parallel else 1
+    edge = layer.edge_elements / whole_cut
     full = layer.saved_split_elements / t + layer.saved_whole_elements / whole_cut
-    full += layer.eager_saved_elements / whole_cut if spread.kernels != "compiled" else 0.0
-    if spread.recompute == "selective" and layer.attention is not None:
+    full += layer.eager_saved_elements / whole_cut if not placement.runtime.compiled else 0.0
+    if placement.recompute == "selective" and layer.attention is not None:
         if layer.attention.fused:  # the attention output and every second product are kept
             products = sum(m.rows * m.outer / (t if m.split == "outer" else whole_cut) for m in layer.matmuls)
             full = edge + layer.edge_elements / t + products / 2
         else:
             full -= SCORE_COPIES * layer.attention.score_elements / t
     # full recomputation keeps what enters each layer, and all of the one layer at work
-    kept = layers_here * in_flight * (edge if spread.recompute == "full" else full)
-    kept += full if spread.recompute == "full" else 0.0
+    kept = layers_here * in_flight * (edge if placement.recompute == "full" else full)
+    kept += full if placement.recompute == "full" else 0.0
     activations = samples * e * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
-    logits = _logits(head, samples, spread, numbers)
-    gathered = _gathered(embedding, layer, head, params, spread, numbers)
-    buffers = physics.bucket_bytes if spread.zero in (1, 2) else 0.0
+    logits = _logits(head, samples, placement, numbers)
+    gathered = _gathered(embedding, layer, head, params, placement, numbers)
+    buffers = physics.bucket_bytes if placement.zero in (1, 2) else 0.0
     lost = physics.fragmentation * (activations + logits)
-    if spread.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
+    if placement.runtime.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
         gradients = max(0.0, gradients + samples * e * full - activations - logits)
-    axes = (spread.data, t, pp, spread.context)
+    axes = (placement.data, t, pp, placement.context)
     context = physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes)
     return Memory(weights, gradients, states, activations, logits, gathered, buffers, lost, context, host)
 
 
-def _logits(head: Block, samples: float, spread: Spread, numbers: Numbers) -> float:
+def _logits(head: BlockShape, samples: float, placement: Placement, numbers: Numbers) -> float:
     """Logits in the type of the products, and in fp32 with their gradient while the loss is computed.
 
     One kernel for the whole loss works in the memory of the logits. The gradient of its weights is there twice while
     another chunk is added to it.
     """
-    alone = head.loss_params > 0 and spread.kernels == "compiled" and spread.tensor == 1
+    alone = head.loss_params > 0 and placement.runtime.compiled and placement.tensor == 1
     each = numbers.element_bytes + (0.0 if alone else 8.0)
-    chunk = min(samples * head.saved_split_elements / spread.tensor, head.most_logits)
-    copies = 2 if spread.fresh_gradients else 1
-    return chunk * each + copies * head.loss_params / spread.tensor * numbers.weight_bytes
+    chunk = min(samples * head.saved_split_elements / placement.tensor, head.most_logits)
+    copies = 2 if placement.runtime.fresh_gradients else 1
+    return chunk * each + copies * head.loss_params / placement.tensor * numbers.weight_bytes
 
 
-def _gathered(embedding: Block, layer: Block, head: Block, params: float, spread: Spread, numbers: Numbers) -> float:
+def _gathered(
+    embedding: BlockShape, layer: BlockShape, head: BlockShape, params: float, placement: Placement, numbers: Numbers
+) -> float:
     """Whole weights of the layers at work, and copies of weights in the type of the products."""
-    t, e = spread.tensor, numbers.element_bytes
-    if spread.zero == 3:
+    t, e = placement.tensor, numbers.element_bytes
+    if placement.zero == 3:
         largest = max(layer.params, embedding.params) / t
         gathered = 2 * layer.params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
-        gathered += params * e if spread.keeps_casts and numbers.cast else 0.0
+        gathered += params * e if placement.runtime.keeps_casts and numbers.cast else 0.0
         ends = embedding.params + head.params
-        return gathered + (ends / t * (numbers.weight_bytes + e) if spread.keeps_ends else 0.0)
+        return gathered + (ends / t * (numbers.weight_bytes + e) if placement.runtime.keeps_ends else 0.0)
     if not numbers.cast:
         return 0.0
-    if spread.kernels == "compiled" and spread.recompute == "full":  # cast again with the layer
+    if placement.runtime.compiled and placement.recompute == "full":  # cast again with the layer
         return (layer.params + head.loss_params) / t * e
     return params * e

@@ -6,7 +6,7 @@ the present machine replaces some of them; nothing else does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -45,7 +45,20 @@ class Physics:
     bucket_bytes: float = _number(1.5e9, "bytes", "of flat buffers where states alone are divided", 5e8, 4e9)
 
 
-def describe() -> list[tuple[str, float, str, str]]:
-    """(name, value, unit, meaning) of every number, for tables."""
-    shipped = Physics()
-    return [(f.name, getattr(shipped, f.name), f.metadata["unit"], f.metadata["meaning"]) for f in fields(Physics)]
+CORES = Physics(
+    half_tiles=0.4,
+    ragged_efficiency=1.0,
+    bandwidth_efficiency=0.8,
+    fusion=1.0,
+    launch_s=1e-6,
+    update_launches=0.0,
+    node_efficiency=0.95,
+    link_latency_s=5e-5,
+    node_latency_s=1e-4,
+    call_s=3e-4,
+    overlap=0.0,
+    context_bytes=3.5e8,  # a process with the libraries loaded
+    communicator_bytes=0.0,
+    bucket_bytes=0.0,
+)
+"""Of CPU cores and gloo: what calibrations of a few machines gave. The defaults are of GPUs and NCCL."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import UserError
@@ -37,7 +37,7 @@ class Matmul:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionShape:
     """The products of queries with keys and of weights with values, for one sample."""
 
     length: int
@@ -64,14 +64,14 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockShape:
     """One repeated part of a model."""
 
     name: str
     repeat: int
     params: float
     matmuls: tuple[Matmul, ...]
-    attention: Attention | None
+    attention: AttentionShape | None
     moved_elements: float
     """Read and written by element-wise kernels in a forward pass of one sample."""
     saved_split_elements: float
@@ -139,15 +139,15 @@ class ModelShape:
         return 3 * sum(b.repeat * b.flops for b in self.blocks)
 
     @functools.cached_property
-    def blocks(self) -> tuple[Block, Block, Block]:
+    def blocks(self) -> tuple[BlockShape, BlockShape, BlockShape]:
         return (self._embedding(), self._layer(), self._head())
 
-    def _embedding(self) -> Block:
+    def _embedding(self) -> BlockShape:
         tokens, h = self.seq_len, self.hidden
         params = self.vocab * h + (tokens * h if self.learned_positions else 0)
-        return Block("embedding", 1, params, (), None, 5.0 * tokens * h, 0.0, 1.0 * tokens * h, 0.0, 6)
+        return BlockShape("embedding", 1, params, (), None, 5.0 * tokens * h, 0.0, 1.0 * tokens * h, 0.0, 6)
 
-    def _layer(self) -> Block:
+    def _layer(self) -> BlockShape:
         s, h, f = self.seq_len, self.hidden, self.ffn_hidden
         width = h // self.heads if h % self.heads == 0 else math.ceil(h / self.heads)
         q, kv = self.heads * width, self.kv_heads * width
@@ -163,7 +163,7 @@ class ModelShape:
         norms = (4 if self.biases else 2) * h
         # relative positions need a second product of the scores' size, shifted and added
         score_heads = self.heads * (2 if self.memory_len else 1)
-        attention = Attention(
+        attention = AttentionShape(
             s, s + self.memory_len, score_heads, self.kv_heads, width, self.causal, self.fused_attention
         )
         # two norms (2h each), rotary or bias on q k v, two residual sums (3h each), the activation (in and out)
@@ -173,51 +173,18 @@ class ModelShape:
         split = s * (q + 2 * kv + q + (ups + 1.0) * f) + scores
         whole = s * (4.0 * h + 1.0 * h)
         kernels = (40 if self.fused_attention else 50) + (LAUNCHES_PER_OPERATION * RELATIVE if self.memory_len else 0)
-        return Block(
+        return BlockShape(
             "layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels
         )
 
-    def _head(self) -> Block:
+    def _head(self) -> BlockShape:
         s, h = self.seq_len, self.hidden
         if self.classes:
             params = h * self.classes + self.classes
-            return Block("head", 1, params, (Matmul(1, h, self.classes),), None, s * h, 0.0, s * h, 0.0, 8)
+            return BlockShape("head", 1, params, (Matmul(1, h, self.classes),), None, s * h, 0.0, s * h, 0.0, 8)
         params = 2 * h + (0 if self.tied else self.vocab * h)
         logits = float(s) * self.vocab
         # the loss reads the logits for the largest, the sum and the difference, and writes their gradient
-        return Block(
+        return BlockShape(
             "head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8
         )
-
-    def at(self, seq_len: int) -> ModelShape:
-        """The same model on samples of another length."""
-        return replace(self, seq_len=seq_len)
-
-
-def typical(params: float, seq_len: int = 2048, vocab: int = 50_304, gated: bool = False) -> ModelShape:
-    """A usual decoder of about that many parameters, for plans that know nothing more of the model.
-
-    Width and depth follow what people build: width ≈ 128 × layers up to 32 layers, deeper more slowly beyond.
-    """
-    if params < 1e5:
-        raise UserError(f"a model of {params:g} parameters is too small to have a usual shape; give layers and width")
-    shapes = [_with_depth(layers, params, seq_len, vocab, gated) for layers in range(2, 130, 2)]
-    return min(shapes, key=lambda shape: _unusual(shape, params))
-
-
-def _with_depth(layers: int, params: float, seq_len: int, vocab: int, gated: bool) -> ModelShape:
-    # 12 · layers · width² + vocab · width = params
-    width = (math.sqrt(vocab**2 + 48.0 * layers * params) - vocab) / (24.0 * layers)
-    width = max(64, round(width / 64) * 64)
-    heads = max(1, width // (128 if width >= 2048 else 64))
-    return ModelShape(layers, width, heads, seq_len, vocab, _ffn(width, gated), gated=gated)
-
-
-def _unusual(shape: ModelShape, params: float) -> float:
-    """Distance from the wanted size and from the usual proportion of width to depth."""
-    usual_width = 128.0 * shape.layers if shape.layers <= 32 else 4096 * (shape.layers / 32) ** 0.75
-    return 4 * abs(math.log(shape.params / params)) + abs(math.log(shape.hidden / usual_width))
-
-
-def _ffn(width: int, gated: bool) -> int:
-    return round(8 * width / 3 / 128) * 128 if gated else 4 * width

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from paceline.hardware.catalogue import Cluster
 from paceline.planning.formulas.comm import all_gather_s, all_reduce_s, exposed_s, group, send_s
-from paceline.planning.formulas.compute import block_pass, optimizer_s
-from paceline.planning.formulas.offload import offload
+from paceline.planning.formulas.compute import block_time, optimizer_s
+from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.shape import Block
-from paceline.planning.formulas.spread import Numbers, Spread
+from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.shape import BlockShape
 
 BUCKET_BYTES = 25e6
 """Size in which gradients are sent while the backward pass goes on."""
-
-BACKWARD_SHARE = 2 / 3
-"""Of the time of a pass, beside which gradients can travel."""
 
 ZERO_BUBBLE = 1 / 3
 """Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
@@ -25,6 +22,8 @@ FUSED_UPDATE_KERNELS = 60
 """Launched to sum up, clip and update, where one kernel takes many tensors."""
 POWER_RANK = 4
 """Columns of the two thin matrices that PowerSGD sends for each weight matrix."""
+HOST_BYTES_S = 100e9
+"""Memory bandwidth of a host that its devices share, as an update by its cores reaches it."""
 
 
 @dataclass(frozen=True)
@@ -55,38 +54,10 @@ class StepTime:
 
 
 def step_time(
-    blocks: tuple[Block, ...], spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics
+    blocks: tuple[BlockShape, ...], placement: Placement, cluster: Cluster, numbers: Numbers, physics: Physics
 ) -> StepTime:
     """Price one optimiser step of a model (its blocks: first, repeated, last) under a layout on a cluster."""
-    stages, passes = spread.pipeline, spread.accumulate
-    stage = _stage(blocks, spread, cluster, numbers, physics)
-    local_params = sum(b.repeat * b.params for b in blocks) / (spread.tensor * stages)
-    collectives = max(b.repeat for b in blocks) / stages + 2
-    each, once = _data_s(blocks, local_params, collectives, stage, spread, cluster, numbers, physics)
-
-    bubble_s = (stages - 1) * (stage.mean_compute_s + stage.exposed_s) / spread.chunks
-    bubble_s *= ZERO_BUBBLE if spread.schedule == "zero_bubble" else 1.0
-    exposed = passes * (stage.exposed_s + each.exposed_s) + once.exposed_s
-    busy_s = passes * stage.compute_s + exposed + bubble_s
-    owned = local_params / (spread.shard if spread.zero else 1)
-    moved = offload(owned, spread, cluster, numbers, physics)
-    return StepTime(
-        compute_s=passes * stage.compute_s,
-        comm_s=passes * (stage.flight_s + each.flight_s) + once.flight_s,
-        exposed_s=exposed,
-        bubble_s=bubble_s,
-        update_s=0.0 if spread.offload else optimizer_s(owned, cluster.device, numbers, physics),
-        overhead_s=_update_starts_s(collectives, spread, physics),
-        waiting_s=physics.jitter * math.log2(spread.ranks) * busy_s,
-        offload_s=passes * exposed_s(moved.bus_s, stage.compute_s, physics, spread.overlap) + moved.update_s,
-    )
-
-
-def _update_starts_s(layers: float, spread: Spread, physics: Physics) -> float:
-    """Of the update's kernels: launched by the host or, where steps are compiled, ahead of the device."""
-    if spread.kernels == "compiled":
-        return FUSED_UPDATE_KERNELS * physics.kernel_s
-    return (FUSED_UPDATE_KERNELS if spread.fused_update else layers * physics.update_launches) * physics.launch_s
+    return _Step(blocks, placement, cluster, numbers, physics).time()
 
 
 @dataclass(frozen=True)
@@ -105,130 +76,180 @@ class _Stage:
     compute_s: float
     mean_compute_s: float
     """Of all stages, which fill and drain the pipeline."""
-    flight_s: float
-    exposed_s: float
+    travel: _Travel
+
+    @property
+    def backward_s(self) -> float:
+        return self.compute_s - self.forward_s
 
 
-def _stage(blocks: tuple[Block, ...], spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics) -> _Stage:
-    stages = spread.pipeline
-    layer = max(blocks, key=lambda b: b.repeat)
-    each = block_pass(layer, spread, cluster.device, numbers, physics)
-    ends = [block_pass(b, spread, cluster.device, numbers, physics) for b in blocks if b is not layer]
-    here = math.ceil(layer.repeat / stages)
-    # the embedding is on the first stage and the head on the last: the slower of them is added to one stage
-    added = ends if stages == 1 else [max(ends, key=lambda p: p.total_s)]
-    compute_s = here * each.total_s + sum(p.total_s for p in added)
-    travels = [
-        _tensor_s(layer, spread, cluster, numbers, physics, each.total_s),
-        _context_s(layer, spread, cluster, numbers, physics, each.total_s),
-    ]
-    flight_s = here * sum(t.flight_s for t in travels)
-    visible_s = here * sum(t.exposed_s for t in travels)
-    if stages > 1:
-        edge = spread.micro_batch * layer.edge_elements / spread.context * numbers.element_bytes / spread.tensor
-        stride = spread.tensor * spread.context * spread.data
-        sends_s = 2 * spread.chunks * send_s(edge, stride, cluster, physics)
-        flight_s += sends_s
-        visible_s += exposed_s(sends_s, compute_s, physics, spread.overlap)
-    return _Stage(
-        forward_s=here * each.forward_s + sum(p.forward_s for p in added),
-        compute_s=compute_s,
-        mean_compute_s=(layer.repeat * each.total_s + sum(p.total_s for p in ends)) / stages,
-        flight_s=flight_s,
-        exposed_s=visible_s,
-    )
+@dataclass(frozen=True)
+class _Step:
+    """One step of a model under a placement on a cluster."""
+
+    blocks: tuple[BlockShape, ...]
+    placement: Placement
+    cluster: Cluster
+    numbers: Numbers
+    physics: Physics
+
+    @property
+    def local_params(self) -> float:
+        """Of one stage of one part of the tensors."""
+        return sum(b.repeat * b.params for b in self.blocks) / (self.placement.tensor * self.placement.pipeline)
+
+    @property
+    def collectives(self) -> float:
+        """Per pass, where each layer has its own."""
+        return max(b.repeat for b in self.blocks) / self.placement.pipeline + 2
+
+    def time(self) -> StepTime:
+        placement, physics = self.placement, self.physics
+        stages, passes = placement.pipeline, placement.accumulate
+        stage = self._stage()
+        each, once = self._sharded(stage) if placement.zero == 3 else (_Travel(), self._reduced(stage.backward_s))
+        bubble_s = (stages - 1) * (stage.mean_compute_s + stage.travel.exposed_s) / placement.chunks
+        bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
+        exposed = passes * (stage.travel.exposed_s + each.exposed_s) + once.exposed_s
+        busy_s = passes * stage.compute_s + exposed + bubble_s
+        owned = self.local_params / (placement.shard if placement.zero else 1)
+        on_device = placement.offload == "none"
+        return StepTime(
+            compute_s=passes * stage.compute_s,
+            comm_s=passes * (stage.travel.flight_s + each.flight_s) + once.flight_s,
+            exposed_s=exposed,
+            bubble_s=bubble_s,
+            update_s=optimizer_s(owned, self.cluster.device, self.numbers, physics) if on_device else 0.0,
+            overhead_s=self._update_starts_s(),
+            waiting_s=physics.jitter * math.log2(placement.ranks) * busy_s,
+            offload_s=0.0 if on_device else self._offload_s(owned, stage.compute_s),
+        )
+
+    def _exposed_s(self, comm_s: float, beside_s: float) -> float:
+        return exposed_s(comm_s, beside_s, self.physics, self.placement.runtime.overlap)
+
+    def _update_starts_s(self) -> float:
+        """Of the update's kernels: launched by the host or, where steps are compiled, ahead of the device."""
+        runtime, physics = self.placement.runtime, self.physics
+        if runtime.compiled:
+            return FUSED_UPDATE_KERNELS * physics.kernel_s
+        launches = FUSED_UPDATE_KERNELS if runtime.fused_update else self.collectives * physics.update_launches
+        return launches * physics.launch_s
+
+    def _offload_s(self, owned: float, beside_s: float) -> float:
+        """`owned` parameters of one device: gradients go down after each pass, weights come up before they are needed.
+
+        Where shards of the weights live in the host too, they come up twice a pass: forward and backward. The host's
+        cores make the update.
+        """
+        placement, numbers = self.placement, self.numbers
+        bus = self.cluster.device.pcie_bytes_s * self.physics.link_efficiency
+        twice = placement.offload == "all"
+        ups = 2 * numbers.weight_bytes if twice else numbers.weight_bytes / placement.accumulate
+        bus_s = owned * (ups + numbers.sent_bytes) / bus
+        update_s = owned * numbers.updated_bytes / (HOST_BYTES_S / self.cluster.per_node)
+        return placement.accumulate * self._exposed_s(bus_s, beside_s) + update_s
+
+    def _stage(self) -> _Stage:
+        stages, device = self.placement.pipeline, self.cluster.device
+        layer = max(self.blocks, key=lambda b: b.repeat)
+        each = block_time(layer, self.placement, device, self.numbers, self.physics)
+        others = [b for b in self.blocks if b is not layer]
+        ends = [block_time(b, self.placement, device, self.numbers, self.physics) for b in others]
+        here = math.ceil(layer.repeat / stages)
+        # the embedding is on the first stage and the head on the last: the slower of them is added to one stage
+        added = ends if stages == 1 else [max(ends, key=lambda p: p.total_s)]
+        compute_s = here * each.total_s + sum(p.total_s for p in added)
+        travels = [self._tensor(layer, each.total_s), self._context(layer, each.total_s)]
+        flight_s = here * sum(t.flight_s for t in travels)
+        visible_s = here * sum(t.exposed_s for t in travels)
+        if stages > 1:
+            sends_s = self._sends_s(layer)
+            flight_s += sends_s
+            visible_s += self._exposed_s(sends_s, compute_s)
+        return _Stage(
+            forward_s=here * each.forward_s + sum(p.forward_s for p in added),
+            compute_s=compute_s,
+            mean_compute_s=(layer.repeat * each.total_s + sum(p.total_s for p in ends)) / stages,
+            travel=_Travel(flight_s, visible_s),
+        )
+
+    def _sends_s(self, layer: BlockShape) -> float:
+        """From stage to stage, forward and back."""
+        placement = self.placement
+        edge = placement.micro_batch * layer.edge_elements / placement.context
+        edge = edge * self.numbers.element_bytes / placement.tensor
+        stride = placement.tensor * placement.context * placement.data
+        return 2 * placement.chunks * send_s(edge, stride, self.cluster, self.physics)
+
+    def _sharded(self, stage: _Stage) -> tuple[_Travel, _Travel]:
+        """Weights gathered and gradients scattered among shards in each pass; summed over replicas once a step."""
+        placement, numbers, physics = self.placement, self.numbers, self.physics
+        inner = placement.tensor * placement.context
+        shards = group(placement.shard, inner, self.cluster, physics)
+        gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
+        scatter = all_gather_s(self.local_params * numbers.sent_bytes, shards, physics, self.collectives)
+        visible = self._exposed_s(gather, stage.forward_s)
+        visible += self._exposed_s(gather + scatter, stage.backward_s)
+        copies = group(placement.replicate, inner * placement.shard, self.cluster, physics)
+        sent = self.local_params / placement.shard * numbers.sent_bytes
+        flight = all_reduce_s(sent, copies, physics, self.collectives)
+        return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
+
+    def _reduced(self, backward_s: float) -> _Travel:
+        """Gradients of all that see different samples, once a step.
+
+        Sharded optimiser states scatter gradients and gather weights: together the bytes of an all-reduce.
+        """
+        placement, numbers, physics = self.placement, self.numbers, self.physics
+        everyone = group(placement.data * placement.context, placement.tensor, self.cluster, physics)
+        reduction, overlap = placement.reduction, placement.runtime.overlap
+        if reduction.joins_models:  # weights are averaged after a step, now and then
+            flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
+            return _Travel(flight, flight)
+        sent = self.local_params * numbers.sent_bytes
+        if reduction.kind in ("bf16", "fp16"):
+            sent = self.local_params * 2.0
+        elif reduction.kind == "powersgd":
+            sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
+        flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
+        return _Travel(flight, in_buckets_s(flight, sent, backward_s, physics, overlap))
+
+    def _tensor(self, layer: BlockShape, beside_s: float) -> _Travel:
+        """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
+
+        With sequence parallelism they are gathers and scatters that run in pieces beside the products they feed.
+        """
+        placement = self.placement
+        if placement.tensor == 1:
+            return _Travel()
+        sent = placement.micro_batch * layer.edge_elements / placement.context * self.numbers.element_bytes
+        sums = 6 if placement.recompute == "full" else 4
+        total = sums * all_reduce_s(sent, group(placement.tensor, 1, self.cluster, self.physics), self.physics)
+        overlap = placement.runtime.overlap and placement.sequence_parallel
+        return _Travel(total, exposed_s(total, beside_s, self.physics, overlap))
+
+    def _context(self, layer: BlockShape, beside_s: float) -> _Travel:
+        """Keys and values passed around the ring of a sequence's parts."""
+        placement, attention = self.placement, layer.attention
+        if placement.context == 1 or attention is None:
+            return _Travel()
+        width = 2 * attention.kv_heads * attention.head_width * attention.length
+        sent = placement.micro_batch * width * self.numbers.element_bytes / placement.tensor
+        members = group(placement.context, placement.tensor, self.cluster, self.physics)
+        total = 3 * all_gather_s(sent, members, self.physics)
+        return _Travel(total, exposed_s(total, beside_s, self.physics))
 
 
-def _data_s(
-    blocks: tuple[Block, ...],
-    local_params: float,
-    collectives: float,
-    stage: _Stage,
-    spread: Spread,
-    cluster: Cluster,
-    numbers: Numbers,
-    physics: Physics,
-) -> tuple[_Travel, _Travel]:
-    """Weights and gradients between the groups that see different samples: in each pass, and once a step."""
-    inner = spread.tensor * spread.context
-    backward_s = stage.compute_s - stage.forward_s
-    if spread.zero == 3:
-        shards = group(spread.shard, inner, cluster, physics)
-        gather = all_gather_s(local_params * numbers.gathered_bytes, shards, physics, collectives)
-        scatter = all_gather_s(local_params * numbers.sent_bytes, shards, physics, collectives)
-        visible = exposed_s(gather, stage.forward_s, physics, spread.overlap)
-        visible += exposed_s(gather + scatter, backward_s, physics, spread.overlap)
-        each = _Travel(2 * gather + scatter, visible)
-        copies = group(spread.replicate, inner * spread.shard, cluster, physics)
-        flight = all_reduce_s(local_params / spread.shard * numbers.sent_bytes, copies, physics, collectives)
-        return each, _Travel(flight, exposed_s(flight, backward_s, physics, spread.overlap))
-    # sharded optimiser states scatter gradients and gather weights: together the bytes of an all-reduce
-    everyone = group(spread.data * spread.context, spread.tensor, cluster, physics)
-    sent = local_params * numbers.sent_bytes
-    if spread.reduce in ("local_sgd", "diloco"):  # weights are averaged after a step, now and then
-        flight = all_reduce_s(local_params * numbers.weight_bytes, everyone, physics) / spread.local_steps
-        return _Travel(), _Travel(flight, flight)
-    if spread.reduce in ("bf16", "fp16"):
-        sent = local_params * 2.0
-    elif spread.reduce == "powersgd":
-        sent = sum(b.repeat * _thin_elements(b) for b in blocks) * numbers.sent_bytes
-    calls = max(1.0, sent / BUCKET_BYTES) if spread.overlap else 1.0
-    flight = all_reduce_s(sent, everyone, physics, calls)
-    return _Travel(), _Travel(flight, _in_buckets_s(flight, sent, backward_s, physics, spread.overlap))
-
-
-def _in_buckets_s(comm_s: float, sent: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
+def in_buckets_s(comm_s: float, sent: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
     """What remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
     last = comm_s / max(1.0, sent / BUCKET_BYTES)
     return last + exposed_s(comm_s - last, beside_s, physics, overlap)
 
 
-def _thin_elements(block: Block) -> float:
+def _thin_elements(block: BlockShape) -> float:
     """What PowerSGD sends of a block: two thin matrices per product, and what is no matrix as it is."""
     if not block.matmuls:
         return block.params / max(1.0, math.sqrt(block.params) / (2 * POWER_RANK))
     whole = sum(m.inner * m.outer for m in block.matmuls)
     return POWER_RANK * sum(m.inner + m.outer for m in block.matmuls) + max(0.0, block.params - whole)
-
-
-def _tensor_s(
-    layer: Block, spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics, beside_s: float
-) -> _Travel:
-    """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
-
-    With sequence parallelism they are gathers and scatters that run in pieces beside the products they feed.
-    """
-    if spread.tensor == 1:
-        return _Travel()
-    sent = spread.micro_batch * layer.edge_elements / spread.context * numbers.element_bytes
-    sums = 6 if spread.recompute == "full" else 4
-    total = sums * all_reduce_s(sent, group(spread.tensor, 1, cluster, physics), physics)
-    return _Travel(total, exposed_s(total, beside_s, physics, spread.overlap and spread.sequence_parallel))
-
-
-def _context_s(
-    layer: Block, spread: Spread, cluster: Cluster, numbers: Numbers, physics: Physics, beside_s: float
-) -> _Travel:
-    """Keys and values passed around the ring of a sequence's parts: in flight, and exposed."""
-    if spread.context == 1 or layer.attention is None:
-        return _Travel()
-    attention = layer.attention
-    width = 2 * attention.kv_heads * attention.head_width * attention.length
-    sent = spread.micro_batch * width * numbers.element_bytes / spread.tensor
-    total = 3 * all_gather_s(sent, group(spread.context, spread.tensor, cluster, physics), physics)
-    return _Travel(total, exposed_s(total, beside_s, physics))
-
-
-def data_parallel_step_s(
-    alone_s: float, params: float, ranks: int, cluster: Cluster, numbers: Numbers, physics: Physics, accumulate: int = 1
-) -> float:
-    """A step of `ranks` devices that each do what one device does alone in `alone_s`, and average their gradients.
-
-    Needs no shape: the way to price a workload that was measured on one device.
-    """
-    if ranks == 1:
-        return alone_s
-    sent = params * numbers.sent_bytes
-    comm_s = all_reduce_s(sent, group(ranks, 1, cluster, physics), physics, max(1.0, sent / BUCKET_BYTES))
-    visible_s = _in_buckets_s(comm_s, sent, BACKWARD_SHARE * alone_s / accumulate, physics)
-    return (alone_s + visible_s) * (1 + physics.jitter * math.log2(ranks))

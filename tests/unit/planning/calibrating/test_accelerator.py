@@ -15,9 +15,10 @@ from paceline.planning.calibrating import accelerator, calibrate, gpu_probes
 from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES, accelerator_of
 from paceline.planning.calibrating.calibrate import table
 from paceline.planning.calibrating.calibration import FORMAT, read_calibration
-from paceline.planning.formulas.compute import block_pass
+from paceline.planning.formulas.compute import block_time
 from paceline.planning.formulas.decoder import decoder_blocks
-from paceline.planning.formulas.spread import NUMBERS, Spread
+from paceline.planning.formulas.numbers import NUMBERS
+from paceline.planning.formulas.placement import Placement, Runtime
 from paceline.planning.plan import plan
 from paceline.planning.show import show
 from paceline.planning.site import site_of
@@ -82,9 +83,9 @@ def test_a_plan_of_this_machine_uses_the_measured_device(file):
 
 def test_the_layer_that_was_measured_whole_is_priced_at_what_it_took(file):
     where = site_of("local", file).at(1)
-    spread = Spread(micro_batch=WHOLE_SAMPLES, kernels="compiled")
+    placement = Placement(micro_batch=WHOLE_SAMPLES, runtime=Runtime(kernels="compiled"))
     layer = decoder_blocks(WHOLE, WHOLE.context)[1]
-    priced = block_pass(layer, spread, where.cluster.device, NUMBERS["amp_bf16"], where.physics)
+    priced = block_time(layer, placement, where.cluster.device, NUMBERS["amp_bf16"], where.physics)
     assert priced.total_s == pytest.approx(8e-3)
 
 

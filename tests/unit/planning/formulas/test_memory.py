@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from unknown_shapes import typical
 
 from paceline.planning.formulas.decoder import decoder_blocks
 from paceline.planning.formulas.memory import memory
+from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.shape import ModelShape, typical
-from paceline.planning.formulas.spread import NUMBERS, Spread
+from paceline.planning.formulas.placement import Placement, Runtime
+from paceline.planning.formulas.shape import ModelShape
 from paceline.shapes import DecoderShape
 
 BARE = Physics(context_bytes=0, communicator_bytes=0, fragmentation=0, bucket_bytes=0)
@@ -16,54 +18,54 @@ MODEL = ModelShape(24, 2048, 16, 1024, 50_304)
 BF16 = NUMBERS["bf16"]
 
 
-def priced(spread, model=MODEL, kind=BF16, physics=BARE):
-    return memory(model.blocks, spread, kind, physics)
+def priced(placement, model=MODEL, kind=BF16, physics=BARE):
+    return memory(model.blocks, placement, kind, physics)
 
 
 def test_mixed_precision_adam_takes_18_bytes_per_parameter():
-    m = priced(Spread())
+    m = priced(Placement())
     assert m.weights_bytes + m.gradients_bytes + m.states_bytes == pytest.approx(18 * MODEL.params)
 
 
 @pytest.mark.parametrize(("zero", "per_param"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)])
 def test_zero_divides_states_then_gradients_then_weights(zero, per_param):
-    m = priced(Spread(shard=8, zero=zero) if zero else Spread(replicate=8))
+    m = priced(Placement(shard=8, zero=zero) if zero else Placement(replicate=8))
     assert m.weights_bytes + m.gradients_bytes + m.states_bytes == pytest.approx(per_param * MODEL.params)
 
 
 def test_activations_are_34_bytes_per_token_width_and_layer():
-    m = priced(Spread(micro_batch=4))
+    m = priced(Placement(micro_batch=4))
     assert m.activations_bytes == pytest.approx(4 * 1024 * 2048 * (34 * 24 + 2 * 3), rel=1e-6)
 
 
 def test_full_recomputation_keeps_the_edges_and_one_layer():
-    m = priced(Spread(micro_batch=4, recompute="full"))
+    m = priced(Placement(micro_batch=4, recompute="full"))
     assert m.activations_bytes == pytest.approx(4 * 1024 * 2048 * (2 * 24 + 34 + 2 * 3), rel=1e-6)
 
 
 def test_a_stage_holds_its_layers_for_all_passes_in_flight():
-    one = priced(Spread(micro_batch=1))
-    first = priced(Spread(micro_batch=1, pipeline=4, accumulate=16))
+    one = priced(Placement(micro_batch=1))
+    first = priced(Placement(micro_batch=1, pipeline=4, accumulate=16))
     ends = 1024 * 2048 * 2 * 3
     assert first.activations_bytes - ends == pytest.approx(one.activations_bytes - ends)
 
 
 def test_tensor_and_sequence_parallel_cut_what_they_should():
     layer = MODEL.blocks[1]
-    t = priced(Spread(tensor=4))
-    both = priced(Spread(tensor=4, sequence_parallel=True))
+    t = priced(Placement(tensor=4))
+    both = priced(Placement(tensor=4, sequence_parallel=True))
     saved = 24 * 2 * layer.saved_whole_elements
     assert t.activations_bytes - both.activations_bytes == pytest.approx(saved * 3 / 4)
 
 
 def test_offloading_moves_states_and_gradients_to_the_host():
-    here, there = priced(Spread(shard=4, zero=3)), priced(Spread(shard=4, zero=3, offload=True))
+    here, there = priced(Placement(shard=4, zero=3)), priced(Placement(shard=4, zero=3, offload="states"))
     assert there.host_bytes == pytest.approx(here.states_bytes + here.gradients_bytes)
     assert here.total_bytes - there.total_bytes == pytest.approx(there.host_bytes)
 
 
 def test_the_context_is_outside_the_allocator():
-    m = priced(Spread(replicate=8), physics=replace(BARE, context_bytes=1e9, communicator_bytes=2e9))
+    m = priced(Placement(replicate=8), physics=replace(BARE, context_bytes=1e9, communicator_bytes=2e9))
     assert m.total_bytes - m.allocated_bytes == pytest.approx(3e9 + m.lost_bytes)
 
 
@@ -72,32 +74,32 @@ SEVEN = typical(7e9, 2048, 32_000, gated=True)
 
 
 @pytest.mark.parametrize(
-    ("published_gb", "spread", "kind"),
+    ("published_gb", "placement", "kind"),
     [
-        (140, Spread(replicate=8), "amp_bf16"),
-        (25, Spread(shard=8, zero=3, recompute="full"), "bf16"),
-        (20, Spread(shard=8, zero=3, recompute="full"), "amp_bf16"),
-        (8, Spread(shard=8, zero=3, recompute="full", offload=True), "bf16"),
+        (140, Placement(replicate=8), "amp_bf16"),
+        (25, Placement(shard=8, zero=3, recompute="full"), "bf16"),
+        (20, Placement(shard=8, zero=3, recompute="full"), "amp_bf16"),
+        (8, Placement(shard=8, zero=3, recompute="full", offload="states"), "bf16"),
     ],
 )
-def test_seven_billion_parameters_under_each_strategy(published_gb, spread, kind):
-    total = memory(SEVEN.blocks, spread, NUMBERS[kind], Physics()).total_bytes
+def test_seven_billion_parameters_under_each_strategy(published_gb, placement, kind):
+    total = memory(SEVEN.blocks, placement, NUMBERS[kind], Physics()).total_bytes
     assert total / 1e9 == pytest.approx(published_gb, rel=0.2)
 
 
 def test_seven_billion_parameters_fit_four_devices_of_24_gb_when_offloaded():
     def total(**how):
-        spread = Spread(shard=4, zero=3, recompute="full", **how)
-        return memory(SEVEN.blocks, spread, BF16, Physics()).total_bytes
+        placement = Placement(shard=4, zero=3, recompute="full", **how)
+        return memory(SEVEN.blocks, placement, BF16, Physics()).total_bytes
 
-    assert total(offload=True) < 24e9 < total()
+    assert total(offload="states") < 24e9 < total()
 
 
 def test_gradients_that_come_as_activations_go_are_not_added_to_them():
-    kept, fresh = (priced(Spread(micro_batch=64, fresh_gradients=fresh)) for fresh in (False, True))
+    kept, fresh = (priced(Placement(micro_batch=64, runtime=Runtime(fresh_gradients=fresh))) for fresh in (False, True))
     assert kept.gradients_bytes > 0
     assert fresh.gradients_bytes == 0
-    alone = priced(Spread(micro_batch=0.01, fresh_gradients=True))
+    alone = priced(Placement(micro_batch=0.01, runtime=Runtime(fresh_gradients=True)))
     assert alone.gradients_bytes == pytest.approx(kept.gradients_bytes, rel=0.02)
 
 
@@ -105,7 +107,9 @@ def test_a_compiled_layer_keeps_less_than_an_eager_one():
     sizes = DecoderShape.of("1.3b", {}, 32_000, 1024)
     blocks = decoder_blocks(sizes, 1024)
     eager, compiled = (
-        memory(blocks, Spread(micro_batch=8, kernels=kernels), NUMBERS["amp_bf16"], BARE).activations_bytes
+        memory(
+            blocks, Placement(micro_batch=8, runtime=Runtime(kernels=kernels)), NUMBERS["amp_bf16"], BARE
+        ).activations_bytes
         for kernels in ("eager", "compiled")
     )
     per_token = compiled / (8 * 1024 * sizes.width * sizes.layers)

@@ -1,9 +1,10 @@
 """Shapes against numbers counted by hand and published parameter counts."""
 
 import pytest
+from unknown_shapes import typical
 
 from paceline.errors import UserError
-from paceline.planning.formulas.shape import ModelShape, typical
+from paceline.planning.formulas.shape import ModelShape
 
 GPT2 = ModelShape(layers=12, hidden=768, heads=12, seq_len=1024, vocab=50_257)
 LLAMA3_8B = ModelShape(

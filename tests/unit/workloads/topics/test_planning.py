@@ -10,15 +10,14 @@ import pytest
 import scipy.sparse
 
 from paceline.errors import UserError
-from paceline.planning import passtime
 from paceline.planning.auto import applied
-from paceline.planning.passtime import pass_memory, pass_time, work_s
 from paceline.planning.plan import plan
 from paceline.planning.show import show
 from paceline.planning.site import site_of
 from paceline.planning.subject import subject_of
-from paceline.planning.topics import SPARSE_BELOW, Counted
 from paceline.spec import build
+from paceline.workloads.topics.planning.counted import Counted
+from paceline.workloads.topics.planning.pricing import pass_memory, pass_time, work_s
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +110,8 @@ def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
     assert full.tier.endswith("on host")
 
 
-def test_the_shares_are_those_of_the_fit():
-    from paceline.workloads.topics import sizes
-
-    names = ["DEVICE_SHARE", "HOST_SHARE", "PAD", "CORE_BLOCK_BYTES", "SCANNED_BYTES", "SORT_BYTES", "NEWTON_TOPICS"]
-    assert [getattr(passtime, name) for name in names] == [getattr(sizes, name) for name in names]
-    assert sizes.SPARSE_BELOW == SPARSE_BELOW
-
-
 def test_the_shape_is_read_from_the_counts(counts_file):
     found = subject_of(topics(counts_file, k=5))
-    assert found.counts is not None
     assert (found.counts.documents, found.counts.terms, found.counts.sparse) == (300, 200, True)
     assert found.params == 5 * 500
     assert found.steps == 60
@@ -131,8 +121,6 @@ def test_the_shape_is_read_from_the_counts(counts_file):
 def test_without_counts_documents_and_words_are_enough():
     dense = subject_of(topics(), samples=1000, tokens=65_536).counts
     few = subject_of(topics(data={"max_terms": 50_000}), samples=1000, tokens=200).counts
-    assert dense is not None
-    assert few is not None
     assert (dense.sparse, dense.terms, dense.nonzeros) == (False, 100_000, 1e8)
     assert (few.sparse, few.terms) == (True, 50_000)
     assert few.per_document == pytest.approx(200, rel=0.01)

@@ -7,16 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.record.units import size
+from paceline.record.units import count, size
 from paceline.spec import RunSpec
+from paceline.workloads.topics.sizes import INDEX_BYTES, MOST_PASSES, POINTER_BYTES, SPARSE_BELOW
 
 USUAL_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
-SPARSE_BELOW = 0.1
-"""Share of nonzeros below which counts are kept as such (paceline.workloads.topics.blocks)."""
-INDEX_BYTES = 4
-POINTER_BYTES = 8
-MOST_PASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -49,16 +45,9 @@ class Counted:
         return float(self.terms * self.element_bytes)
 
     def words(self) -> str:
-        kept = f"{_count(self.nonzeros)} nonzeros" if self.sparse else f"dense, {8 * self.element_bytes} bits each"
+        kept = f"{count(self.nonzeros, 'G')} nonzeros" if self.sparse else f"dense, {8 * self.element_bytes} bits each"
         held = size(self.documents * self.document_bytes)
         return f"{self.documents:,} documents × {self.terms:,} terms ({kept}, {held}), {self.k} topics"
-
-
-def _count(n: float) -> str:
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.3g} {unit}"
-    return f"{n:.0f}"
 
 
 def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[Counted, list[str]]:
@@ -78,20 +67,18 @@ def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[
     values = found.block(0, 1).values
     element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
     nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
-    return (
-        Counted(
-            documents=found.documents,
-            terms=found.terms,
-            k=model.k,
-            nonzeros=nonzeros,
-            sparse=found.sparse,
-            element_bytes=element,
-            stored_bytes=float(found.stored_bytes),
-            resident=found.resident,
-            newton=model.rows == "newton",
-        ),
-        [],
+    read = Counted(
+        documents=found.documents,
+        terms=found.terms,
+        k=model.k,
+        nonzeros=nonzeros,
+        sparse=found.sparse,
+        element_bytes=element,
+        stored_bytes=float(found.stored_bytes),
+        resident=found.resident,
+        newton=model.rows == "newton",
     )
+    return read, []
 
 
 def passes_of(spec: RunSpec) -> int:

@@ -7,16 +7,34 @@ three products of each count, updates the rank's rows of L, and adds up the k ×
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
 from paceline.planning.formulas.comm import all_reduce_s, exposed_s, group
 from paceline.planning.formulas.compute import matmul_rate
+from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import Where
-from paceline.planning.topics import Counted
+from paceline.workloads.topics.planning.counted import Counted
+from paceline.workloads.topics.sizes import (
+    BLOCK_BYTES,
+    CORE_BLOCK_BYTES,
+    DEVICE_SHARE,
+    F_COPIES,
+    FUSED_TOPICS,
+    HOST_SHARE,
+    L_COPIES,
+    NEWTON_TOPICS,
+    PAD,
+    READ_AHEAD,
+    SCANNED_BYTES,
+    SORT_BYTES,
+    core_topics,
+    device_topics,
+)
 
 SPECIAL_FLOPS = 16.0
 """Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
@@ -32,8 +50,6 @@ CORE_GATHERED = 0.16
 """Fraction of its peak that a core reaches in the products of a nonzero, which are k long."""
 NEWTON = 3.8
 """Times an EM pass over nonzeros: a pass with Newton steps."""
-NEWTON_TOPICS = 64
-"""With more, the fit takes EM steps."""
 UPDATE_BYTES = 80.0
 """Read and written per element of L and F to find the next point: ratio, power, clamps and sums, in 4 bytes each."""
 LAUNCHES = 30.0
@@ -44,24 +60,10 @@ STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
 HOST_MEMORY = 2.0
 """Host memory per device, in its own memory, where it is not known: as servers are sold."""
-DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
-"""Of what is free: what the fit takes for counts (paceline.workloads.topics.tiers)."""
-FUSED_TOPICS = 64
-"""With more topics, counts on a device are read twice in a pass."""
-PAD = 256
-"""Rows and columns of dense counts on a device come in multiples of it."""
-SORT_BYTES = 4.0
-"""Beside each byte of nonzeros on a GPU, to sort them by terms; their second copy, which stays, is a quarter of it."""
-BLOCK_BYTES = 256 << 20
-"""Of the counts that are on their way to a device; there are two of them."""
-CORE_BLOCK_BYTES, SCANNED_BYTES, BLOCKS = 32 << 20, 128 << 20, 4
-"""On cores: of nonzeros, of rows, and how many blocks there are at a time."""
-L_COPIES, F_COPIES = 4, 5
-"""Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
 
 
 @dataclass(frozen=True)
-class PassMemory:
+class PassMemory(DeviceMemory):
     """Bytes on the fullest rank's device, and of its counts in the tiers below."""
 
     counts_bytes: float
@@ -73,7 +75,7 @@ class PassMemory:
     disk_bytes: float = 0.0
     by_terms_bytes: float = 0.0
 
-    terms: ClassVar[dict[str, str]] = {
+    terms: ClassVar[Mapping[str, str]] = {
         "counts_bytes": "counts",
         "by_terms_bytes": "counts by terms, sorting",
         "mixtures_bytes": "L and its copies",
@@ -81,10 +83,6 @@ class PassMemory:
         "operands_bytes": "operands, blocks",
         "context_bytes": "driver, libraries",
     }
-
-    @property
-    def total_bytes(self) -> float:
-        return float(sum(getattr(self, f.name) for f in fields(self) if f.name in self.terms))
 
     @property
     def allocated_bytes(self) -> float:
@@ -101,8 +99,8 @@ class PassMemory:
 
 
 def topics_padded(k: int, device: Device) -> int:
-    """Of the operands: sixteen or a power of two for products on a GPU, multiples of eight for a core."""
-    return -(-k // 8) * 8 if device.synchronous else max(16, 1 << (k - 1).bit_length())
+    """Of the operands, as the fit on that kind of device pads them."""
+    return core_topics(k) if device.synchronous else device_topics(k)
 
 
 def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> PassMemory:
@@ -119,7 +117,7 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
             on_device = counts.documents * counts.document_bytes  # every rank has read all of them
         else:
             on_device, on_disk = 0.0, held
-            operands += float(BLOCKS * (CORE_BLOCK_BYTES if counts.sparse else SCANNED_BYTES))
+            operands += float((READ_AHEAD + 2) * (CORE_BLOCK_BYTES if counts.sparse else SCANNED_BYTES))
     else:
         if not counts.sparse:
             held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD

@@ -1,0 +1,113 @@
+"""How a step is divided among devices and how each runs its part: the input of every price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import UserError
+
+Kernels = Literal["eager", "fused", "compiled"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Reduce = Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"]
+Offload = Literal["none", "states", "all"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a device runs its part of a step."""
+
+    kernels: Kernels = "eager"
+    """The framework's own; with hand-fused norms, activations and casts; or compiled."""
+    recorded: bool = True
+    """Compiled kernels are launched as one graph, without the host."""
+    overlap: bool = True
+    """Gradients travel while the backward pass runs, weights are gathered ahead."""
+    fused_update: bool = False
+    """One kernel updates many tensors, instead of several kernels for each."""
+    stops_early: bool = False
+    """Recomputation ends where nothing more is needed: before a layer's last product."""
+    fresh_gradients: bool = False
+    """Gradients are dropped after each update: the next ones come as activations go."""
+    keeps_casts: bool = False
+    """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
+    keeps_ends: bool = False
+    """Sharded embedding and head stay gathered through a step."""
+
+    @property
+    def compiled(self) -> bool:
+        return self.kernels == "compiled"
+
+    @property
+    def one_graph(self) -> bool:
+        return self.compiled and self.recorded
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How plain data-parallel ranks are kept together: part of the run file, but not of the layout."""
+
+    kind: Reduce = "exact"
+    local_steps: int = 8
+    """Steps that a rank makes alone before models are joined, where `kind` lets it."""
+
+    @property
+    def joins_models(self) -> bool:
+        """Weights are averaged now and then, instead of gradients in every step."""
+        return self.kind in ("local_sgd", "diloco")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """replicate × shard × context × tensor × pipeline devices, the batch that each passes, and how.
+
+    Neighbouring devices hold the parts of one tensor, then of one sequence, then the shards, the replicas, the stages.
+    """
+
+    replicate: int = 1
+    """Groups that hold the same states and see other samples."""
+    shard: int = 1
+    """Devices that divide the states among them and see other samples."""
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    micro_batch: float = 1
+    """Samples of one pass of one group."""
+    accumulate: int = 1
+    """Passes per optimiser step."""
+    zero: int = 0
+    """States divided over `shard`: 1 the optimiser's, 2 gradients too, 3 weights too."""
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    """Norms and residuals divided over `tensor` too."""
+    chunks: int = 1
+    """Stages per device of an interleaved pipeline."""
+    schedule: Schedule = "1f1b"
+    """Order of the passes in a pipeline."""
+    offload: Offload = "none"
+    """In host memory: optimiser states, gradients and the update; or shards of the weights too."""
+    runtime: Runtime = Runtime()
+    reduction: Reduction = Reduction()
+
+    def __post_init__(self) -> None:
+        for name in ("replicate", "shard", "tensor", "pipeline", "context", "accumulate", "chunks"):
+            if getattr(self, name) < 1:
+                raise UserError(f"parallel.{name}={getattr(self, name)} is not possible; give 1 or more")
+        if self.micro_batch <= 0:
+            raise UserError(f"parallel.micro_batch={self.micro_batch} is not possible; give more than 0")
+        if self.zero and self.shard == 1 and self.offload != "all":
+            object.__setattr__(self, "zero", 0)
+
+    @property
+    def ranks(self) -> int:
+        return self.replicate * self.shard * self.tensor * self.pipeline * self.context
+
+    @property
+    def data(self) -> int:
+        """Groups that see different samples."""
+        return self.replicate * self.shard
+
+    @property
+    def global_batch(self) -> float:
+        return self.micro_batch * self.accumulate * self.data

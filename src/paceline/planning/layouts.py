@@ -1,0 +1,183 @@
+"""Every layout that a training could have on a number of devices, and why the others cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.hardware.catalogue import Cluster
+from paceline.layout import Layout
+from paceline.planning.candidates import Family, Limits, Refusal, Refused
+
+STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2")
+"""In the order in which people try them. zero3 is fsdp by another name."""
+CHECKPOINTING = ("none", "selective", "full")
+MOST_TENSOR = 16
+MOST_STAGES = 64
+OFFLOADABLE = ("zero2", "fsdp", "hsdp")
+
+
+@dataclass(frozen=True)
+class Divisible:
+    """What of a model can be divided among ranks beside its samples."""
+
+    splits: tuple[int, ...] = ()
+    """Numbers that the ranks of `tensor` must divide; empty where the model cannot be divided."""
+    sequence: int = 0
+    """Positions that the ranks of `tensor` may divide among them; 0 where they cannot."""
+    layers: int = 0
+    """Layers that a pipeline can divide; 0 where it cannot."""
+    recomputes: bool = True
+    """Has repeated layers, which activation checkpointing computes again."""
+
+
+@dataclass(frozen=True)
+class LayoutSpace:
+    """All that decides which layouts a training can have."""
+
+    workload: str
+    batch: int
+    divisible: Divisible
+    fp8: bool
+    devices: int
+    cluster: Cluster
+    limits: Limits
+
+    def families(self) -> Iterator[Family | Refused]:
+        for pipeline in self._stages():
+            for tensor in self._tensors():
+                yield from self._split(tensor, pipeline)
+
+    def _split(self, tensor: int, pipeline: int) -> Iterator[Family | Refused]:
+        """The families in which that many ranks divide the model."""
+        sides = {"tensor": tensor} if pipeline == 1 else {"tensor": tensor, "pipeline": pipeline}
+        if why := self._undividable(tensor, pipeline):
+            yield self._refused(sides if tensor > 1 else {"pipeline": pipeline}, "", *why)
+            return
+        data, left = divmod(self.devices, tensor * pipeline)
+        if left or not data:
+            return
+        if data > self.batch:
+            who = f"{data} data-parallel ranks"
+            alone = data == self.devices
+            yield self._refused(
+                {} if alone else sides, who if alone else f": {who}", Refusal.NO_SAMPLE, {"batch": self.batch}
+            )
+            return
+        if pipeline > 1 and self.batch // data < pipeline:
+            facts = {"samples": self.batch // data, "stages": pipeline}
+            yield self._refused(sides, "", Refusal.UNFILLED, facts)
+            return
+        schedule = self.limits.schedule or "1f1b"
+        sequence = self.limits.sequence
+        if sequence is None:
+            sequence = tensor > 1 and self.divisible.sequence > 0 and self.divisible.sequence % tensor == 0
+        free = self.limits.offload is None and self.limits.strategy is None
+        for replicate, shard, strategy in self._strategies(data, tensor, pipeline):
+            base = Layout(strategy, replicate, self.batch, 1, shard, tensor, pipeline, schedule, sequence)
+            yield Family(base, offloaded_only=self.devices == 1 and strategy == "fsdp" and free)
+
+    def _refused(self, sides: dict[str, int], more: str, kind: Refusal, facts: dict[str, Any]) -> Refused:
+        name = " + ".join(f"{axis} {size}" for axis, size in sides.items()) + more
+        return Refused(self.devices, name, kind, facts, parts=max(1, len(sides)), axes=tuple(sides))
+
+    def _tensors(self) -> list[int]:
+        if self.limits.tensor is not None:
+            return [self.limits.tensor]
+        if not self.divisible.splits or self.fp8:
+            return [1]
+        return _powers(min(self.devices, MOST_TENSOR))
+
+    def _stages(self) -> list[int]:
+        if self.limits.pipeline is not None:
+            return [self.limits.pipeline]
+        if not self.divisible.layers:
+            return [1]
+        return _powers(min(self.devices, self.divisible.layers, MOST_STAGES))
+
+    def _undividable(self, tensor: int, pipeline: int) -> tuple[Refusal, dict[str, Any]] | None:
+        splits, layers = self.divisible.splits, self.divisible.layers
+        if tensor > 1:
+            if not splits:
+                return Refusal.NO_RULES, {"workload": self.workload}
+            if self.fp8:
+                return Refusal.FP8, {}
+            if tensor > self.cluster.per_node:
+                return Refusal.CROSSES_NODES, {"tensor": tensor, "per_node": self.cluster.per_node}
+            if odd := [n for n in splits if n % tensor]:
+                return Refusal.INDIVISIBLE, {"tensor": tensor, "size": odd[0]}
+        if pipeline > 1:
+            if not layers:
+                return Refusal.NO_LAYERS, {"workload": self.workload}
+            if pipeline > layers:
+                return Refusal.FEW_LAYERS, {"layers": layers, "stages": pipeline}
+        return None
+
+    def _strategies(self, data: int, tensor: int, pipeline: int) -> Iterator[tuple[int, int, str]]:
+        """(replicate, shard, strategy) of the data-parallel ranks."""
+        asked = self.limits.strategy
+        for strategy in STRATEGIES if asked is None else (asked,):
+            if strategy == "single":
+                if self.devices == 1:
+                    yield 1, 1, strategy
+            elif strategy == "hsdp":
+                in_node = max(1, self.cluster.per_node // tensor)
+                shards = [s for s in (in_node << k for k in range(8)) if s > 1 and data % s == 0 and data // s > 1]
+                yield from ((data // s, s, strategy) for s in shards[:3])
+            elif strategy == "zero1" and tensor * pipeline > 1:
+                continue
+            elif self.devices == 1:
+                if strategy == "ddp" and asked is not None:
+                    yield 1, 1, "single"
+                elif strategy == "fsdp" or asked is not None:  # one device: only to move its states to the host
+                    yield 1, 1, strategy
+            elif data == 1 and strategy != "ddp":
+                continue  # nothing to divide among one rank
+            elif strategy == "ddp":
+                yield data, 1, strategy if data > 1 else "single"
+            else:
+                yield 1, data, strategy
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two, from one."""
+    return [1 << k for k in range(most.bit_length())]
+
+
+def members(family: Family, limits: Limits, offload: bool, recomputes: bool) -> Iterator[list[Layout]]:
+    """For each way to recompute, the layouts of a family from the largest batch of one pass to the smallest."""
+    base = family.base
+    if offload and base.strategy not in OFFLOADABLE:
+        return
+    usual = CHECKPOINTING if recomputes else CHECKPOINTING[:1]
+    for checkpointing in usual if limits.checkpointing is None else (limits.checkpointing,):
+        kind = replace(base, checkpointing=checkpointing, offload=offload)
+        yield [replace(kind, micro_batch=size) for size in _micro_batches(kind, limits)]
+
+
+def _micro_batches(base: Layout, limits: Limits) -> list[int]:
+    per_rank = math.ceil(base.global_batch / base.data)
+    size = max(1, per_rank // base.pipeline) if base.pipeline > 1 else per_rank
+    if limits.micro_batch is not None:
+        return [min(limits.micro_batch, size)]
+    sizes = [size]
+    while size > 1:
+        size = -(-size // 2)
+        sizes.append(size)
+    return sizes
+
+
+def overrides_of(layout: Layout) -> dict[str, Any]:
+    """A layout as the values of `parallel` that lead to it; what is as by default is left out."""
+    values: dict[str, Any] = {"strategy": layout.strategy, "ranks": layout.ranks, "micro_batch": layout.micro_batch}
+    if layout.strategy == "hsdp":
+        values["replicate"] = layout.replicate
+    usual = Layout("", 1, 1, 1)
+    for name in ("tensor", "pipeline", "sequence", "checkpointing", "offload"):
+        if getattr(layout, name) != getattr(usual, name):
+            values[name] = getattr(layout, name)
+    if layout.pipeline > 1:
+        values["schedule"] = layout.schedule
+    return {f"parallel.{name}": value for name, value in values.items()}

@@ -1,0 +1,221 @@
+"""A training by gradient descent, priced by the blocks of its model: how a step is placed, its time and its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from paceline.execution import CPU, CUDA, execution_of
+from paceline.hardware.catalogue import Cluster, Device
+from paceline.layout import LOOPED, Layout, layout_of
+from paceline.planning.advice import advise_training
+from paceline.planning.candidates import Family, Limits, Refused, family_name
+from paceline.planning.formulas.memory import Memory, memory
+from paceline.planning.formulas.numbers import NUMBERS, Numbers
+from paceline.planning.formulas.placement import Offload, Placement, Recompute, Reduce, Reduction, Runtime, Schedule
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape
+from paceline.planning.formulas.steptime import step_time
+from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides_of
+from paceline.planning.price import Price
+from paceline.planning.site import Where
+from paceline.planning.subject import Subject
+from paceline.record.units import count, number
+from paceline.registry import Traits
+from paceline.spec import RunSpec, Train
+
+if TYPE_CHECKING:
+    from paceline.planning.plan import Plan
+
+ZERO = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
+"""States that a strategy divides, as ZeRO counts them."""
+MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}
+"""Optimiser states per parameter."""
+TYPES = {"fp32": "fp32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
+WORKSPACE_BYTES, THREADS = float(32 << 20), 2
+"""Of the library of products, for each stream of each thread that uses it: one goes forward, one backward."""
+OPERATIONS_PER_LENGTH = 2
+"""For each distinct length in a batch, where attention goes length by length."""
+SPREAD_SIGMAS = 3.0
+"""How far the fullest batch of a run is above the mean one."""
+
+
+def numbers_of(train: Train) -> Numbers:
+    """Types as the loop uses them: weights in fp32 (fp64), cast for the products; shards travel as they are kept."""
+    kind = NUMBERS[TYPES[train.precision]]
+    moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
+    return replace(kind, state_bytes=moments * kind.weight_bytes, gathered_bytes=kind.weight_bytes)
+
+
+def steps_of(train: Train, samples: int | None) -> int | None:
+    if train.steps or samples is None:
+        return train.steps
+    return (train.epochs or 1) * math.ceil(samples / train.global_batch)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How samples differ in length."""
+
+    longest_ratio: float = 1.0
+    """Longest sample over the mean one."""
+    varies: float = 0.0
+    """Standard deviation over the mean; 0 where unknown or constant."""
+    distinct: float = 1.0
+    """Different ones in a very large batch, where attention goes length by length in fp32; 1 where it does not."""
+
+    def fullest(self, micro_batch: float) -> float:
+        """The largest of all batches over the mean one: samples differ in length, and batches less than samples."""
+        if not self.varies:
+            return self.longest_ratio
+        return min(self.longest_ratio, 1 + SPREAD_SIGMAS * self.varies / math.sqrt(max(1.0, micro_batch)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSubject(Subject):
+    """A model by its blocks, and all that decides how it is trained."""
+
+    blocks: tuple[BlockShape, ...]
+    """Of a sample of mean length."""
+    train: Train
+    traits: Traits = field(default_factory=Traits)
+    reduction: Reduction = field(default_factory=Reduction)
+    divisible: Divisible = field(default_factory=Divisible)
+    lengths: Lengths = field(default_factory=Lengths)
+    sample_bytes: float = 0.0
+    """Read from storage or host memory for each sample."""
+    narrow_gathers: bool = False
+    """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
+        """A subject with what the run file says of every training."""
+        given = {
+            "name": spec.name,
+            "workload": spec.workload,
+            "global_batch": spec.train.global_batch,
+            "numbers": numbers_of(spec.train),
+            "steps": steps_of(spec.train, samples),
+            "samples": samples,
+            "train": spec.train,
+            "reduction": Reduction(cast(Reduce, spec.parallel.reduce), spec.parallel.local_steps),
+        }
+        return cls(**{**given, **facts})
+
+    @property
+    def params(self) -> float:
+        return sum(b.repeat * b.params for b in self.blocks)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward and backward."""
+        return 3 * sum(b.repeat * b.flops for b in self.blocks)
+
+    @property
+    def divides_samples_only(self) -> bool:
+        return not self.divisible.splits
+
+    def headline(self) -> str:
+        each = f" × {number(self.units_per_sample, 3)} {self.unit}" if self.unit != "samples" else ""
+        steps = f", {self.steps:,} steps" if self.steps else ""
+        size = f"{count(self.params)} parameters, batch {self.global_batch:,}{each}"
+        return f"{self.name}: {size}, {self.train.precision}{steps}"
+
+    def layout_name(self, price: Price) -> str:
+        return family_name(price.layout) + (" *" if price.layout.offload else "")
+
+    def layout(self, spec: RunSpec) -> Layout:
+        return layout_of(spec)
+
+    def families(self, devices: int, cluster: Cluster, limits: Limits) -> Iterator[Family | Refused]:
+        fp8 = self.numbers.matmul == "fp8"
+        return LayoutSpace(self.workload, self.global_batch, self.divisible, fp8, devices, cluster, limits).families()
+
+    def members(self, family: Family, limits: Limits, offload: bool) -> Iterator[list[Layout]]:
+        return members(family, limits, offload, self.divisible.recomputes)
+
+    def schedules(self, layout: Layout, limits: Limits) -> Iterator[Layout]:
+        """Where a pipeline may choose: one stage per rank, or two in turn, which makes the bubble smaller."""
+        yield layout
+        if layout.pipeline > 1 and limits.schedule is None and self.divisible.layers % (2 * layout.pipeline) == 0:
+            yield replace(layout, schedule="interleaved")
+
+    def overrides(self, layout: Layout) -> dict[str, Any]:
+        return overrides_of(layout)
+
+    def advice(self, plan: Plan) -> Iterator[str]:
+        return advise_training(self, plan)
+
+    def placement(self, layout: Layout, device: Device) -> Placement:
+        """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
+        passes = layout.passes(layout.global_batch)
+        zero = ZERO.get(layout.strategy, 0)
+        looped = layout.schedule in LOOPED and layout.pipeline > 1
+        offload: Offload = "none" if not layout.offload else "all" if zero == 3 else "states"
+        placement = Placement(
+            replicate=layout.replicate,
+            shard=layout.shard,
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            micro_batch=-(-layout.global_batch // layout.data) / passes,
+            accumulate=passes,
+            zero=zero,
+            recompute=cast(Recompute, layout.checkpointing),
+            sequence_parallel=layout.sequence,
+            chunks=2 if looped else 1,
+            schedule=cast(Schedule, layout.schedule),
+            offload=offload,
+            reduction=self.reduction,
+        )
+        return replace(placement, runtime=self._runtime(layout, device, sharded=placement.zero == 3))
+
+    def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
+        """What is compiled on a device, and what stays in its memory."""
+        execution = execution_of(self.train, layout, CPU if device.synchronous else CUDA, self.traits)
+        one_pass = layout.passes(layout.global_batch) == 1 and layout.pipeline == 1
+        return Runtime(
+            kernels="compiled" if execution.compiled else "eager",
+            recorded=execution.recorded,
+            fused_update=True,
+            stops_early=True,
+            fresh_gradients=one_pass and (sharded or layout.strategy == "single"),
+            keeps_casts=sharded and not self.narrow_gathers,
+            keeps_ends=sharded and self.narrow_gathers,
+        )
+
+    def memory(self, layout: Layout, where: Where) -> Memory:
+        """Of the fullest device, with the longest samples in one pass."""
+        device = where.cluster.device
+        placement = self.placement(layout, device)
+        fullest = placement.micro_batch * self.lengths.fullest(placement.micro_batch)
+        found = memory(self.blocks, replace(placement, micro_batch=fullest), self.numbers, where.physics)
+        if not device.synchronous:
+            streams = 2 if placement.runtime.one_graph else 1
+            found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * streams * WORKSPACE_BYTES)
+        if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
+            found = replace(found, gathered_bytes=found.gathered_bytes + found.weights_bytes / placement.shard)
+        return found
+
+    def price(self, layout: Layout, where: Where) -> Price:
+        placement = self.placement(layout, where.cluster.device)
+        blocks = self._launched(placement.micro_batch, where.cluster.device)
+        time = step_time(blocks, placement, where.cluster, self.numbers, where.physics)
+        read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
+        time = replace(time, data_s=max(0.0, read_s - time.step_s))  # batches are made ahead, beside the step
+        return Price(layout, where, time, self.memory(layout, where))
+
+    def _launched(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:
+        """The blocks with the kernels that a batch of this size launches."""
+        half_on_gpu = self.numbers.element_bytes == 2 and not device.synchronous
+        if self.lengths.distinct <= 1 or half_on_gpu:
+            return self.blocks
+        distinct = self.lengths.distinct * (1 - (1 - 1 / self.lengths.distinct) ** micro_batch)
+        more = LAUNCHES_PER_OPERATION * OPERATIONS_PER_LENGTH * max(0.0, distinct - 1)
+        return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in self.blocks)
+
+    def in_precision(self, precision: str) -> Self:
+        """The same training with products in another type."""
+        kind = NUMBERS[TYPES[precision]]
+        numbers = replace(kind, state_bytes=self.numbers.state_bytes, gathered_bytes=kind.weight_bytes)
+        return replace(self, numbers=numbers, train=self.train.model_copy(update={"precision": precision}))

@@ -1,0 +1,128 @@
+"""The text classifier as a plan sees it: texts as they are in the cache, or as they usually are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.planning.formulas.numbers import Numbers
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
+from paceline.planning.training import Lengths, TrainingSubject, numbers_of
+from paceline.spec import RunSpec
+from paceline.workloads.classifier import ENTRY
+
+DROPOUT_PASSES = 33
+"""Over the elements that are dropped, to draw them from the key of each text."""
+DROPOUT_OPERATIONS = 35
+RESIDUAL_BYTES = 4.0
+"""Of an element that layers hand on: half precision is for what goes on within them."""
+AG_NEWS = (120_000, 48.0, 18.0)
+"""Texts of the original training set, their mean length in tokens and its standard deviation."""
+USUAL_FILL = 0.5
+"""Of the longest sample, where nothing is known of the data."""
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """What is known of the training set."""
+
+    count: int | None
+    mean: float
+    """Tokens of a text."""
+    deviation: float
+    longest: int
+    vocab: int
+    classes: int = 4
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        return self.mean == self.longest
+
+    @property
+    def distinct_lengths(self) -> float:
+        if self.equal:
+            return 1.0
+        return max(1.0, min(self.longest, 3.5 * self.deviation)) if self.deviation else self.longest / 2
+
+
+def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+    data: Any = spec.data
+    texts = _texts(data, samples, tokens)
+    assumptions = texts.assumptions
+    if texts.count is None and not spec.train.steps:
+        assumptions += ("the number of texts is not known, so no hours; say it with  --samples N",)
+    return TrainingSubject.of(
+        spec,
+        texts.count,
+        blocks=_blocks(spec.model, data.max_length, texts, numbers_of(spec.train)),
+        traits=ENTRY.traits,
+        unit="tokens",
+        units_per_sample=texts.mean,
+        sample_bytes=2 * texts.mean,
+        lengths=Lengths(texts.longest / texts.mean, texts.deviation / texts.mean, texts.distinct_lengths),
+        assumptions=assumptions,
+    )
+
+
+def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
+    """The texts as they are in the cache or, where they are not, as is said or assumed."""
+    longest, vocab, classes, deviation = data.max_length, data.vocab, 4, 0.0
+    count, mean = samples, tokens
+    assumed: tuple[str, ...] = ()
+    found = None if samples and tokens else _cached(data)
+    if found is not None:
+        lengths = found.train.offsets[1:] - found.train.offsets[:-1]
+        count, mean = count or len(found.train), mean or float(lengths.mean())
+        deviation, longest = float(lengths.std()), int(lengths.max())
+        vocab, classes = found.vocab, len(found.classes)
+    elif data.source == "ag_news":
+        all_texts, usual, deviation = AG_NEWS
+        count, mean = count or min(all_texts, data.limit or all_texts), mean or min(usual, longest)
+        assumed = (f"{count:,} texts of {mean:.0f} tokens on average, as in the original AG News",)
+    elif mean is None:
+        mean = max(1.0, USUAL_FILL * longest)
+        assumed = (f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read",)
+    mean = min(mean or longest, longest)
+    return TextStatistics(count, mean, 0.0 if mean == longest else deviation, longest, vocab, classes, assumed)
+
+
+def _cached(data: Any) -> Any:
+    """The tokenised corpus, if it is in the cache."""
+    from paceline.data.corpora.tokens import find
+
+    try:
+        return find(data)
+    except (UserError, OSError):
+        return None
+
+
+def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:
+    length, width, ffn, classes = max(1, round(texts.mean)), model.width, model.ffn, texts.classes
+    shape = ModelShape(model.layers, width, model.heads, length, texts.vocab, ffn, causal=False, classes=classes)
+    embedding, layer, head = shape.blocks
+    wide = max(0.0, RESIDUAL_BYTES / numbers.element_bytes - 1)
+    masks = length * width if wide else 0.0  # where layers are compiled, they are made again
+    drops = DROPOUT_PASSES * length * width if model.dropout else 0.0
+    launches = LAUNCHES_PER_OPERATION * DROPOUT_OPERATIONS / 3 if model.dropout else 0.0  # in the forward pass alone
+    return (
+        replace(
+            embedding,
+            params=(texts.vocab + positions) * width,
+            eager_elements=drops,
+            kernels=embedding.kernels + launches,
+        ),
+        replace(
+            layer,
+            params=4 * width * width + 2 * width * ffn + ffn + width + 4 * width,
+            attention=layer.attention and replace(layer.attention, packed=True),
+            # two norms read the stream and two sums read and write it; the norms keep what they read
+            moved_elements=layer.moved_elements + 6 * wide * length * width,
+            saved_whole_elements=layer.saved_whole_elements + 2 * wide * length * width - masks,
+            eager_saved_elements=masks,
+            eager_elements=2 * drops,
+            kernels=layer.kernels + 2 * launches,
+        ),
+        replace(head, params=width * classes + classes + 2 * width),
+    )

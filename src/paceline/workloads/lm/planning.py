@@ -1,0 +1,54 @@
+"""The language model as a plan sees it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.planning.formulas.decoder import decoder_blocks
+from paceline.planning.layouts import Divisible
+from paceline.planning.training import TrainingSubject, numbers_of
+from paceline.spec import RunSpec
+from paceline.workloads.lm import ENTRY
+
+
+def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+    model: Any = spec.model
+    data: Any = spec.data
+    vocab, known, length = data.vocab, samples, data.sequence
+    if tokens is not None:
+        raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
+    found = None if samples else _cached(data)
+    if found is not None:
+        vocab, known = found.vocab, -(-(len(found.train) - 1) // length)
+    unknown = known is None and not spec.train.steps
+    sizes = model.shape(vocab, length)
+    narrow, numbers = spec.train.precision in ("bf16", "fp8"), numbers_of(spec.train)
+    return TrainingSubject.of(
+        spec,
+        known,
+        blocks=decoder_blocks(sizes, length),
+        numbers=replace(numbers, gathered_bytes=2) if narrow else numbers,
+        traits=ENTRY.traits,
+        divisible=Divisible(
+            splits=(sizes.heads, sizes.kv_heads, sizes.ffn),
+            sequence=length if sizes.positions == "rotary" else 0,
+            layers=0 if sizes.tied else sizes.layers,
+        ),
+        unit="tokens",
+        units_per_sample=length,
+        sample_bytes=16.0 * length,
+        narrow_gathers=narrow,
+        assumptions=("the number of samples is not known, so no hours; say it with  --samples N",) * unknown,
+    )
+
+
+def _cached(data: Any) -> Any:
+    """The tokenised corpus, if it is in the cache."""
+    from paceline.data.corpora.stream import find
+
+    try:
+        return find(data)
+    except (UserError, OSError):
+        return None
