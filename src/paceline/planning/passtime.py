@@ -45,7 +45,7 @@ STORAGE_BYTES_S = 6.7e9
 HOST_MEMORY = 2.0
 """Host memory per device, in its own memory, where it is not known: as servers are sold."""
 DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
-"""Of what is free: what the fit takes for counts (paceline.workloads.topics.tiers)."""
+"""Of what is free: what the fit takes for counts (paceline.workloads.topics.device.tiers)."""
 FUSED_TOPICS = 64
 """With more topics, counts on a device are read twice in a pass."""
 PAD = 256

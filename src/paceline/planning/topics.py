@@ -13,7 +13,7 @@ from paceline.spec import RunSpec
 USUAL_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
 SPARSE_BELOW = 0.1
-"""Share of nonzeros below which counts are kept as such (paceline.workloads.topics.blocks)."""
+"""Share of nonzeros below which counts are kept as such (paceline.workloads.topics.counts.blocks)."""
 INDEX_BYTES = 4
 POINTER_BYTES = 8
 MOST_PASSES = 1000
@@ -100,8 +100,8 @@ def passes_of(spec: RunSpec) -> int:
 
 
 def _read(data: Any) -> Any:
-    from paceline.workloads.topics.counts import read_counts
-    from paceline.workloads.topics.text import TextOptions
+    from paceline.workloads.topics.files.reading import read_counts
+    from paceline.workloads.topics.files.texts import TextOptions
 
     if data.path is None:
         raise UserError(

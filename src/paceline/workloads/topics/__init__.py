@@ -5,52 +5,25 @@ model = pt.fit("counts.npz", k=20)
 model.L, model.F, model.top_terms()
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-    from paceline.workloads.topics.align import align_topics as align_topics
-    from paceline.workloads.topics.align import sort_documents as sort_documents
-    from paceline.workloads.topics.counts import read_counts as read_counts
-    from paceline.workloads.topics.datasets import NumpyDiskDataset as NumpyDiskDataset
-    from paceline.workloads.topics.datasets import TorchDiskDataset as TorchDiskDataset
-    from paceline.workloads.topics.estimator import TopicModel as TopicModel
-    from paceline.workloads.topics.explorer import write_explorer as write_explorer
-    from paceline.workloads.topics.familiar import fit_model as fit_model
-    from paceline.workloads.topics.familiar import fit_model_distributed as fit_model_distributed
-    from paceline.workloads.topics.fitting import exact_loss as exact_loss
-    from paceline.workloads.topics.fitting import fit as fit
-    from paceline.workloads.topics.model import TopicFit as TopicFit
-    from paceline.workloads.topics.plots import plot_loss as plot_loss
-    from paceline.workloads.topics.plots import plot_structure as plot_structure
-    from paceline.workloads.topics.plots import plot_top_terms as plot_top_terms
-    from paceline.workloads.topics.shards import convert as convert
-    from paceline.workloads.topics.synthetic import generate_synthetic_data as generate_synthetic_data
-    from paceline.workloads.topics.synthetic import zipf_documents as zipf_documents
-    from paceline.workloads.topics.text import TextOptions as TextOptions
-    from paceline.workloads.topics.text import read_text as read_text
-
-_HOME = {
-    "align_topics": "align",
-    "sort_documents": "align",
-    "read_counts": "counts",
-    "NumpyDiskDataset": "datasets",
-    "TorchDiskDataset": "datasets",
-    "TopicModel": "estimator",
-    "write_explorer": "explorer",
-    "fit_model": "familiar",
-    "fit_model_distributed": "familiar",
-    "fit": "fitting",
-    "exact_loss": "fitting",
-    "TopicFit": "model",
-    "plot_loss": "plots",
-    "plot_structure": "plots",
-    "plot_top_terms": "plots",
-    "convert": "shards",
-    "generate_synthetic_data": "synthetic",
-    "zipf_documents": "synthetic",
-    "TextOptions": "text",
-    "read_text": "text",
+_PUBLIC = {
+    "counts.synthetic": ("generate_synthetic_data", "zipf_documents"),
+    "estimator": ("TopicModel",),
+    "files.convert": ("convert",),
+    "files.datasets": ("NumpyDiskDataset", "TorchDiskDataset"),
+    "files.reading": ("read_counts",),
+    "files.texts": ("TextOptions", "read_text"),
+    "fitting.given_topics": ("exact_loss",),
+    "in_process": ("fit",),
+    "pictures.explorer": ("write_explorer",),
+    "pictures.plots": ("plot_loss", "plot_structure", "plot_top_terms"),
+    "result.align": ("align_topics", "sort_documents"),
+    "result.model": ("TopicFit",),
+    "tinytopics_api": ("fit_model", "fit_model_distributed"),
 }
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = [*_HOME]
 
 
@@ -58,6 +31,4 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'paceline.topics' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
