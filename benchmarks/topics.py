@@ -265,7 +265,7 @@ def stream(options: argparse.Namespace) -> None:
 def document_pool(quick: bool) -> np.ndarray:
     """Distinct documents; the file repeats them, which no reader of it can make use of."""
     from paceline.topics import zipf_documents
-    from paceline.workloads.topics.blocks import dense_rows
+    from paceline.workloads.topics.counts.blocks import dense_rows
 
     documents = 100 if quick else STREAM_POOL
     counts = zipf_documents(documents, STREAM_TERMS, STREAM_K, STREAM_WORDS, seed=1)[0]

@@ -23,9 +23,9 @@ from topics_gpu_problems import DEVICE, Dense, Lean, Sparse, median_ms, random_f
 
 import paceline.topics as pt
 from gpu import device_name
-from paceline.workloads.topics.device import triton_runs_on
-from paceline.workloads.topics.on_device import from_tensor
-from paceline.workloads.topics.problem import problem_of
+from paceline.workloads.topics.counts.on_device import from_tensor
+from paceline.workloads.topics.device.tensors import triton_runs_on
+from paceline.workloads.topics.fitting.problem import problem_of
 
 
 class Clock:
@@ -206,7 +206,7 @@ def sparse(clock, tiny):
 
 def sweep(clock, tiny):
     """Tile sizes of the dense pass; the best belong into triton_calls.py."""
-    from paceline.workloads.topics import triton_calls as calls
+    from paceline.workloads.topics.device import triton_calls as calls
 
     problem = big(tiny)
     step, share = step_of(problem)
@@ -233,7 +233,7 @@ def sweep(clock, tiny):
 
 
 def sweep_sparse(clock, tiny):
-    from paceline.workloads.topics import triton_calls as calls
+    from paceline.workloads.topics.device import triton_calls as calls
 
     problem = Sparse(*((20, 200, 4, 60) if tiny else (1_000_000, 100_000, 20, 160)))
     step, share = step_of(problem)

@@ -27,7 +27,7 @@ MODULES = (
     *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.zero1", "paceline.parallel.compress", "paceline.parallel.local"),
     *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),
-    *("paceline.workloads.topics.workload", "paceline.workloads.topics.rows_kernels"),
+    *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )
 MOST_DESCRIPTORS = 64

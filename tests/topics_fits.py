@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.workloads.topics.model import TopicFit
+from paceline.workloads.topics.result.model import TopicFit
 
 NIPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "nips_counts"
 

@@ -15,7 +15,8 @@ from typing import Any
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """(`__getattr__`, `__dir__`, `__all__`) of a package whose stub has lines `from module import name as name`."""
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    home = {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    found = [(alias, node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    home = {alias.name: module for alias, module in found if alias.asname}
 
     def get(name: str) -> Any:
         if name not in home:

@@ -5,10 +5,6 @@ model = pt.fit("counts.npz", k=20)
 model.L, model.F, model.top_terms()
 """
 
-from typing import TYPE_CHECKING
-
 from paceline.workloads.topics import __all__ as __all__
+from paceline.workloads.topics import __dir__ as __dir__
 from paceline.workloads.topics import __getattr__ as __getattr__
-
-if TYPE_CHECKING:
-    from paceline.workloads.topics import *  # noqa: F403

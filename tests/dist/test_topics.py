@@ -86,8 +86,8 @@ def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):
     import yaml
 
     file.write_text(yaml.safe_dump(spec.dump()))
-    slow = "import time, paceline.workloads.topics.engine as e; step = e.Fit.step\n"
-    slow += "e.Fit.step = lambda self, flag=False: (time.sleep(0.05 if self.all_documents == 301 else 0), step(self, flag))[1]\n"
+    slow = "import time, paceline.workloads.topics.fitting.engine as e; step = e.AcceleratedEM.step\n"
+    slow += "e.AcceleratedEM.step = lambda self, flag=False: (time.sleep(0.05 if self.all_documents == 301 else 0), step(self, flag))[1]\n"
     (tmp_path / "sitecustomize.py").write_text(slow)
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "train", str(file), "--out", str(tmp_path / "runs"), "--quiet"],

@@ -41,7 +41,7 @@ def reference(X, L, Ft):
 
 
 def as_csr(X):
-    from paceline.workloads.topics.blocks import Csr
+    from paceline.workloads.topics.counts.blocks import Csr
 
     rows, columns = X.nonzero()
     pointer = np.concatenate([[0], np.cumsum((X != 0).sum(1))]).astype(np.int64)
@@ -49,12 +49,12 @@ def as_csr(X):
 
 
 def run(X, L, Ft, *, sparse, rows="em", loss=True):
-    from paceline.workloads.topics.blocks import Block
-    from paceline.workloads.topics.device import make_pass
+    from paceline.workloads.topics.counts.blocks import DocumentBlock
+    from paceline.workloads.topics.device.passes import make_pass
 
     per_document = torch.from_numpy(X.astype(np.float64).sum(1))
     share = X.astype(np.float64).sum(0) + 0.5
-    step = make_pass(Block(0, as_csr(X) if sparse else X), per_document, share / share.sum(), DEVICE)
+    step = make_pass(DocumentBlock(0, as_csr(X) if sparse else X), per_document, share / share.sum(), DEVICE)
     rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
     S = torch.zeros(Ft.shape, device=DEVICE)
     value = step(rows_of_L, torch.tensor(Ft, dtype=torch.float32, device=DEVICE), S, rows=rows, loss=loss)
@@ -126,14 +126,14 @@ def test_without_the_loss_the_pass_is_the_same():
 def test_sums_by_the_copy_engine_equal_those_by_atomics():
     import dataclasses
 
-    from paceline.workloads.topics import triton_calls as calls
-    from paceline.workloads.topics.blocks import Block
-    from paceline.workloads.topics.device import make_pass
+    from paceline.workloads.topics.counts.blocks import DocumentBlock
+    from paceline.workloads.topics.device import triton_calls as calls
+    from paceline.workloads.topics.device.passes import make_pass
 
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs compute capability 9.0")
     X, L, Ft = problem(700, 1100, 20, "uint8")
-    step = make_pass(Block(0, X), X.sum(1, dtype=np.float64), np.full(1100, 1 / 1100), DEVICE)
+    step = make_pass(DocumentBlock(0, X), X.sum(1, dtype=np.float64), np.full(1100, 1 / 1100), DEVICE)
     L, Ft = (torch.tensor(part, dtype=torch.float32, device=DEVICE) for part in (L, Ft))
     sums = []
     for bulk in (False, True):
@@ -146,8 +146,8 @@ def test_sums_by_the_copy_engine_equal_those_by_atomics():
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
 def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
-    from paceline.workloads.topics.counts import read_counts
-    from paceline.workloads.topics.tiers import Tiers
+    from paceline.workloads.topics.device.tiers import Room, Tiers
+    from paceline.workloads.topics.files.reading import read_counts
 
     X, L, Ft = problem(300, 200, 5, "uint8", density=0.1)
     source = read_counts(X)
@@ -156,10 +156,8 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 
         source = read_counts(scipy.sparse.csr_array(X))
     share = (X.sum(0) + 0.5) / (X.sum(0) + 0.5).sum()
-    tiers = Tiers(
-        source, X.sum(1), share, DEVICE, device_bytes=100 * 256 * (2 if sparse else 1), host_bytes=host_bytes,
-        block_bytes=8000,
-    )  # fmt: skip
+    room = Room(100 * 256 * (2 if sparse else 1), host_bytes, block_bytes=8000)
+    tiers = Tiers(source, X.sum(1), share, DEVICE, room=room)
     for _ in range(2):  # the second pass uses what the first kept
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
         F = torch.tensor(Ft, dtype=torch.float32, device=DEVICE)
@@ -174,11 +172,11 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_products(sparse, dtype):
-    from paceline.workloads.topics.blocks import Block
-    from paceline.workloads.topics.device import make_pass
+    from paceline.workloads.topics.counts.blocks import DocumentBlock
+    from paceline.workloads.topics.device.passes import make_pass
 
     X, L, Ft = problem(70, 300, 30, dtype)
-    step = make_pass(Block(0, as_csr(X) if sparse else X), X.sum(1), np.full(300, 1 / 300), DEVICE)
+    step = make_pass(DocumentBlock(0, as_csr(X) if sparse else X), X.sum(1), np.full(300, 1 / 300), DEVICE)
     B = torch.tensor(Ft - Ft.mean(), dtype=torch.float32, device=DEVICE)
     C = torch.tensor(L, dtype=torch.float32, device=DEVICE)
     X = torch.from_numpy(X.astype(np.float64))
@@ -187,8 +185,8 @@ def test_products(sparse, dtype):
 
 
 def test_the_kernel_for_least_squares_equals_plain_sweeps():
-    from paceline.workloads.topics.start_ls import plain_sweeps
-    from paceline.workloads.topics.triton_calls import least_squares_columns
+    from paceline.workloads.topics.device.triton_calls import least_squares_columns
+    from paceline.workloads.topics.fitting.least_squares import plain_sweeps
 
     random = torch.Generator().manual_seed(0)
     basis = torch.randn(12, 5, generator=random)
@@ -210,7 +208,7 @@ def planted(n, m, k, words, seed=0):
 
 
 def there(X, dtype="int64", sparse=False):
-    from paceline.workloads.topics.on_device import from_tensor
+    from paceline.workloads.topics.counts.on_device import from_tensor
 
     tensor = torch.tensor(X).to(getattr(torch, dtype)).to(DEVICE)
     return from_tensor(tensor.float().to_sparse_csr() if sparse else tensor)
@@ -219,7 +217,9 @@ def there(X, dtype="int64", sparse=False):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 def test_sums_on_the_device(dtype):
     X = np.random.default_rng(0).integers(0, 256 if dtype == "uint8" else 65_536, (1100, 700))
-    per_document, per_term = there(X, dtype).sums()
+    from paceline.workloads.topics.device.resident import sums_of
+
+    per_document, per_term = sums_of(there(X, dtype))
     np.testing.assert_array_equal(per_document.cpu(), X.sum(1))
     np.testing.assert_array_equal(per_term.cpu(), X.sum(0))
 
@@ -241,12 +241,14 @@ def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse
 
 
 def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch):
-    from paceline.workloads.topics.problem import problem_of
+    from paceline.workloads.topics.fitting.problem import problem_of
 
     X, L, F = planted(60, 50, 3, 100)
     counts, found = there(X, sparse=True), []
     for free, parts in ((1 << 40, 1), (4 * counts.stored_bytes - 1, 3)):
-        monkeypatch.setattr("paceline.workloads.topics.on_device.free_device_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(
+            "paceline.workloads.topics.device.resident.free_device_bytes", lambda device, free=free: free
+        )
         steps = problem_of(counts).documents
         assert len(list(steps())) == parts
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
@@ -262,7 +264,7 @@ def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
     import paceline.topics as pt
-    from paceline.workloads.topics.on_device import DeviceCounts
+    from paceline.workloads.topics.counts.on_device import DeviceCounts
 
     monkeypatch.setattr(DeviceCounts, "block", lambda *_: pytest.fail("counts were copied to the host"))
     X, _, F = planted(3000, 400, 4, 500)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.blocks import Counts
-from paceline.workloads.topics.model import TopicFit
+from paceline.workloads.topics.counts.blocks import Counts
+from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.in_process import fit
+from paceline.workloads.topics.result.model import TopicFit
 
 if TYPE_CHECKING:
 
@@ -53,7 +55,13 @@ class TopicModel(_Transformer, _Base):
     """
 
     def __init__(
-        self, k: int = 10, *, seed: int = 0, starts: int = 1, fractional: bool = True, options: dict | None = None
+        self,
+        k: int = 10,
+        *,
+        seed: int = FitOptions.seed,
+        starts: int = FitOptions.starts,
+        fractional: bool = True,
+        options: dict | None = None,
     ):
         self.k = k
         self.seed = seed
@@ -62,8 +70,6 @@ class TopicModel(_Transformer, _Base):
         self.options = options
 
     def fit(self, X: Any, y: Any = None) -> TopicModel:
-        from paceline.workloads.topics.fitting import fit
-
         given = self._checked(X, reset=True)
         self._check_k(given)
         self.fit_: TopicFit = fit(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.workloads.topics.model import TopicFit
+from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.result.model import TopicFit
 
 SHOWN_TERMS = 8
 EXPLORER = "topics.html"
@@ -56,20 +59,9 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         return 0
     if arguments.k is None:
         raise UserError("how many topics? give their number as  -k 20")
-    folder = run_of(
-        arguments.source,
-        arguments.k,
-        arguments.out,
-        ranks=arguments.ranks,
-        passes=arguments.passes,
-        show=not arguments.quiet,
-        seed=arguments.seed,
-        start=arguments.start,
-        tolerance=arguments.tolerance,
-        fractional=arguments.fractional,
-        device=arguments.device,
-        data=text,
-    )
+    asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
+    run = RunOptions(arguments.ranks, not arguments.quiet, text)
+    folder = run_of(arguments.source, arguments.k, arguments.out, FitOptions(**asked), run)
     if not (folder / "model.safetensors").is_file():
         return 0  # asked to stop; how to go on was said
     model = TopicFit.load(folder / "model.safetensors")
@@ -81,22 +73,16 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     return 0
 
 
-def run_of(
-    source: Path,
-    k: int,
-    out: Path,
-    *,
-    ranks: int = 1,
-    passes: int | None = None,
-    show: bool = True,
-    seed: int = 0,
-    start: str = "auto",
-    rows: str = "em",
-    tolerance: float = 1e-7,
-    fractional: bool = False,
-    device: str = "auto",
-    data: dict[str, Any] | None = None,
-) -> Path:
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run is asked for beside its fit. `data` has more of the section of that name; None is left out."""
+
+    ranks: int = 1
+    show: bool = True
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_of(source: Path, k: int, out: Path, options: FitOptions, run: RunOptions) -> Path:
     """Fit as a run with its folder at `out`; returns the folder."""
     from paceline.spec import build
     from paceline.training.run import train
@@ -104,22 +90,22 @@ def run_of(
     out = Path(out).expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
         raise UserError(f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'")
-    given = {key: value for key, value in (data or {}).items() if value is not None}
+    given = {key: value for key, value in run.data.items() if value is not None}
     values = {
         "name": out.name,
         "workload": "topics",
-        "model": {"k": k, "start": start, "rows": rows, "tolerance": tolerance},
-        "data": {"path": str(Path(source).expanduser().absolute()), "fractional": fractional, **given},
-        "train": {"seed": seed, "steps": passes},
-        "parallel": {"ranks": ranks, "device": device},
+        "model": {"k": k, "start": options.start, "rows": options.rows, "tolerance": options.tolerance},
+        "data": {"path": str(Path(source).expanduser().absolute()), "fractional": options.fractional, **given},
+        "train": {"seed": options.seed, "steps": options.passes},
+        "parallel": {"ranks": run.ranks, "device": options.device},
     }
-    return train(build(values), out.parent, show=show).path
+    return train(build(values), out.parent, show=run.show).path
 
 
 def write_pictures(model: TopicFit, folder: Path) -> list[str]:
     """The pictures and the page of a fit, into its folder; returns their names."""
-    from paceline.workloads.topics.explorer import write_explorer
-    from paceline.workloads.topics.plots import plot_loss, plot_structure, plot_top_terms
+    from paceline.workloads.topics.pictures.explorer import write_explorer
+    from paceline.workloads.topics.pictures.plots import plot_loss, plot_structure, plot_top_terms
 
     loss, structure, terms = (str(folder / name) for name in PICTURES)
     plot_loss(model, output_file=loss)
@@ -144,8 +130,8 @@ def topics_table(model: TopicFit) -> Any:
 
 
 def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) -> None:
-    from paceline.workloads.topics.shards import convert
-    from paceline.workloads.topics.text import TextOptions
+    from paceline.workloads.topics.files.convert import convert
+    from paceline.workloads.topics.files.texts import TextOptions
 
     given = {key: value for key, value in text.items() if value is not None and key != "text"}
     options = TextOptions(**({"column": text["text"]} if text["text"] else {}), **given)

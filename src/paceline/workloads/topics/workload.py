@@ -22,13 +22,17 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.training.explain import shared_documents
 from paceline.workload import PassWorkload
-from paceline.workloads.topics.blocks import Counts
-from paceline.workloads.topics.engine import WINDOW, Fit, Stop
-from paceline.workloads.topics.model import TopicFit
-from paceline.workloads.topics.problem import Problem, check_topics, problem_of
+from paceline.workloads.topics.counts.blocks import Counts
+from paceline.workloads.topics.files.convert import convert
+from paceline.workloads.topics.files.documents import is_text
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.texts import TextOptions
+from paceline.workloads.topics.fitting.engine import WINDOW, AcceleratedEM
+from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of
+from paceline.workloads.topics.fitting.start import sample
+from paceline.workloads.topics.result.model import TopicFit
 from paceline.workloads.topics.sections import TopicsData, TopicsModel
-from paceline.workloads.topics.sizes import MOST_PASSES
-from paceline.workloads.topics.start import sample
 
 MODEL_FILE = "model.safetensors"
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
@@ -41,11 +45,6 @@ class Topics(PassWorkload):
 
     @cached_property
     def counts(self) -> Counts:
-        from paceline.workloads.topics.counts import read_counts
-        from paceline.workloads.topics.documents import is_text
-        from paceline.workloads.topics.shards import convert
-        from paceline.workloads.topics.text import TextOptions
-
         data = self._data
         if data.path is None:
             raise UserError("data.path is missing: give the matrix, the shards or the texts, as  data.path=counts.npz")
@@ -98,9 +97,11 @@ class Topics(PassWorkload):
         check_topics(self._model.k, counts)
         train, model = self.spec.train, self._model
         problem = problem_of(counts, device, fractional=self._data.fractional)
-        most = train.steps or train.epochs or MOST_PASSES
-        settings = {**model.model_dump(), "seed": train.seed, "text": self._text()}
-        return TopicPasses(problem, settings, Stop(model.tolerance, passes=most))
+        asked = model.model_dump()
+        settings = {**asked, "seed": train.seed, "text": self._text()}
+        k = asked.pop("k")
+        options = FitOptions(**asked, seed=train.seed, passes=train.steps or train.epochs)
+        return TopicPasses(problem, k, options, settings)
 
     @property
     def _data(self) -> TopicsData:
@@ -116,24 +117,23 @@ class Topics(PassWorkload):
 class TopicPasses:
     """The fit of one rank, as the loop of fits wants it."""
 
-    def __init__(self, problem: Problem, settings: Mapping[str, Any], stop: Stop) -> None:
-        self.problem, self.counts, self.settings, self.stop = problem, problem.counts, settings, stop
-        self.samples, self.most, self.k = self.counts.documents, stop.passes, int(settings["k"])
-        self._expected = stop.passes
+    def __init__(self, problem: Problem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
+        self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
+        self.samples, self.most = self.counts.documents, options.most_passes
+        self._expected = self.most
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
         self.final_loss = math.nan
         self.seconds = 0.0
-        self._fit: Fit | None = None
+        self._fit: AcceleratedEM | None = None
 
     def begin(self) -> None:
         if self._fit is None:
             began = perf_counter()
-            how, seed, rows = (self.settings[name] for name in ("start", "seed", "rows"))
-            self._fit = self.problem.begin(self.k, start=how, seed=seed, rows=rows, stop=self.stop)
+            self._fit = self.problem.begin(self.k, self.options)
             self.seconds += perf_counter() - began
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> AcceleratedEM:
         assert self._fit is not None
         return self._fit
 
@@ -142,21 +142,21 @@ class TopicPasses:
         return "" if self._fit is None else self._fit.why_done
 
     def step(self, flag: bool) -> dict[str, Any]:
-        turn = self.fit.step(flag)
-        self.seconds += turn.step_s
-        if self.why_done:
+        done = self.fit.step(flag)
+        self.seconds += done.step_s
+        if self.fit.end is not None:
             self.final_loss = self.fit.final_loss()
         return {
-            "loss": turn.loss,
-            "gain": self._gain(),
-            "residual": turn.residual,
-            "accepted": turn.accepted,
+            "loss": done.loss,
+            "gain": self.fit.gain(1) if len(self.fit.losses) > 1 else None,
+            "residual": done.residual,
+            "accepted": done.accepted,
             "of_samples": self._passes_expected() * self.samples,
-            "step_s": turn.step_s,
-            "data_s": turn.data_s,
-            "comm_s": turn.comm_s,
-            "exposed_s": turn.exposed_s,
-            "flagged": turn.flagged,
+            "step_s": done.step_s,
+            "data_s": done.data_s,
+            "comm_s": done.comm_s,
+            "exposed_s": done.exposed_s,
+            "flagged": done.flagged,
         }
 
     def tensors(self) -> dict[str, Any]:
@@ -168,13 +168,13 @@ class TopicPasses:
         return state
 
     def meta(self) -> dict[str, Any]:
-        done = {"final_loss": self.final_loss if self.why_done else None, "seconds": self.seconds}
+        done = {"final_loss": self.final_loss if self.fit.end else None, "seconds": self.seconds}
         return done | {name: getattr(self.fit, name) for name in SAVED}
 
     def room(self) -> dict[str, Any]:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
-        self._fit = self.problem.at(L, Ft, rows=self.settings["rows"], stop=self.stop)
+        self._fit = self.problem.at(L, Ft, self.options)
         if not self.counts.sparse:
             self._fit.L_safe, self._fit.Ft_safe = L.clone(), Ft.clone()
         return self.tensors()
@@ -189,20 +189,9 @@ class TopicPasses:
         return [f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}", shared_documents(self.samples, ranks)]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
-        counts, fit = self.counts, self.fit
-        TopicFit(
-            L=result["L"].numpy(),
-            F=result["F"].numpy(),
-            losses=list(fit.losses),
-            loss=self.final_loss,
-            terms=None if counts.vocabulary is None else list(counts.vocabulary),
-            names=None if counts.names is None else list(counts.names),
-            passes=fit.passes,
-            converged=fit.converged,
-            stopped_because=fit.why_done,
-            seconds=self.seconds,
-            settings=dict(self.settings),
-        ).save(folder / MODEL_FILE)
+        factors = result["L"].numpy(), result["F"].numpy()
+        facts: dict[str, Any] = {"loss": self.final_loss, "seconds": self.seconds, "settings": dict(self.settings)}
+        TopicFit.of(self.fit, self.counts, factors, **facts).save(folder / MODEL_FILE)
 
     def _whole(self, L: Tensor) -> Tensor:
         """Rows of this rank as a part of all rows: a checkpoint puts them together, for any number of ranks."""
@@ -212,19 +201,14 @@ class TopicPasses:
         shape = (self.samples, L.shape[1])
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
-    def _gain(self) -> float | None:
-        losses = self.fit.losses
-        return (losses[-2] - losses[-1]) / self.fit.check / abs(losses[-1]) if len(losses) > 1 else None
-
     def _passes_expected(self) -> int:
         """How many passes there will be in all, if the gain goes on falling as it did."""
-        losses, done = self.fit.losses, self.fit.passes
-        if self.fit.why_done:
+        fit, done = self.fit, self.fit.passes
+        if fit.end is not None:
             return done
-        window, between = self.fit.window, self.fit.window * self.fit.check
-        if len(losses) > 2 * window and self.fit.stop.gain:
-            gains = [(losses[-1 - window - at] - losses[-1 - at]) / between / abs(losses[-1]) for at in (window, 0)]
-            if 0 < gains[1] < gains[0]:  # else what was expected before stands
-                left = between * math.log(self.fit.stop.gain / gains[1]) / math.log(gains[1] / gains[0])
+        if len(fit.losses) > 2 * fit.window and self.options.tolerance:
+            before, now = fit.gain(fit.window, before=fit.window), fit.gain(fit.window)
+            if 0 < now < before:  # else what was expected before stands
+                left = fit.window * fit.check * math.log(self.options.tolerance / now) / math.log(now / before)
                 self._expected = min(self.most, done + max(1, math.ceil(left)))
         return max(self._expected, min(self.most, done + WINDOW))

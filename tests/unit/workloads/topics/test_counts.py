@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import UserError
-from paceline.workloads.topics import npy, synthetic
-from paceline.workloads.topics.blocks import Csr, DenseCounts, dense_rows, sparse_rows
-from paceline.workloads.topics.counts import in_memory, read_counts, sparsified, totals
-from paceline.workloads.topics.datasets import NumpyDiskDataset, TorchDiskDataset
-from paceline.workloads.topics.npy import NpyCounts
-from paceline.workloads.topics.stream import blocks, cuts
-from paceline.workloads.topics.synthetic import generate_synthetic_data, zipf_documents
+from paceline.workloads.topics.counts import synthetic
+from paceline.workloads.topics.counts.blocks import Csr, DenseCounts, dense_rows, sparse_rows
+from paceline.workloads.topics.counts.memory import in_memory, sparsified
+from paceline.workloads.topics.counts.stream import blocks, cuts
+from paceline.workloads.topics.counts.synthetic import generate_synthetic_data, zipf_documents
+from paceline.workloads.topics.counts.totals import totals
+from paceline.workloads.topics.files import npy
+from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
+from paceline.workloads.topics.files.npy import NpyCounts
+from paceline.workloads.topics.files.reading import read_counts
 
 NIPS = Path(__file__).resolve().parents[5] / "shared" / "data" / "nips_counts" / "counts_csr.npz"
 X = np.random.default_rng(0).poisson(0.4, (57, 33))

@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workloads.topics.blocks import Block
-from paceline.workloads.topics.counts import read_counts
-from paceline.workloads.topics.engine import LEAST, Fit, Stop
-from paceline.workloads.topics.fitting import documents_given_topics, exact_loss
-from paceline.workloads.topics.problem import part_of, problem_of
-from paceline.workloads.topics.rows import cpu_pass, cut_evenly
-from paceline.workloads.topics.start import STARTS, Size, first_rows, first_topics, sample
+from paceline.workloads.topics.counts.blocks import DocumentBlock
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
+from paceline.workloads.topics.fitting.given_topics import documents_given_topics, exact_loss
+from paceline.workloads.topics.fitting.on_cores import cpu_pass, cut_evenly
+from paceline.workloads.topics.fitting.options import STARTS, FitOptions
+from paceline.workloads.topics.fitting.problem import part_of, problem_of
+from paceline.workloads.topics.fitting.start import SampleSize, first_rows, first_topics, sample
 from paceline.workloads.topics.workload import TopicPasses
 
 ROWS = ("em", "newton")
@@ -119,7 +120,9 @@ def test_threads_share_the_rows():
 @given(st.integers(5, 40), st.integers(5, 40), st.integers(1, 5), st.integers(0, 1000), st.sampled_from(STARTS))
 def test_the_loss_never_rises_without_acceleration(n, m, k, seed, start):
     X, _, _ = problem(n, m, k, seed)
-    fit = problem_of(read_counts(sp.csr_array(X))).begin(k, start=start, seed=seed, rows="em", stop=Stop(0, 0, 30))
+    fit = problem_of(read_counts(sp.csr_array(X))).begin(
+        k, FitOptions(start=start, seed=seed, tolerance=0, residual=0, passes=30)
+    )
     fit.accelerate = False
     while not fit.why_done:
         assert fit.step().accepted
@@ -140,7 +143,7 @@ def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
     X, _, _ = planted
     reached = {}
     for accelerate in (True, False):
-        begun = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop(1e-8, passes=2000))
+        begun = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
         begun.accelerate = accelerate
         while not begun.why_done:
             begun.step()
@@ -154,7 +157,7 @@ def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
 def test_a_leap_too_far_is_taken_back(planted):
     """A pass that finds a higher loss is not accepted, and the fit goes on from the last image."""
     X, _, _ = planted
-    fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop())
+    fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
     for _ in range(5):
         fit.step()
     L, Ft = (part.clone() for part in fit.result())
@@ -171,7 +174,7 @@ def test_a_loss_at_every_fifth_pass_is_enough(planted):
     X, _, _ = planted
     reached = []
     for check in (1, 5):
-        fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop(1e-8, passes=2000))
+        fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
         fit.check = check
         while not fit.why_done:
             fit.step()
@@ -186,7 +189,7 @@ def test_a_loss_at_every_fifth_pass_is_enough(planted):
 
 def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
     X, _, _ = planted
-    fit = problem_of(read_counts(X)).begin(3, start="random", seed=1, rows="em", stop=Stop())
+    fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
     fit.check = 5
     fit.step()
     L, Ft = (part.clone() for part in fit.result())
@@ -208,7 +211,7 @@ def overshooting():
 
 def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():
     counts, settings = overshooting()
-    fit, went_back = problem_of(counts).begin(6, **settings, stop=Stop(0, 0, 300)), 0
+    fit, went_back = problem_of(counts).begin(6, FitOptions(**settings, tolerance=0, residual=0, passes=300)), 0
     fit.check = 5
     while not fit.why_done:
         fit.step()
@@ -226,7 +229,7 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
     counts, settings = overshooting()
 
     def passes():
-        return TopicPasses(problem_of(counts), {"k": 6, **settings}, Stop(0, 0, 131))
+        return TopicPasses(problem_of(counts), 6, FitOptions(**settings, tolerance=0, residual=0, passes=131), settings)
 
     whole = passes()
     whole.begin()
@@ -253,7 +256,7 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
 
 def test_where_it_stops(planted):
     X, _, _ = planted
-    begun = problem_of(read_counts(X)).begin(3, start="race", seed=0, rows="em", stop=Stop(passes=4))
+    begun = problem_of(read_counts(X)).begin(3, FitOptions(start="race", seed=0, passes=4))
     for _ in range(4):
         assert not begun.why_done
         begun.step()
@@ -289,7 +292,7 @@ def test_rows_by_least_squares(planted):
 
 
 def test_a_sample_is_spread_over_all_documents():
-    size = Size(nonzeros=1000, rows=100, counts=1000)
+    size = SampleSize(nonzeros=1000, rows=100, counts=1000)
     X = sp.csr_array(np.repeat(np.arange(1, 5001)[:, None], 3, 1))
     few = sample(read_counts(X), 0, size=size)
     values = few.block(0, few.documents).values.data[::3]
@@ -310,7 +313,7 @@ def test_ranks_share_all_documents(documents, world):
 
 
 def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
-    from paceline.workloads.topics.shards import convert
+    from paceline.workloads.topics.files.convert import convert
 
     X, _, _ = planted
     np.save(tmp_path / "x.npy", X)
@@ -319,7 +322,7 @@ def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
     reached = []
     for source in sources:
         counts = read_counts(source)
-        begun = problem_of(counts).begin(3, start="least_squares", seed=0, rows="em", stop=Stop(passes=25))
+        begun = problem_of(counts).begin(3, FitOptions(start="least_squares", seed=0, passes=25))
         while not begun.why_done:
             begun.step()
         reached.append((begun.losses[-1], begun.result()))
@@ -331,7 +334,7 @@ def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
 
 def test_loss_in_float64_is_that_of_the_pass(planted):
     X, _, _ = planted
-    begun = problem_of(read_counts(X)).begin(3, start="auto", seed=0, rows="em", stop=Stop(passes=10))
+    begun = problem_of(read_counts(X)).begin(3, FitOptions(start="auto", seed=0, passes=10))
     L, Ft = begun.L.clone(), begun.Ft.clone()
     exact = exact_loss(X, L.numpy(), Ft.numpy().T)
     assert begun.step().loss == pytest.approx(exact, rel=1e-7)
@@ -371,7 +374,7 @@ def test_no_document_is_left_half_way():
 def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
     import importlib.util
 
-    from paceline.workloads.topics import rows
+    from paceline.workloads.topics.fitting import on_cores as rows
 
     X, L, F = planted
     block = read_counts(sp.csr_array(X)).block(0, 200)
@@ -379,7 +382,7 @@ def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.setattr(rows.importlib.util, "find_spec", lambda name: None if name == "numba" else find(name))
     rows.say_plain.cache_clear()
-    plain = cpu_pass(Block(0, block.values), torch.ones(60) / 60)
+    plain = cpu_pass(DocumentBlock(0, block.values), torch.ones(60) / 60)
     assert type(plain) is not type(fast)
     assert "pip install" in capsys.readouterr().err
     found = []
@@ -395,8 +398,8 @@ def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
 def test_momentum_is_nesterovs():
     """The leaps of an undisturbed fit: 0, then (t - 1) / t' with t' = (1 + sqrt(1 + 4 t^2)) / 2."""
     counts = read_counts(sp.csr_array(np.eye(6, dtype=int) + 1))
-    fit = problem_of(counts).begin(2, start="random", seed=0, rows="em", stop=Stop(0, 0, 100))
-    assert isinstance(fit, Fit)
+    fit = problem_of(counts).begin(2, FitOptions(start="random", seed=0, tolerance=0, residual=0, passes=100))
+    assert isinstance(fit, AcceleratedEM)
     t, leaps = 1.0, []
     for _ in range(4):
         following = (1 + math.sqrt(1 + 4 * t * t)) / 2

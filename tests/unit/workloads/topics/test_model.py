@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.align import align_topics, sort_documents
-from paceline.workloads.topics.blocks import Csr
-from paceline.workloads.topics.counts import read_counts
-from paceline.workloads.topics.model import TopicFit
-from paceline.workloads.topics.quality import halves
-from paceline.workloads.topics.relevance import largest
+from paceline.workloads.topics.counts.blocks import Csr
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.result.align import align_topics, sort_documents
+from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.quality import halves
+from paceline.workloads.topics.result.relevance import largest
 from topics_fits import NIPS, collection, em, nips_fit, small_fit
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -62,7 +63,7 @@ def test_what_is_saved_is_loaded(tmp_path, n, k, m, data, losses):
 
 
 def test_long_lists_of_names_go_beside_the_arrays(tmp_path, fitted, monkeypatch):
-    from paceline.workloads.topics import model_file
+    from paceline.workloads.topics.result import model_file
 
     monkeypatch.setattr(model_file, "HEADER_BYTES", 100)
     path = fitted[1].save(tmp_path / "fit.safetensors")
@@ -260,12 +261,10 @@ def test_columns_must_agree(fitted):
     X, made = fitted
     with pytest.raises(UserError, match="35 columns and the model 36 terms: give the same columns in the same order"):
         made.transform(X[:, 1:])
-    from paceline.workloads.topics.blocks import named
-
     swapped = list(made.terms)
     swapped[4:6] = swapped[5], swapped[4]
     with pytest.raises(UserError, match=r"column 4 \(from 0\) is 'word5' in the documents and 'word4' in the model"):
-        made.transform(named(read_counts(X), swapped, None))
+        made.transform(replace(read_counts(X), vocabulary=swapped))
 
 
 # ---- how good ----

@@ -10,13 +10,14 @@ import torch
 
 import paceline.topics as pt
 from paceline.errors import UserError
-from paceline.workloads.topics.blocks import Csr
-from paceline.workloads.topics.counts import read_counts
-from paceline.workloads.topics.device import whole_tiles
-from paceline.workloads.topics.fitting import current_device
-from paceline.workloads.topics.on_device import from_tensor
-from paceline.workloads.topics.problem import problem_of
-from paceline.workloads.topics.start import Size, first_topics, sample
+from paceline.workloads.topics.counts.blocks import Csr
+from paceline.workloads.topics.counts.on_device import from_tensor
+from paceline.workloads.topics.device.resident import sums_of
+from paceline.workloads.topics.device.tensors import whole_tiles
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.problem import problem_of
+from paceline.workloads.topics.fitting.start import SampleSize, first_topics, sample
+from paceline.workloads.topics.in_process import current_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -72,13 +73,13 @@ def test_the_smallest_type_is_taken(made):
             there = from_tensor(tensor)
             assert there.values.dtype == dtype
             np.testing.assert_array_equal(there.block(3, 9).values, X[3:9])
-            per_document, per_term = there.sums()
+            per_document, per_term = sums_of(there)
             np.testing.assert_array_equal(per_document, X.sum(1))
             np.testing.assert_array_equal(per_term, X.sum(0))
         there = from_tensor(csr(X))
         assert there.values[2].dtype == dtype
-        np.testing.assert_array_equal(there.sums()[0], X.sum(1))
-        np.testing.assert_array_equal(there.sums()[1], X.sum(0))
+        np.testing.assert_array_equal(sums_of(there)[0], X.sum(1))
+        np.testing.assert_array_equal(sums_of(there)[1], X.sum(0))
     halves = from_tensor(torch.tensor(made) * 0.5, fractional=True)
     assert halves.values.dtype == torch.float32
     same = torch.tensor(made, dtype=torch.uint8)
@@ -120,7 +121,7 @@ def test_other_bad_tensors(made):
 
 def test_parts_and_samples_are_those_of_the_host(made):
     there, here = from_tensor(csr(made)), read_counts(sp.csr_array(made))
-    size = Size(nonzeros=1000, rows=70, counts=1000)
+    size = SampleSize(nonzeros=1000, rows=70, counts=1000)
     few, same = sample(there, 3, size=size), sample(here, 3, size=size)
     for found, wanted in (
         (there.part(20, 60).block(0, 40), here.block(20, 60)),
@@ -139,7 +140,7 @@ def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, s
     there = from_tensor(csr(made) if sparse else torch.tensor(made))
     whole, one = problem_of(there), pt.fit(there, k=3)
     free = 4 * there.stored_bytes - 1 if sparse else 256 * 100
-    monkeypatch.setattr("paceline.workloads.topics.on_device.free_device_bytes", lambda device: free)
+    monkeypatch.setattr("paceline.workloads.topics.device.resident.free_device_bytes", lambda device: free)
     parts = problem_of(there)
     assert len(list(whole.documents())) == 1
     assert len(list(parts.documents())) > 1
@@ -147,8 +148,8 @@ def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, s
 
 
 def test_sums_of_nonzeros_in_pieces(made, monkeypatch):
-    monkeypatch.setattr("paceline.workloads.topics.device.PIECE", 8 * 7)
-    per_document, per_term = from_tensor(csr(made)).sums()
+    monkeypatch.setattr("paceline.workloads.topics.device.tensors.PIECE", 8 * 7)
+    per_document, per_term = sums_of(from_tensor(csr(made)))
     np.testing.assert_array_equal(per_document, made.sum(1))
     np.testing.assert_array_equal(per_term, made.sum(0))
 
@@ -160,8 +161,8 @@ def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
         asked.append(size.counts)
         return sample(counts, seed, least, size)
 
-    monkeypatch.setattr("paceline.workloads.topics.start.sample", sampled)
-    monkeypatch.setattr("paceline.workloads.topics.start.free_device_bytes", lambda device: 8 * 90 * 40)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.start.sample", sampled)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.start.free_device_bytes", lambda device: 8 * 90 * 40)
     first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
     assert asked == [90 * 40]
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.plots import PALETTE, plot_loss, plot_structure, plot_top_terms, shortened
+from paceline.workloads.topics.pictures.plots import PALETTE, plot_loss, plot_structure, plot_top_terms, shortened
 from topics_fits import small_fit
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_left_behind(tmp_path):
     program = """if True:
         import sys, matplotlib, numpy as np
         before = list(dict.items(matplotlib.rcParams))  # as they are: to ask for the backend would choose one
-        from paceline.workloads.topics.plots import plot_loss, plot_structure, plot_top_terms
+        from paceline.workloads.topics.pictures.plots import plot_loss, plot_structure, plot_top_terms
         plot_loss([3, 2, 1]); plot_structure(np.eye(3)); plot_top_terms(np.eye(3))
         assert "matplotlib.pyplot" not in sys.modules
         assert before == list(dict.items(matplotlib.rcParams))

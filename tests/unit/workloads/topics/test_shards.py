@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics import shard_format, shards
-from paceline.workloads.topics.blocks import Csr, dense_rows
-from paceline.workloads.topics.counts import in_memory, read_counts, totals
-from paceline.workloads.topics.shards import convert, read_shards
-from paceline.workloads.topics.stream import blocks
-from paceline.workloads.topics.synthetic import zipf_documents
+from paceline.workloads.topics.counts.blocks import Csr, dense_rows
+from paceline.workloads.topics.counts.memory import in_memory
+from paceline.workloads.topics.counts.stream import blocks
+from paceline.workloads.topics.counts.synthetic import zipf_documents
+from paceline.workloads.topics.counts.totals import totals
+from paceline.workloads.topics.files import shard_format, shards
+from paceline.workloads.topics.files.convert import convert
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.shards import read_shards
 
 X = np.random.default_rng(0).poisson(0.4, (157, 33))
 

@@ -1,12 +1,14 @@
 """The least-squares start on a CPU: planted topics are found, always the same for a seed."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
 from paceline.errors import UserError
-from paceline.workloads.topics.start_ls import least_squares_start
+from paceline.workloads.topics.fitting.least_squares import Turns, least_squares_start
 
 
 def planted(n=400, m=300, k=5, words=3000, seed=0):
@@ -17,9 +19,8 @@ def planted(n=400, m=300, k=5, words=3000, seed=0):
 
 
 def start(X, k, **options):
-    return least_squares_start(
-        lambda B: X @ B, lambda C: X.T @ C, *X.shape, k, X.sum(1).double(), X.sum(0).double(), **options
-    )
+    products = SimpleNamespace(multiply=lambda B: X @ B, multiply_t=lambda C: X.T @ C)
+    return least_squares_start(products, X.sum(1).double(), X.sum(0).double(), k, **options)
 
 
 def cosines(F, Ft):
@@ -28,7 +29,7 @@ def cosines(F, Ft):
     return found[linear_sum_assignment(-found)]
 
 
-@pytest.mark.parametrize("options", [{}, {"anchors": False}, {"sample": 150}])
+@pytest.mark.parametrize("options", [{}, {"turns": Turns(sample=150)}])
 def test_planted_topics_are_found(options):
     X, L, F = planted()
     found_L, Ft = start(X, 5, **options)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
 
 from paceline.errors import UserError
-from paceline.workloads.topics import text
-from paceline.workloads.topics.blocks import dense_rows
-from paceline.workloads.topics.counts import read_counts, totals
-from paceline.workloads.topics.shards import convert
-from paceline.workloads.topics.stop_words import ENGLISH
-from paceline.workloads.topics.text import TextOptions, convert_text, read_text
+from paceline.workloads.topics.counts.blocks import dense_rows
+from paceline.workloads.topics.counts.totals import totals
+from paceline.workloads.topics.files import texts as text
+from paceline.workloads.topics.files.convert import convert, convert_text
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.stop_words import ENGLISH
+from paceline.workloads.topics.files.texts import TextOptions, read_text
 
 TEXTS = [
     "The cat sat on the mat, and the cat slept.",

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.workloads.topics.counts import read_counts
-from paceline.workloads.topics.device import Joined
-from paceline.workloads.topics.tiers import Tiers
+from paceline.workloads.topics.device.plain import Joined
+from paceline.workloads.topics.device.tiers import Room, Tiers
+from paceline.workloads.topics.files.reading import read_counts
 
 
 def counts(sparse):
@@ -32,9 +32,8 @@ def one_pass(tiers, k=4):
 def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_bytes):
     X, source = counts(sparse)
     q = X.sum(0) / X.sum()
-    options = {"block_bytes": 1000}
-    whole = Tiers(source, X.sum(1), q, "cpu", **options)
-    some = Tiers(source, X.sum(1), q, "cpu", device_bytes=device_bytes, **options)
+    whole = Tiers(source, X.sum(1), q, "cpu", room=Room(block_bytes=1000))
+    some = Tiers(source, X.sum(1), q, "cpu", room=Room(device_bytes, block_bytes=1000))
     assert len(list(whole.steps())) == 1
     if device_bytes < 1 << 30:
         assert len(list(some.steps())) > 1
@@ -67,9 +66,7 @@ def test_a_pass_in_plain_torch_equals_float64(sparse):
 
 def test_a_range_of_the_documents():
     X, source = counts(sparse=False)
-    part = Tiers(
-        source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", start=40, stop=80, device_bytes=0, block_bytes=1000
-    )
+    part = Tiers(source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", (40, 80), Room(0, block_bytes=1000))
     assert next(part.steps())[0] == 0
     B = torch.eye(57)
     torch.testing.assert_close(Joined(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())

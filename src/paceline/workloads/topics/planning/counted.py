@@ -87,8 +87,8 @@ def passes_of(spec: RunSpec) -> int:
 
 
 def _read(data: Any) -> Any:
-    from paceline.workloads.topics.counts import read_counts
-    from paceline.workloads.topics.text import TextOptions
+    from paceline.workloads.topics.files.reading import read_counts
+    from paceline.workloads.topics.files.texts import TextOptions
 
     if data.path is None:
         raise UserError(

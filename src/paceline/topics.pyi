@@ -1,0 +1,1 @@
+from paceline.workloads.topics import *  # noqa: F403

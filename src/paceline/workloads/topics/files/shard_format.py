@@ -1,0 +1,224 @@
+"""One shard: some documents as one binary file, little-endian, without padding.
+
+| layout | sections, in this order |
+|---|---|
+| csr | starts: uint32, rows x segments + 1; large_at: uint32; large: int32; index: nonzeros; data: nonzeros |
+| dense | large_at: uint32; large: int32; data: rows x terms |
+
+Terms are divided into segments of 65,536, so that the place of a term within its segment takes two bytes. `starts`
+says where the nonzeros of a row in a segment begin. Where segments would take more room than they save, there is one
+segment, and the index is an int32. Counts that are too large for the type of `data` are stored there as 0 in a second
+list: their position in `data`, and their value.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from paceline.errors import UserError
+from paceline.workloads.topics.counts.blocks import Csr, dense_rows, sparse_rows
+from paceline.workloads.topics.counts.dtypes import FRACTIONS, LARGEST, WHOLE, whole_type
+from paceline.workloads.topics.files.npy import open_in_order, read_into
+
+SEGMENT_TERMS = 1 << 16
+RARE = 16  # a wider type is taken when more than one count in so many needs it
+AGAIN = "convert the source again or copy the folder again"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What counts.json says of one file."""
+
+    file: str
+    rows: int
+    nonzeros: int
+    layout: str  # csr or dense
+    index: str  # type of the index: uint16 or int32
+    segments: int
+    data: str  # type of the counts
+    large: int  # how many counts are stored apart
+    largest: float
+    bytes: int
+    crc32: str
+
+    def section(self, terms: int) -> dict[str, tuple[int, np.dtype, int]]:
+        """name -> (offset in bytes, type, how many)."""
+        entries = self.nonzeros if self.layout == "csr" else self.rows * terms
+        sizes = [("large_at", "<u4", self.large), ("large", "<i4", self.large)]
+        if self.layout == "csr":
+            sizes = [("starts", "<u4", self.rows * self.segments + 1), *sizes, ("index", self.index, entries)]
+        sizes.append(("data", self.data, entries))
+        sections, offset = {}, 0
+        for name, kind, many in sizes:
+            dtype = np.dtype(kind).newbyteorder("<")
+            sections[name] = (offset, dtype, many)
+            offset += dtype.itemsize * many
+        return sections
+
+    def expected_bytes(self, terms: int) -> int:
+        offset, dtype, many = self.section(terms)["data"]
+        return offset + dtype.itemsize * many
+
+
+def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
+    """Write the rows in the smaller of the two layouts."""
+    rows = values.rows if isinstance(values, Csr) else len(values)
+    entries = values.data if isinstance(values, Csr) else values
+    nonzeros = len(values.data) if isinstance(values, Csr) else int(np.count_nonzero(values))
+    data = _stored_type(entries if isinstance(values, Csr) else entries[entries != 0])
+    segments, index_bytes = _segments(rows, nonzeros, terms)
+    csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
+    layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
+    if layout == "csr" and not isinstance(values, Csr):
+        values = sparse_rows(values)
+    elif layout == "dense" and isinstance(values, Csr):
+        values = dense_rows(values, terms)
+    flat = values.data if isinstance(values, Csr) else values.ravel()
+    assert flat.size < 2**32, "positions in a shard are uint32"
+    small, large_at, large = _set_apart(flat, data)
+    arrays = [large_at, large, small]
+    if isinstance(values, Csr):
+        starts, index = _in_segments(values, segments, index_bytes)
+        arrays = [starts, large_at, large, index, small]
+    crc, total = 0, 0
+    with path.open("xb") as file:
+        for array in arrays:
+            crc = _write(file, array, crc)
+            total += array.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    index_type = "uint16" if index_bytes == 2 else "int32"
+    largest = float(flat.max(initial=0))
+    return Shard(
+        path.name, rows, nonzeros, layout, index_type, segments, data.name, len(large), largest, total, f"{crc:08x}"
+    )
+
+
+def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
+    """The rows start..stop of a shard, as they are stored: with their nonzeros or dense."""
+    handle = open_in_order(path)
+    sections = shard.section(terms)
+
+    def part(name: str, first: int, last: int) -> np.ndarray:
+        offset, dtype, _ = sections[name]
+        array = np.empty(last - first, dtype)
+        read_into(handle, array, offset + first * dtype.itemsize, path)
+        return array
+
+    try:
+        large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
+        if shard.layout == "dense":
+            first, last = start * terms, stop * terms
+            flat = _with_large(part("data", first, last), large_at, large, first)
+            return flat.reshape(stop - start, terms)
+        starts = part("starts", start * shard.segments, stop * shard.segments + 1)
+        first, last = int(starts[0]), int(starts[-1])
+        if not first <= last <= shard.nonzeros:
+            raise UserError(f"{path}: the shard is damaged: its rows and its nonzeros do not agree; {AGAIN}")
+        index = part("index", first, last)
+        data = _with_large(part("data", first, last), large_at, large, first)
+        return _from_segments(starts, index, data, shard.segments)
+    finally:
+        os.close(handle)
+
+
+def row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
+    """Where each row of a csr shard begins, and where the last one ends."""
+    offset, dtype, many = shard.section(terms)["starts"]
+    starts = np.empty(many, dtype)
+    try:
+        with path.open("rb") as file:
+            read_into(file.fileno(), starts, offset, path)
+    except OSError as error:
+        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
+    return starts[:: shard.segments].astype(np.int64)
+
+
+def verify(path: Path, shard: Shard) -> None:
+    """Refuse a shard whose bytes are not those that were written."""
+    crc, piece = 0, bytearray(1 << 20)
+    try:
+        with path.open("rb", buffering=0) as file:
+            while got := file.readinto(piece):
+                crc = zlib.crc32(memoryview(piece)[:got], crc)
+    except OSError as error:
+        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
+    if f"{crc:08x}" != shard.crc32:
+        raise UserError(f"{path}: the shard is damaged: its checksum is {crc:08x}, not {shard.crc32}; {AGAIN}")
+
+
+def _stored_type(nonzeros: np.ndarray) -> np.dtype:
+    """The smallest type that holds nearly all."""
+    if nonzeros.dtype == FRACTIONS:
+        return FRACTIONS
+    if whole_type(nonzeros.max(initial=0)) == WHOLE[0]:
+        return WHOLE[0]
+    rare = nonzeros.size // RARE
+    return next(dtype for dtype in WHOLE if np.count_nonzero(nonzeros > LARGEST[dtype]) <= rare)
+
+
+def _set_apart(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(counts in their small type, positions of those that are too large, and these)."""
+    if flat.dtype == dtype:
+        return flat, np.empty(0, "<u4"), np.empty(0, "<i4")
+    large_at = np.flatnonzero(flat > LARGEST[dtype])
+    large = flat[large_at]
+    small = flat.astype(dtype)
+    small[large_at] = 0
+    return small, large_at.astype("<u4"), large.astype("<i4")
+
+
+def _with_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
+    begin, end = np.searchsorted(large_at, [first, first + len(data)])
+    if begin == end:
+        return data
+    wide = whole_type(large[begin:end].max())
+    data = data.astype(wide or WHOLE[-1])
+    data[large_at[begin:end].astype(np.int64) - first] = large[begin:end]
+    return data
+
+
+def _segments(rows: int, nonzeros: int, terms: int) -> tuple[int, int]:
+    """(segments, bytes of an index): whatever takes less room."""
+    segments = -(-terms // SEGMENT_TERMS)
+    narrow_bytes = 4 * rows * segments + 2 * nonzeros
+    return (segments, 2) if narrow_bytes <= 4 * rows + 4 * nonzeros else (1, 4)
+
+
+def _in_segments(values: Csr, segments: int, index_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, index) as stored."""
+    if index_bytes == 4:
+        return values.indptr.astype("<u4"), values.indices.astype("<i4", copy=False)
+    index = values.indices.astype("<u2")  # the low 16 bits
+    if segments == 1:
+        return values.indptr.astype("<u4"), index
+    row = np.repeat(np.arange(values.rows, dtype=np.int64) * segments, np.diff(values.indptr))
+    lengths = np.bincount(row + (values.indices >> 16), minlength=values.rows * segments)
+    starts = np.zeros(len(lengths) + 1, "<u4")
+    np.cumsum(lengths, out=starts[1:], dtype="<u4")
+    return starts, index
+
+
+def _from_segments(starts: np.ndarray, index: np.ndarray, data: np.ndarray, segments: int) -> Csr:
+    indptr = starts[::segments].astype(np.int64)
+    indptr -= indptr[0]
+    indices = index.astype(np.int32, copy=False)
+    if segments > 1:
+        first_term = np.arange(segments, dtype=np.int32) << 16
+        indices += np.repeat(np.tile(first_term, len(indptr) - 1), np.diff(starts))
+    return Csr(indptr, indices, data)
+
+
+def _write(file: BinaryIO, array: np.ndarray, crc: int) -> int:
+    if not array.size:
+        return crc
+    plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    content = memoryview(plain.data).cast("B")
+    file.write(content)
+    return zlib.crc32(content, crc)

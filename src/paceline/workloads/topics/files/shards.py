@@ -1,0 +1,261 @@
+"""Counts as a folder of compact shards: counts.json, the shards, and the names of terms and documents.
+
+The folder appears whole or not at all. A shard's checksum is compared when its rows are first read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import RunFailed, UserError
+from paceline.record.files import read_json, write_json
+from paceline.record.units import size
+from paceline.workloads.topics.counts.blocks import (
+    Csr,
+    DocumentBlock,
+    Labelled,
+    dense_rows,
+    joined,
+    no_rows,
+    overlapping,
+    sparse_rows,
+    stacked,
+)
+from paceline.workloads.topics.counts.dtypes import whole_type
+from paceline.workloads.topics.files.shard_format import AGAIN, Shard, read_rows, row_starts, verify, write_shard
+from paceline.workloads.topics.files.sidecar import read_names
+
+MANIFEST = "counts.json"
+FORMAT = 1
+SHARD_BYTES = 64 << 20
+MOST_SHARD_BYTES = 1 << 30  # positions in a shard are uint32
+SPARSE_BYTES = 5  # of a nonzero in a block; dense rows are handed out where they take less
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardCounts(Labelled):
+    """Counts in a folder of shards. Blocks may cross from one shard to the next."""
+
+    folder: Path
+    documents: int
+    terms: int
+    sparse: bool
+    shards: tuple[Shard, ...]
+    checked: set[str] = field(default_factory=set)  # shards whose checksum was compared
+
+    resident = False
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a dense row as it is handed out."""
+        kind = None if self.fractional else whole_type(max(shard.largest for shard in self.shards))
+        return self.terms * (kind.itemsize if kind else 4)
+
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        if start >= stop:
+            return no_rows(start, self.terms, self.sparse)
+        parts = []
+        for number, *rows in overlapping(self._first_rows, start, stop):
+            shard = self.shards[number]
+            self._check(shard)
+            parts.append(read_rows(self.folder / shard.file, shard, self.terms, *rows))
+        if self.sparse:
+            return DocumentBlock(start, joined([sparse_rows(part) for part in parts]))
+        return DocumentBlock(start, stacked([dense_rows(part, self.terms) for part in parts]))
+
+    def weights(self) -> np.ndarray:
+        return self._weights
+
+    def verify(self) -> None:
+        """Compare every checksum now."""
+        for shard in self.shards:
+            self._check(shard)
+
+    def _check(self, shard: Shard) -> None:
+        if shard.file not in self.checked:
+            verify(self.folder / shard.file, shard)
+            self.checked.add(shard.file)
+
+    @cached_property
+    def _first_rows(self) -> np.ndarray:
+        return np.cumsum([0, *(shard.rows for shard in self.shards)])
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        if not self.sparse:
+            return np.full(self.documents, self.terms, np.int64)
+        return np.concatenate([self._lengths(shard) for shard in self.shards])
+
+    def _lengths(self, shard: Shard) -> np.ndarray:
+        path = self.folder / shard.file
+        if shard.layout == "csr":
+            return np.diff(row_starts(path, shard, self.terms))
+        rows = max(1, SHARD_BYTES // self.terms)
+        ranges = [(at, min(shard.rows, at + rows)) for at in range(0, shard.rows, rows)]
+        dense = (read_rows(path, shard, self.terms, *some) for some in ranges)
+        return np.concatenate([np.count_nonzero(part, axis=1) for part in dense]).astype(np.int64)  # type: ignore[arg-type]
+
+
+def read_shards(folder: Path) -> ShardCounts:
+    """Open a folder of shards: all files are there and as long as they should be."""
+    path = folder / MANIFEST
+    manifest = read_json(path)
+    if manifest.get("format") != FORMAT:
+        raise UserError(f"{path}: its format is {manifest.get('format')}, this version reads {FORMAT}; {AGAIN}")
+    try:
+        shards = tuple(Shard(**facts) for facts in manifest["shards"])
+        documents, terms = int(manifest["documents"]), int(manifest["terms"])
+        sparse, fractional = bool(manifest["sparse"]), bool(manifest["fractional"])
+        agree = sum(shard.rows for shard in shards) == documents and terms > 0 and bool(shards)
+        plain = all(Path(shard.file).name == shard.file for shard in shards)
+        expected = [shard.expected_bytes(terms) for shard in shards]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is damaged ({type(error).__name__}: {error}); {AGAIN}") from None
+    if not (agree and plain):
+        raise UserError(f"{path}: is damaged: its shards do not add up to {documents:,} documents; {AGAIN}")
+    for shard, needed in zip(shards, expected, strict=True):
+        _check_size(folder / shard.file, needed)
+    vocabulary, names = _names(folder, "terms.txt", terms), _names(folder, "docs.txt", documents)
+    labels: dict[str, Any] = {"vocabulary": vocabulary, "names": names, "fractional": fractional}
+    return ShardCounts(folder, documents, terms, sparse, shards, **labels)
+
+
+def write_shards(
+    folder: Path,
+    stream: Iterable[np.ndarray | Csr],
+    terms: int,
+    labels: Labelled,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    say: Say | None = None,
+) -> ShardCounts:
+    """Write rows, given in order as dense arrays or nonzeros, as a new folder of shards."""
+    folder = Path(folder).expanduser().absolute()
+    check_new(folder)
+    with _new_folder(folder) as temporary:
+        shards: list[Shard] = []
+        for values in _gathered(stream, terms, shard_bytes):
+            shards.append(write_shard(temporary / f"{len(shards):05d}.bin", values, terms))
+            if say:
+                say(f"shards: {sum(s.rows for s in shards):,} documents, {size(sum(s.bytes for s in shards))}")
+        nonzeros, documents = sum(shard.nonzeros for shard in shards), sum(shard.rows for shard in shards)
+        if not nonzeros:
+            raise UserError(f"all {documents:,} x {terms:,} counts are zero: there is nothing to write")
+        _write_names(temporary / "terms.txt", labels.vocabulary)
+        _write_names(temporary / "docs.txt", labels.names)
+        manifest = {
+            "format": FORMAT,
+            "documents": documents,
+            "terms": terms,
+            "nonzeros": nonzeros,
+            "largest": max(shard.largest for shard in shards),
+            "sparse": nonzeros * SPARSE_BYTES < documents * terms,
+            "fractional": labels.fractional,
+            "shards": [asdict(shard) for shard in shards],
+        }
+        write_json(temporary / MANIFEST, manifest)
+    return read_shards(folder)
+
+
+def _gathered(stream: Iterable[np.ndarray | Csr], terms: int, shard_bytes: int) -> Iterator[np.ndarray | Csr]:
+    """Blocks put together until they fill a shard."""
+    parts: list[np.ndarray | Csr] = []
+    gathered_bytes = 0
+    for values in stream:
+        smaller, nbytes = compact(values)
+        if parts and gathered_bytes + nbytes > min(shard_bytes, MOST_SHARD_BYTES):
+            yield _together(parts, terms)
+            parts, gathered_bytes = [], 0
+        parts.append(smaller)
+        gathered_bytes += nbytes
+    if parts:
+        yield _together(parts, terms)
+
+
+def compact(values: np.ndarray | Csr) -> tuple[np.ndarray | Csr, int]:
+    """The values as they take less room, and about how much that is in a shard."""
+    if not isinstance(values, Csr):
+        nonzeros_bytes = 3 * int(np.count_nonzero(values))
+        if nonzeros_bytes >= values.nbytes:
+            return values, values.nbytes
+        values = sparse_rows(values)
+    return values, 4 * values.rows + 3 * len(values.data)
+
+
+def _together(parts: list[np.ndarray | Csr], terms: int) -> np.ndarray | Csr:
+    if len(parts) == 1:
+        return parts[0]
+    dense = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(dense) == len(parts):
+        return stacked(dense)
+    return joined([sparse_rows(part) for part in parts])
+
+
+def check_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: is there already; give a new folder, or remove this one first")
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside, which takes its name when it is complete, and is removed after an error."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.part-", dir=folder.parent))
+        try:
+            yield temporary
+            mask = os.umask(0o022)
+            os.umask(mask)
+            temporary.chmod(0o777 & ~mask)  # mkdtemp makes it private
+            if folder.is_dir():
+                folder.rmdir()  # it was empty
+            os.rename(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFailed(f"{folder}: the disk is full; free some space, or give a folder on a larger disk") from None
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}; give a folder of yours") from None
+
+
+def _write_names(path: Path, names: Iterable[str] | None) -> None:
+    if names is not None:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
+
+
+def _names(folder: Path, name: str, expected: int) -> Sequence[str] | None:
+    path = folder / name
+    if not path.is_file():
+        return None
+    lines = read_names(path)
+    if len(lines) != expected:
+        raise UserError(f"{path}: {len(lines):,} lines, but {MANIFEST} says {expected:,}; {AGAIN}")
+    return lines
+
+
+def _check_size(path: Path, needed: int) -> None:
+    try:
+        there = path.stat().st_size
+    except FileNotFoundError:
+        raise UserError(f"{path}: this shard is missing; {AGAIN}") from None
+    except OSError as error:
+        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
+    if there != needed:
+        raise UserError(f"{path}: the shard is damaged: {there:,} bytes instead of {needed:,}; {AGAIN}")

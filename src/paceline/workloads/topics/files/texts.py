@@ -1,0 +1,199 @@
+"""Texts to counts: a folder of .txt files, or the rows of a CSV, JSONL, text or Parquet file.
+
+Texts stream. In memory are the vocabulary and, unless the counts go to shards, the nonzeros.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+
+from paceline.data.files import open_text
+from paceline.errors import UserError
+from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, joined
+from paceline.workloads.topics.counts.dtypes import whole_type
+from paceline.workloads.topics.files.documents import documents
+from paceline.workloads.topics.files.stop_words import ENGLISH
+
+BATCH_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How texts become counts. `min_df` and `max_df` are numbers of documents, or, if not whole numbers, shares."""
+
+    column: str = "text"
+    name_column: str | None = None  # documents are named after it; files of a folder have their own names
+    lower_case: bool = True
+    token_pattern: str = r"\b\w\w+\b"
+    stop_words: str | Iterable[str] | None = "english"
+    min_df: float = 2
+    max_df: float = 0.95
+    max_terms: int | None = None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    terms: list[str]
+    documents: int
+    names: list[str] | None
+
+
+def read_text(
+    source: str | Path | Sequence[str], options: TextOptions | None = None, vocabulary: Sequence[str] | None = None
+) -> SparseCounts:
+    """Counts of the texts of a folder or file, or of a list of texts, in memory.
+
+    With a vocabulary only its terms are counted, in its order: for new texts and an old model.
+    """
+    options = options or TextOptions()
+    counting = Counting(options, vocabulary)
+    parts = list(counting.count(documents(source, options.column, options.name_column)))
+    if not parts:
+        raise UserError(f"{describe(source)}: there is no document")
+    if vocabulary is not None:
+        return SparseCounts(joined(parts), len(vocabulary), vocabulary=vocabulary, names=counting.names or None)
+    keep, found = counting.vocabulary(describe(source))
+    kept = [_kept(part, keep) for part in parts]
+    return SparseCounts(joined(kept), len(found.terms), vocabulary=found.terms, names=found.names)
+
+
+@dataclass
+class Counting:
+    """One pass over texts: nonzeros in batches, with terms numbered as they come or by a given vocabulary."""
+
+    options: TextOptions
+    fixed: Sequence[str] | None = None
+    documents: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        stop = sorted(_stop_words(self.options.stop_words))
+        self._stop = len(stop)  # the first numbers are theirs, and are left out
+        self._number: dict[str, int] = {word: number for number, word in enumerate(stop)}
+        if self.fixed is None:
+            growing: defaultdict[str, int] = defaultdict(int, self._number)
+            growing.default_factory = growing.__len__
+            self._number = growing
+        else:
+            places = {term: self._stop + place for place, term in enumerate(self.fixed)}
+            self._number = places | self._number
+        self._in_documents = np.zeros(0, np.int64)  # by number of the term: documents that hold it
+        self._in_all = np.zeros(0, np.int64)  # how often it occurs
+        self._tokens = _pattern(self.options.token_pattern).findall
+
+    def count(self, documents: Iterable[tuple[str | None, str]]) -> Iterator[Csr]:
+        numbers, ends = array("i"), array("q")
+        for name, text in documents:
+            tokens = self._tokens(text.lower() if self.options.lower_case else text)
+            if self.fixed is None:
+                numbers.extend(map(self._number.__getitem__, tokens))
+            else:
+                numbers.extend(map(self._number.get, tokens, repeat(-1)))
+            ends.append(len(numbers))
+            self.documents += 1
+            if name is not None:
+                self.names.append(name)
+            if len(numbers) >= BATCH_TOKENS:
+                yield self._batch(numbers, ends)
+                numbers, ends = array("i"), array("q")
+        if ends:
+            yield self._batch(numbers, ends)
+
+    def _batch(self, numbers: array, ends: array) -> Csr:
+        """Tokens counted: (document, term) as one number, sorted, repeats added up."""
+        terms, stops = np.array(numbers, np.int64), np.array(ends, np.int64)
+        keys = np.repeat(np.arange(len(stops), dtype=np.int64) << 32, np.diff(stops, prepend=0)) + terms
+        keys = keys[terms >= self._stop]
+        keys.sort()
+        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        data = np.diff(first, append=len(keys)).astype(np.int32)
+        keys = keys[first]
+        indptr = np.searchsorted(keys, np.arange(len(stops) + 1, dtype=np.int64) << 32)
+        indices = (keys & 0xFFFFFFFF).astype(np.int32)
+        if self.fixed is None:
+            self._in_documents = _added(self._in_documents, np.bincount(indices))
+            self._in_all = _added(self._in_all, np.bincount(indices, weights=data).astype(np.int64))
+        else:
+            indices -= self._stop
+        return Csr(indptr.astype(np.int64), indices, data.astype(whole_type(data.max(initial=0)) or np.int32))
+
+    def vocabulary(self, source: str) -> tuple[np.ndarray, Vocabulary]:
+        """The terms to keep, in alphabetical order; and for every number so far its place among them, or -1."""
+        if not self.documents:
+            raise UserError(f"{source}: there is no document")
+        words = np.array(list(self._number), dtype=object)
+        self._in_documents = _added(self._in_documents, np.zeros(len(words), np.int64))
+        self._in_all = _added(self._in_all, np.zeros(len(words), np.int64))
+        least = max(1, _documents_of(self.options.min_df, self.documents))
+        most = _documents_of(self.options.max_df, self.documents)
+        kept = np.flatnonzero((self._in_documents >= least) & (self._in_documents <= most))
+        if not kept.size:
+            raise UserError(
+                f"{source}: of {len(words) - self._stop:,} terms in {self.documents:,} documents none is left with "
+                f"min_df={self.options.min_df:g} and max_df={self.options.max_df:g}; lower min_df or raise max_df"
+            )
+        kept = kept[np.argsort(words[kept], kind="stable")]
+        if self.options.max_terms is not None and kept.size > self.options.max_terms:
+            often = np.argsort(-self._in_all[kept], kind="stable")[: self.options.max_terms]
+            kept = kept[np.sort(often)]
+        place = np.full(len(words), -1, np.int32)
+        place[kept] = np.arange(kept.size, dtype=np.int32)
+        return place, Vocabulary(words[kept].tolist(), self.documents, self.names or None)
+
+
+def _pattern(given: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(given)
+    except re.error as error:
+        raise UserError(f"token_pattern={given!r}: not a regular expression ({error})") from None
+    if pattern.groups > 1:
+        raise UserError(f"token_pattern={given!r}: has {pattern.groups} groups; at most one is possible, the token")
+    return pattern
+
+
+def _documents_of(limit: float, documents: int) -> float:
+    """A whole number is a number of documents, a float is a share: 1 is one document, 1.0 is all of them."""
+    return limit if isinstance(limit, int) else limit * documents
+
+
+def _added(sums: np.ndarray, more: np.ndarray) -> np.ndarray:
+    longer, shorter = (sums, more) if len(sums) >= len(more) else (more, sums)
+    longer[: len(shorter)] += shorter
+    return longer
+
+
+def _kept(part: Csr, place: np.ndarray) -> Csr:
+    """Terms renumbered by their place and sorted again; those of place -1 are left out."""
+    indices = place[part.indices]
+    there = indices >= 0
+    before = np.concatenate(([0], np.cumsum(there)))
+    indptr, indices, data = before[part.indptr].astype(np.int64), indices[there], part.data[there]
+    row = np.repeat(np.arange(part.rows, dtype=np.int64) << 32, np.diff(indptr))
+    order = np.argsort(row + indices)
+    return Csr(indptr, indices[order], data[order].astype(whole_type(data.max(initial=0)) or np.int32))
+
+
+def _stop_words(given: str | Iterable[str] | None) -> frozenset[str]:
+    if given is None or given == "none":
+        return frozenset()
+    if isinstance(given, str):
+        if given == "english":
+            return ENGLISH
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise UserError(f"stop_words={given}: give english, none, a list of words, or a file with a word per line")
+        with open_text(path) as lines:
+            return frozenset(line.strip() for line in lines if line.strip())
+    return frozenset(given)
+
+
+def describe(source: str | Path | Sequence[str]) -> str:
+    return str(source) if isinstance(source, str | Path) else "the texts"

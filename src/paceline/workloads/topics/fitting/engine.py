@@ -1,0 +1,214 @@
+"""The fit: one read of all documents after the other, each of them a step of accelerated EM.
+
+A pass works on a point (L, F). From the same shares x / p it makes the EM step of L and the statistic of F, which the
+ranks add up; that is the point's image, and EM's loss never rises from a point to its image. The next point lies beyond
+the image, on the line from the image before, in logarithms (Nesterov's momentum). Where the loss rises after all, the
+fit goes back to the last image that is known to be good and takes smaller leaps. Rows of L belong to one rank and
+never travel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import UserError
+from paceline.workloads.topics.device.plain import ReadPasses
+from paceline.workloads.topics.fitting.options import FitEnd, FitOptions
+
+Tensor = Any  # torch.Tensor; torch is not typed here
+LEAST = 1e-20  # of any share: what divides and multiplies stays far from the ends of float32
+FARTHEST = 10.0  # times its value a share may change in one leap, before the momentum's power is taken
+WINDOW = 10
+BACK = 0.25  # of its momentum a fit keeps after a leap that was too far
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass found out. Its times are those of this rank."""
+
+    loss: float
+    residual: float
+    accepted: bool
+    flagged: bool
+    step_s: float
+    data_s: float
+    comm_s: float
+    exposed_s: float
+
+
+@dataclass
+class AcceleratedEM:
+    """The state of a fit and its step. `L` holds this rank's documents; F is transposed, (terms, k)."""
+
+    documents: ReadPasses
+    L: Tensor
+    Ft: Tensor
+    options: FitOptions = field(default_factory=FitOptions)
+    accelerate: bool = True
+    check: int = 1
+    """The loss is found at every so many passes. On some devices it takes half as long as the rest of a pass."""
+    all_documents: int = 0
+    """With those of the other ranks; 0 where there are none."""
+    losses: list[float] = field(default_factory=list)
+    passes: int = 0
+    momentum: float = 1.0
+    residual: float = 1.0
+    """Of the pass before the last one."""
+    moved: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.alone = not self.all_documents
+        self.leads = self.alone or dist.get_rank() == 0
+        self.all_documents = self.all_documents or len(self.L)
+        self.L_before, self.Ft_before = self.L.clone(), self.Ft.clone()
+        self.L_safe, self.Ft_safe = self.L_before, self.Ft_before
+        self.has_before = self.leaped = False
+        self.turned = 0.0  # above 0 where a step leads back against the way here: the leap went too far
+        self.S = torch.zeros_like(self.Ft)
+
+    @property
+    def end(self) -> FitEnd | None:
+        """Why the fit is over; None while it is not."""
+        if self.passes >= self.options.most_passes:
+            return FitEnd.MOST_PASSES
+        if len(self.losses) <= self.window or self.residual > self.options.residual:
+            return None
+        return FitEnd.CONVERGED if self.gain(self.window) <= self.options.tolerance else None
+
+    @property
+    def why_done(self) -> str:
+        """The end in words; empty while there is none."""
+        if self.end is None:
+            return ""
+        gain = self.gain(self.window) if len(self.losses) > self.window else math.nan
+        return self.end.words(passes=self.options.most_passes, gain=gain, residual=self.residual)
+
+    @property
+    def window(self) -> int:
+        """The losses among the last WINDOW passes."""
+        return max(1, WINDOW // self.check)
+
+    @property
+    def converged(self) -> bool:
+        return self.end is FitEnd.CONVERGED
+
+    def gain(self, losses: int, before: int = 0) -> float:
+        """Mean relative gain per pass over so many losses, up to the one `before` the last."""
+        first, last = self.losses[-1 - losses - before], self.losses[-1 - before]
+        return (first - last) / (losses * self.check) / abs(self.losses[-1])
+
+    def step(self, flag: bool = False) -> PassResult:
+        """One pass over all documents of all ranks. A flag that is up on one of them is seen by all."""
+        began = perf_counter()
+        data_s = 0.0
+        words = (self.moved, self.turned) if self.leads else (0.0, 0.0)  # one rank's, so that all do and end the same
+        sums = torch.tensor([0.0, flag, *words], dtype=torch.float64, device=self.Ft.device)
+        self.S.zero_()
+        checked = not self.losses or self.passes % self.check == 0
+        waiting = perf_counter()
+        for first, last, work in self.documents():
+            data_s += perf_counter() - waiting
+            sums[0] += work(self.L[first:last], self.Ft, self.S, rows=self.options.rows, loss=checked)
+            waiting = perf_counter()
+        data_s += perf_counter() - waiting
+        self.L.clamp_min_(LEAST)
+        sent = perf_counter()
+        flights = [] if self.alone else [dist.all_reduce(part, async_op=True) for part in (self.S, sums)]
+        leap = self._leap()  # while the sums travel
+        beyond = self._beyond(self.L, self.L_before, 1, leap) if leap else None
+        waited = perf_counter()
+        for flight in flights:
+            flight.wait()
+        landed = perf_counter()
+        total, flags, self.residual, turned = sums.tolist()
+        if turned > 0 and not checked:  # where the loss is not known, this says when to begin again
+            self.momentum = 1.0
+        found, accepted = self._settle(total + self.all_documents if checked else None, leap, beyond)
+        return PassResult(
+            found,
+            self.residual,
+            accepted,
+            flags > 0,
+            step_s=perf_counter() - began,
+            data_s=data_s,
+            comm_s=landed - sent if flights else 0.0,
+            exposed_s=landed - waited if flights else 0.0,
+        )
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The last image: L of this rank, and F transposed."""
+        return self.L_before, self.Ft_before
+
+    def final_loss(self) -> float:
+        """The loss of the result: one more read of the documents. A result above the last loss is not kept."""
+        loss = self._loss_of_result()
+        if self.check > 1 and not loss <= self.losses[-1]:
+            self._go_back()
+            loss = self._loss_of_result()
+        return loss
+
+    def _loss_of_result(self) -> float:
+        L, Ft = self.result()
+        total = torch.zeros((), dtype=torch.float64, device=Ft.device)
+        for first, last, work in self.documents():
+            total += work(L[first:last].clone(), Ft, self.S, rows="em")
+        if not self.alone:
+            dist.all_reduce(total)
+        return float(total) + self.all_documents
+
+    def _settle(self, loss: float | None, leap: float, beyond: Tensor | None) -> tuple[float, bool]:
+        """Take the image and leap on, or go back to the image of the last point whose loss was found and accepted."""
+        self.passes += 1
+        if loss is not None:
+            if self.leaped and not loss <= self.losses[-1]:
+                self._go_back()
+                return self.losses[-1], False
+            if not math.isfinite(loss):
+                raise UserError("the counts are too large: the loss is not finite; divide them by their largest value")
+            self.losses.append(loss)
+        image = self._normalised(self.S.mul_(self.Ft))
+        step = image - self.Ft
+        self.moved = float(step.abs().sum() / (2 * self.Ft.shape[1]))
+        self.turned = -float((step * (image - self.Ft_before) / image).sum()) if self.check > 1 else 0.0
+        self.momentum = self._next_momentum()
+        F_beyond = image if beyond is None else self._beyond(image, self.Ft_before, 0, leap)
+        self.L, self.L_before = (self.L_before.copy_(self.L) if beyond is None else beyond), self.L
+        self.Ft, self.Ft_before = F_beyond.clone() if F_beyond is image else F_beyond, image
+        self.has_before, self.leaped = True, beyond is not None
+        if self.check == 1:
+            self.L_safe, self.Ft_safe = self.L_before, self.Ft_before
+        elif loss is not None:
+            self.L_safe, self.Ft_safe = self.L_before.clone(), image
+        return self.losses[-1], True
+
+    def _go_back(self) -> None:
+        """To the safe point, which is the result then."""
+        self.L.copy_(self.L_safe)
+        self.Ft.copy_(self.Ft_safe)
+        self.L_before.copy_(self.L_safe)
+        self.Ft_before = self.Ft_safe
+        self.has_before = self.leaped = False
+        self.momentum = max(1.0, self.momentum * BACK)
+
+    def _leap(self) -> float:
+        return (self.momentum - 1) / self._next_momentum() if self.accelerate and self.has_before else 0.0
+
+    def _next_momentum(self) -> float:
+        return (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
+
+    @staticmethod
+    def _beyond(image: Tensor, before: Tensor, over: int, leap: float) -> Tensor:
+        """The point beyond the image, seen from the one before."""
+        point = (image / before).clamp_(1 / FARTHEST, FARTHEST).pow_(leap).mul_(image).clamp_min_(LEAST)
+        return point.div_(point.sum(over, keepdim=True))
+
+    @staticmethod
+    def _normalised(expected: Tensor) -> Tensor:
+        """Topics from expected counts."""
+        return expected.clamp_min_(LEAST).div(expected.sum(0, keepdim=True))

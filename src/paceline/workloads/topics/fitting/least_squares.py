@@ -1,0 +1,229 @@
+"""A start by least squares: topics of a compressed, weighted matrix, found before the first pass.
+
+Y = counts / document length / sqrt(term share) has noise of about equal size everywhere, so least squares on it is
+close to maximum likelihood. A randomised range finder writes Y as Q B^T with a few more columns than topics; that is
+all that X is read for. Nonnegative factors of the pair are then found by coordinate descent (HALS), the first turns
+on a sample of documents and terms, the last ones on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from paceline.errors import UserError
+from paceline.workloads.topics.device.tensors import triton_runs_on
+
+Tensor = Any  # torch.Tensor; torch is not typed here
+TINY = 1e-20
+SMOOTHING = 0.5  # counts that are added to each term: more of them give rare terms less weight
+EXTRA = 10  # columns of the basis, beside one for each topic
+POWERS = 2  # times that the basis is brought nearer to the largest axes
+SWEEPS, CARRY_SWEEPS = 2, 20
+RECORDED_FROM = 8  # turns
+PARTS = 64  # long sums on a device are cut into so many: else a few of its processors do all the work
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How often both factors are found in turn: on a sample of so many documents and terms, then on all."""
+
+    sample: int = 16384
+    on_sample: int = 100
+    on_all: int = 100
+
+
+class Products(Protocol):
+    """A matrix X that is known by its products."""
+
+    def multiply(self, B: Tensor) -> Tensor: ...  # X @ B
+
+    def multiply_t(self, C: Tensor) -> Tensor: ...  # X.T @ C
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Y: the rows of X made comparable, and what undoes it."""
+
+    X: Products
+    length: Tensor
+    share: Tensor
+
+    @classmethod
+    def of(cls, X: Products, per_document: Tensor, per_term: Tensor) -> Weighted:
+        share = per_term.float() + SMOOTHING
+        return cls(X, per_document.float(), share / share.sum())
+
+    @cached_property
+    def root_share(self) -> Tensor:
+        return self.share.sqrt()
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Of a document: long ones are known better."""
+        return (self.length / self.length.mean()).sqrt()
+
+    @cached_property
+    def to_row(self) -> Tensor:
+        return torch.where(self.length > 0, self.weight / self.length.clamp_min(TINY), torch.zeros_like(self.length))
+
+    def multiply(self, B: Tensor) -> Tensor:  # Y @ B
+        return self.X.multiply(B / self.root_share[:, None]) * self.to_row[:, None]
+
+    def multiply_t(self, C: Tensor) -> Tensor:  # Y.T @ C
+        return self.X.multiply_t(C * self.to_row[:, None]) / self.root_share[:, None]
+
+    def on_simplex(self, documents: Tensor, terms: Tensor, mix: float) -> tuple[Tensor, Tensor]:
+        """L (n, k) and F transposed (m, k) from the factors of Y, (k, n) and (k, m)."""
+        k, F = len(terms), terms * self.root_share
+        size = F.sum(1).clamp_min(TINY)
+        Ft = (F / size[:, None]).T * (1 - mix) + mix * self.share[:, None]
+        L = (documents / self.weight.clamp_min(TINY) * size[:, None]).T + TINY
+        L = L / L.sum(1, keepdim=True) * (1 - mix) + mix / k
+        return L.contiguous(), (Ft / Ft.sum(0)).contiguous()
+
+
+def least_squares_start(
+    X: Products,
+    per_document: Tensor,
+    per_term: Tensor,
+    k: int,
+    *,
+    seed: int = 0,
+    turns: Turns = Turns(),  # noqa: B008 - frozen
+    mix: float = 0.02,
+) -> tuple[Tensor, Tensor]:
+    """L (n, k) and F transposed (m, k), rows of L and columns of F transposed on the simplex and positive.
+
+    Topics begin at extreme documents. `mix` of the average is left in each row, so that no share is zero.
+    """
+    n, m = len(per_document), len(per_term)
+    if k > min(n, m):
+        raise UserError(f"{k} topics of {n} documents and {m} terms: give at most {min(n, m)}, as in -k {min(n, m)}")
+    Y = Weighted.of(X, per_document, per_term)
+    random = torch.Generator(device=per_term.device).manual_seed(seed)
+    Q = basis_of(Y, min(k + EXTRA, n, m), random)
+    B = Y.multiply_t(Q)  # Y is about Q B^T
+    W = torch.rand(k, n, device=Q.device, generator=random) * Y.weight  # documents: L^T, each times its weight
+    G = (B @ extreme_rows(Q, B, Y.weight, Y.length, k)).clamp_min(0).T + 1e-3 * B.abs().mean()
+    documents, terms = side(Q.T, W), side(B.T, G)
+    on_all = turns.on_all
+    if turns.sample < max(n, m):
+        some = [torch.randperm(size, device=Q.device, generator=random)[: turns.sample] for size in (n, m)]
+        few_documents, few_terms = side(Q[some[0]].T, W[:, some[0]]), side(B[some[1]].T, G[:, some[1]])
+        hals(few_documents, few_terms, k, turns.on_sample)
+        nonnegative(few_documents, terms, k, CARRY_SWEEPS)  # what the sample found, carried over to all
+        nonnegative(terms, documents, k, CARRY_SWEEPS)
+    else:
+        on_all += turns.on_sample
+    hals(documents, terms, k, on_all)
+    nonnegative(terms, documents, k, SWEEPS)
+    return Y.on_simplex(documents[-k:, :n], terms[-k:, :m], mix)
+
+
+def basis_of(Y: Weighted, rank: int, random: torch.Generator) -> Tensor:
+    """An orthonormal basis (n, rank) of most of what the columns of Y hold, by products with random ones."""
+    Q = Y.multiply(torch.randn(len(Y.share), rank, device=random.device, generator=random))
+    for _ in range(POWERS):
+        Q = Y.multiply(orthonormal(Y.multiply_t(orthonormal(Q))))
+    return orthonormal(Q)
+
+
+def orthonormal(A: Tensor) -> Tensor:
+    """A basis of the columns of a tall matrix, through its Gram matrix: one product, and a small problem for the CPU.
+
+    Columns without content of their own become zero: this is a basis to search in, no factorisation.
+    """
+    double = A.double()
+    sizes, axes = torch.linalg.eigh((double.T @ double).cpu())
+    scale = torch.where(sizes > 1e-12 * sizes[-1], sizes.clamp_min(1e-300).rsqrt(), torch.zeros_like(sizes))
+    return A @ (axes * scale).to(A)
+
+
+def extreme_rows(Q: Tensor, B: Tensor, weight: Tensor, length: Tensor, k: int) -> Tensor:
+    """Coordinates (rank, k) of k documents that are far from each other: one by one the one farthest from those before.
+
+    Short documents, below half the median length, are left out: noise makes them extreme.
+    """
+    rows = Q / weight.clamp_min(TINY)[:, None] * (length >= 0.5 * length.median())[:, None]
+    double = B.double()
+    sizes, axes = torch.linalg.eigh((double.T @ double).cpu())
+    rest = rows @ (axes * sizes.clamp_min(0).sqrt())[:, -k:].to(rows)  # the k main axes of the rows of Q B^T
+    chosen = []
+    for _ in range(k):
+        norms = rest.square().sum(1)
+        at = norms.argmax().reshape(1)
+        chosen.append(at)
+        direction = rest[at] / norms[at].sqrt().clamp_min(TINY)[:, None]
+        rest = rest - (rest @ direction.T) * direction
+    return rows[torch.cat(chosen)].T
+
+
+def side(basis: Tensor, factor: Tensor) -> Tensor:
+    """One side of the pair as one matrix: its basis (rank, size) above its factor (k, size). Columns of zeros are added
+    up to a multiple of PARTS; they stay zero."""
+    both = torch.cat([basis, factor])
+    return torch.nn.functional.pad(both, (0, -both.shape[1] % PARTS)).contiguous()
+
+
+def hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
+    """Both factors in turn, in place."""
+
+    def turn() -> None:
+        nonnegative(terms, documents, k, SWEEPS)
+        nonnegative(documents, terms, k, SWEEPS)
+
+    repeat(turn, turns, documents.device)
+
+
+def repeat(work: Callable[[], None], times: int, device: torch.device) -> None:
+    """The same work on the same tensors, again and again. On a device it is recorded once: small kernels take longer to
+    launch one by one than to run."""
+    if device.type != "cuda" or times < RECORDED_FROM:
+        for _ in range(times):
+            work()
+        return
+    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        work()  # kernels are compiled and libraries set up at first use: neither can be recorded
+        graph.capture_begin(capture_error_mode="thread_local")
+        work()
+        graph.capture_end()
+        for _ in range(times - 1):
+            graph.replay()
+    stream.synchronize()  # what was recorded owns its memory: it must not end before its work
+
+
+def nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
+    """Some sweeps of nonnegative least squares for the factor of `free`, in place."""
+    rank = len(free) - k
+    if fixed.is_cuda:
+        parts = fixed.view(len(fixed), PARTS, -1).transpose(0, 1)
+        products = (parts[:, rank:] @ parts.transpose(1, 2)).sum(0)
+    else:
+        products = fixed[rank:] @ fixed.T
+    target = products[:, :rank] @ free[:rank]
+    gram = products[:, rank:].contiguous()
+    sweep_columns(target, gram, free[rank:], sweeps)
+
+
+def sweep_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
+    """Coordinate descent for min over w >= 0 of w gram w / 2 - c w, for each column c of `target` and w of `free`."""
+    if triton_runs_on(free.device):
+        from paceline.workloads.topics.device.triton_calls import least_squares_columns
+
+        least_squares_columns(target, gram, free, sweeps)
+    else:
+        plain_sweeps(target, gram, free, sweeps)
+
+
+def plain_sweeps(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
+    for _ in range(sweeps):
+        for a in range(len(free)):
+            step = (target[a] - gram[a] @ free) / gram[a, a].clamp_min(TINY)
+            free[a].add_(step).clamp_min_(0)

@@ -1,0 +1,112 @@
+"""Fit a topic model in this process: counts in, mixtures and topics out.
+
+    model = fit(X, k=20)        # X: an array, a tensor, a sparse matrix, or the path of a file or folder
+    model.L, model.F            # rows sum to one
+
+On several ranks, with checkpoints and a record, the same fit runs as the workload `topics` of a run file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.errors import UserError
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.sizes import MOST_PASSES
+
+if TYPE_CHECKING:
+    from paceline.workloads.topics.fitting.engine import AcceleratedEM, PassResult
+    from paceline.workloads.topics.fitting.problem import Problem
+
+Progress = Callable[["AcceleratedEM", "PassResult"], None]
+
+
+def fit(
+    X: Any,
+    k: int,
+    *,
+    seed: int = FitOptions.seed,
+    start: str = FitOptions.start,
+    starts: int = FitOptions.starts,
+    rows: str = FitOptions.rows,
+    tolerance: float = FitOptions.tolerance,
+    passes: int = MOST_PASSES,
+    device: str = FitOptions.device,
+    fractional: bool = FitOptions.fractional,
+    progress: Progress | None = None,
+) -> TopicFit:
+    """Fit k topics. Ends when a pass gains less than `tolerance` of the loss and topics hardly move, or after `passes`.
+
+    `starts`: that many fits from different seeds, of which the one with the lowest loss is returned. `start`: "race"
+    (the best of a few tries on a sample), "least_squares" or "random"; "auto" takes least squares for dense counts.
+    """
+    return fit_with(X, k, FitOptions(seed, start, rows, tolerance, fractional, device, starts, passes), progress)
+
+
+def fit_with(X: Any, k: int, options: FitOptions, progress: Progress | None = None) -> TopicFit:
+    """The same with the options as one value."""
+    from paceline.workloads.topics.fitting.problem import check_topics, problem_of
+
+    options.check()
+    began = perf_counter()
+    where = device_of(options.device, X)
+    counts = read_counts(X, fractional=options.fractional, on_device=where != "cpu")
+    check_topics(k, counts)
+    with current_device(getattr(counts, "device", where)):
+        problem = problem_of(counts, where, fractional=options.fractional)
+        best, loss = _best(problem, k, options, progress)
+    L, Ft = best.result()
+    told = ("seed", "start", "starts", "rows", "tolerance")
+    return TopicFit.of(
+        best,
+        counts,
+        (L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)),
+        loss=loss,
+        seconds=perf_counter() - began,
+        settings={"k": k, **{name: getattr(options, name) for name in told}},
+    )
+
+
+def _best(problem: Problem, k: int, options: FitOptions, progress: Progress | None) -> tuple[AcceleratedEM, float]:
+    """The fit with the lowest loss of all starts, and that loss."""
+    best, loss = None, math.inf
+    for number in range(options.starts):
+        found = problem.begin(k, replace(options, seed=options.seed + number))
+        while found.end is None:
+            done = found.step()
+            if progress is not None:
+                progress(found, done)
+        reached = found.final_loss()
+        if best is None or reached < loss:
+            best, loss = found, reached
+    assert best is not None
+    return best, loss
+
+
+def current_device(device: Any) -> AbstractContextManager[Any]:
+    """For as long as kernels are launched: they run on the current device, wherever their tensors are."""
+    import torch
+
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
+
+
+def device_of(name: str, X: Any = None) -> str:
+    """The device to use; "auto" is that of X, if it is a tensor on one."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device={name!r}: give one of auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda, but there is no CUDA device; use device=cpu")
+    if name != "cpu" and isinstance(X, torch.Tensor) and X.is_cuda:
+        return str(X.device)
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -1,0 +1,1 @@
+"""What a fit found: topics and mixtures, their file, their quality, new documents."""

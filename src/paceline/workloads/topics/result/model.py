@@ -1,0 +1,177 @@
+"""The result of a fit: the topics of every document, the terms of every topic, and how the fit came about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.errors import UserError
+from paceline.record.units import duration, number
+from paceline.workloads.topics.counts.blocks import Counts
+from paceline.workloads.topics.result import relevance
+
+if TYPE_CHECKING:
+    from paceline.workloads.topics.fitting.engine import AcceleratedEM
+
+SHOWN_TOPICS = 20
+
+
+@dataclass(eq=False, repr=False)
+class TopicFit:
+    """Counts ~ L F. Topics are numbered from 0, as in the arrays."""
+
+    L: np.ndarray  # (documents, k) float32; a row is the mixture of a document and sums to one
+    F: np.ndarray  # (k, terms) float32; a row is a topic and sums to one
+    losses: list[float] = field(default_factory=list)  # after every pass
+    loss: float = math.nan
+    terms: list[str] | None = None
+    names: list[str] | None = None
+    passes: int = 0
+    converged: bool = False
+    stopped_because: str = ""
+    seconds: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.L.ndim != 2 or self.F.ndim != 2 or self.L.shape[1] != self.F.shape[0]:
+            raise UserError(
+                f"L has the shape {self.L.shape} and F {self.F.shape}: they must be (documents, k) and (k, terms)"
+            )
+        for what, names, expected in (("terms", self.terms, self.F.shape[1]), ("names", self.names, self.L.shape[0])):
+            if names is not None and len(names) != expected:
+                raise UserError(f"{len(names):,} {what} for {expected:,} {'columns' if what == 'terms' else 'rows'}")
+        if math.isnan(self.loss) and self.losses:
+            self.loss = float(self.losses[-1])
+
+    @classmethod
+    def of(
+        cls, fit: AcceleratedEM, counts: Counts, factors: tuple[np.ndarray, np.ndarray], *,
+        loss: float, seconds: float, settings: dict[str, Any],
+    ) -> TopicFit:  # fmt: skip
+        """The result of a fit that is over; its L and F, of all ranks, are the factors."""
+        return cls(
+            *factors,
+            losses=list(fit.losses),
+            loss=loss,
+            terms=None if counts.vocabulary is None else list(counts.vocabulary),
+            names=None if counts.names is None else list(counts.names),
+            passes=fit.passes,
+            converged=fit.converged,
+            stopped_because=fit.why_done,
+            seconds=seconds,
+            settings=settings,
+        )
+
+    @property
+    def k(self) -> int:
+        return int(self.F.shape[0])
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything into one .safetensors file, whole or not at all."""
+        from paceline.workloads.topics.result.model_file import save
+
+        return save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> TopicFit:
+        """Read what `save` wrote. Nothing in the file is run."""
+        from paceline.workloads.topics.result.model_file import load
+
+        return load(Path(path))
+
+    def transform(
+        self,
+        new_docs: Any,
+        *,
+        passes: int = 100,
+        tolerance: float = 1e-9,
+        fractional: bool = False,
+    ) -> np.ndarray:
+        """The mixtures of other documents, with the topics as they are: an array (documents, k).
+
+        Takes what `fit` takes, with the same columns. Where the model knows its terms, also a text, a list of texts or
+        a file of texts: words that the model does not know are left out.
+        """
+        from paceline.workloads.topics.fitting.given_topics import documents_given_topics
+
+        counts = self._counts(new_docs, fractional)
+        return documents_given_topics(counts, self.F, passes=passes, tolerance=tolerance)[0]
+
+    def top_terms(self, n: int = 10, by: str = "probability") -> list[list[str]]:
+        """The n first terms of each topic, by probability or by lift (probability in the topic / overall)."""
+        return [[self.term(at) for at in row] for row in self.top_term_numbers(n, by)]
+
+    def top_term_numbers(self, n: int = 10, by: str = "probability") -> list[np.ndarray]:
+        return relevance.top_terms(self.F, self.topic_shares(), n, by)
+
+    def term(self, at: int) -> str:
+        return f"term {at}" if self.terms is None else self.terms[at]
+
+    def document(self, at: int) -> str:
+        return f"document {at}" if self.names is None else self.names[at]
+
+    def topic_shares(self, lengths: np.ndarray | None = None) -> np.ndarray:
+        """How much of the documents each topic is; with the lengths of the documents, how much of the words."""
+        if lengths is None:
+            return self.L.mean(axis=0, dtype=np.float64)
+        weights = np.asarray(lengths, np.float64)
+        if weights.shape != (len(self.L),):
+            raise UserError(f"{weights.size:,} lengths for {len(self.L):,} documents")
+        return weights @ self.L / max(weights.sum(), relevance.SMALLEST)
+
+    def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
+        """The same fit with its topics in another order: the given one, or the largest share first."""
+        new = np.argsort(-self.topic_shares(), kind="stable") if order is None else np.asarray(order)
+        if not np.array_equal(np.sort(new), np.arange(self.k)):
+            raise UserError(f"order={new.tolist()}: it must name each of the topics 0 to {self.k - 1} once")
+        return replace(self, L=np.ascontiguousarray(self.L[:, new]), F=np.ascontiguousarray(self.F[new]))
+
+    def perplexity(self, X: Any, *, smoothing: float = 0.01, seed: int = 0, fractional: bool = False) -> float:
+        """How many terms the model hesitates between at each unseen word of these documents; lower is better.
+
+        Document completion: each word goes by a coin to the known or to the unseen half. The known half finds the
+        mixture, the unseen half is scored:  exp(- sum x log p / sum x)  with  p = (1 - smoothing) LF + smoothing / m.
+        """
+        from paceline.workloads.topics.result.quality import perplexity
+
+        return perplexity(self, self._counts(X, fractional), smoothing, seed)
+
+    def coherence(self, X: Any, n: int = 10, *, by: str = "probability", fractional: bool = False) -> np.ndarray:
+        """For each topic, how much its n first terms keep company in the documents of X: from -1 to 1.
+
+        The mean over all pairs of terms of NPMI = log(p_ij / (p_i p_j)) / -log p_ij, where p is the share of the
+        documents that hold the term or both terms; -1 for two that never meet.
+        """
+        from paceline.workloads.topics.result.quality import coherence
+
+        return coherence(self._counts(X, fractional), self.top_term_numbers(n, by))
+
+    def _counts(self, source: Any, fractional: bool) -> Counts:
+        from paceline.workloads.topics.result.new_documents import matching_counts
+
+        return matching_counts(self, source, fractional)
+
+    def __repr__(self) -> str:
+        ended = f", {self.passes} passes" if self.passes else ""
+        ended += ", converged" if self.converged else f", {self.stopped_because}" if self.stopped_because else ""
+        took = f", {duration(self.seconds)}" if self.seconds else ""
+        loss = "" if math.isnan(self.loss) else f", loss={number(self.loss, 8)}"
+        return f"TopicFit(k={self.k}, documents={len(self.L):,}, terms={self.F.shape[1]:,}{loss}{ended}{took})"
+
+    def _repr_html_(self) -> str:
+        shares, terms = self.topic_shares(), self.top_terms(8)
+        largest = relevance.largest(shares, SHOWN_TOPICS)
+        rows = "".join(
+            f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td>"
+            f'<td style="text-align:left">{escape(", ".join(terms[at]))}</td></tr>'
+            for at in largest.tolist()
+        )
+        more = f"<p>and {self.k - len(largest)} more topics</p>" if self.k > len(largest) else ""
+        head = '<tr><th>topic</th><th>share</th><th style="text-align:left">terms</th></tr>'
+        return f"<p>{escape(repr(self))}</p><table>{head}{rows}</table>{more}"

@@ -1,0 +1,58 @@
+"""The names of tinytopics: `fit_model` in this process, `fit_model_distributed` on ranks. Both give (model, losses)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.in_process import fit
+from paceline.workloads.topics.result.model import TopicFit
+
+
+def fit_model(X: Any, k: int, num_epochs: int | None = None, **options: Any) -> tuple[TopicFit, list[float]]:
+    """Fit in this process. `num_epochs` is the most passes; other options are those of `fit`."""
+    if num_epochs is not None:
+        options["passes"] = num_epochs
+    model = fit(X, k, **options)
+    return model, model.losses
+
+
+def fit_model_distributed(
+    X: Any,
+    k: int,
+    num_epochs: int | None = None,
+    *,
+    ranks: int | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> tuple[TopicFit, list[float]]:
+    """Fit with the documents spread over ranks: those of torchrun, srun or mpirun, else `ranks` new processes (2).
+
+    What is in memory is written to shards first, for the ranks to read. `out` keeps the run's folder.
+    """
+    from paceline.launch.environment import detect
+    from paceline.workloads.topics.files.convert import convert
+    from paceline.workloads.topics.verb import RunOptions, run_of
+
+    place = detect(os.environ)
+    allowed = [field.name for field in fields(FitOptions) if field.name not in ("starts", "passes", "residual")]
+    if unknown := [name for name in options if name not in allowed]:
+        raise UserError(f"fit_model_distributed: {unknown[0]} is not known; it takes {', '.join(allowed)}")
+    if not isinstance(X, str | Path) and place is not None and place.world > 1:
+        raise UserError(
+            "fit_model_distributed: ranks of a launcher read the counts themselves; give the path of a file"
+        )
+    with tempfile.TemporaryDirectory(prefix="paceline-topics-") as folder:
+        asked = FitOptions(**options, passes=num_epochs)
+        source = Path(X) if isinstance(X, str | Path) else Path(folder) / "shards"
+        if not isinstance(X, str | Path):
+            convert(X, source, fractional=asked.fractional)
+        count = 1 if place is not None else (ranks or 2)
+        run = run_of(source, k, Path(out or Path(folder) / "fit"), asked, RunOptions(count, show=False))
+        model = TopicFit.load(run / "model.safetensors")
+    return model, model.losses
