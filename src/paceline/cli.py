@@ -246,10 +246,13 @@ def do_explain(arguments: argparse.Namespace) -> int:
 
 
 def do_check(arguments: argparse.Namespace) -> int:
-    from paceline.parity import check, numbers, table
+    from paceline.arguments import numbers
+    from paceline.parity import check, table
 
     spec = _load(arguments.words, "check")
-    ranks, accumulate = numbers(arguments.ranks, "--ranks"), numbers(arguments.accumulate, "--accumulate")
+    ranks, accumulate = (
+        numbers(getattr(arguments, name), f"--{name}", different=True) for name in ("ranks", "accumulate")
+    )
     if arguments.steps < 1:
         raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
     parity = check(
@@ -281,6 +284,10 @@ def do_plan(arguments: argparse.Namespace) -> int:
 
 
 def do_calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.measured is not None:
+        from paceline.measuring.verb import run_recalibrate
+
+        return run_recalibrate(arguments, _console())
     from paceline.planning.verb import calibrate
 
     return calibrate(arguments, _console())

@@ -10,7 +10,6 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +186,3 @@ def table(parity: Parity) -> Any:
 
 def _shown(difference: float | None) -> str:
     return "-" if difference is None else f"{difference:.1e}"
-
-
-def numbers(text: str, option: str) -> list[int]:
-    """`1,2,4` as numbers."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1 or any(a == b for a, b in pairwise(sorted(found))):
-        raise UserError(f"{option}: {text!r} is not a list of different whole numbers; write it as  {option} 1,2,4")
-    return found

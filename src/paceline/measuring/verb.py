@@ -1,18 +1,16 @@
-"""The verb `measure` as a command: words in, tables out."""
+"""The verb `measure`, and `calibrate --from` a measurement, as commands: words in, tables out."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+from paceline.arguments import check_price, make_folder, numbers
 from paceline.errors import UserError
-from paceline.parity import numbers
 from paceline.record.files import write_json
-from paceline.record.units import number
+from paceline.record.units import duration, number
 from paceline.spec import RunSpec
 
 MOST_RANKS = 1024
@@ -27,11 +25,9 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
             raise UserError(f"--{name}: {getattr(arguments, name)} is not possible; use 1 or more")
     if arguments.steps < 4:
         raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
-    price = arguments.price
-    if price is not None and not (math.isfinite(price) and price >= 0):
-        raise UserError(f"--price {price:g} is not an amount of USD per device and hour; use 0 or more")
+    price = check_price(arguments.price)
     layouts = [word for word in arguments.layouts.split(",") if word]
-    ranks = numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks")
+    ranks = numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
     try:
         found = measure(
             spec,
@@ -56,10 +52,10 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
 
 def run_links(arguments: argparse.Namespace, console: Any) -> int:
     from paceline.launch.environment import detect
-    from paceline.measuring.links import as_json, measure_links
+    from paceline.measuring.links import links_to_json, measure_links
     from paceline.measuring.show import links_table
 
-    ranks = numbers(arguments.ranks or "2", "--ranks")
+    ranks = numbers(arguments.ranks or "2", "--ranks", different=True)
     if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
         raise UserError(f"--links --ranks {arguments.ranks}: give one number, 2 or more, as in  --links --ranks 2")
     place = detect(os.environ)
@@ -75,14 +71,22 @@ def run_links(arguments: argparse.Namespace, console: Any) -> int:
         f"({best.collective.replace('_', '-')})"
     )
     if arguments.out is not None:
-        _make(arguments.out)
-        write_json(arguments.out / "links.json", as_json(found))
+        make_folder(arguments.out)
+        write_json(arguments.out / "links.json", links_to_json(found))
         console.print(f"written: {arguments.out / 'links.json'}")
     return 0
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: {folder} cannot be a folder: {error.strerror}") from None
+def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
+    """`calibrate --from`: what a measurement says about the calibration of its machine."""
+    from paceline.measuring.recalibrate import recalibrate
+    from paceline.planning.calibrating.calibration import usual_file, written
+
+    file = arguments.out or usual_file()
+    correction, rows = recalibrate(arguments.measured, file)
+    for row in rows:
+        before, after = duration(row.before_s), duration(row.after_s)
+        console.print(f"{row.label}: {duration(row.step_s)} per step; planned {before} before, {after} now")
+    console.print(correction.words(), soft_wrap=True)
+    console.print(written(file), soft_wrap=True)
+    return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.arguments import check_price
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.planning import money
@@ -174,11 +174,7 @@ def auto(spec: RunSpec, cluster: str | None = None) -> dict[str, Any]:
 
 
 def _price(price: float | None, site: Site) -> float | None:
-    if price is None:
-        return site.whole.usd_per_device_hour
-    if not (math.isfinite(price) and price >= 0):
-        raise UserError(f"--price {price:g} is not an amount of USD per device and hour; use 0 or more")
-    return price
+    return check_price(price) if price is not None else site.whole.usd_per_device_hour
 
 
 def _counts(devices: Sequence[int], site: Site, subject: Subject) -> list[int]:

@@ -7,6 +7,7 @@ n ranks uses the measurement of n, or of the nearest number that was measured.
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ HALF_TILES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 def usual_file() -> Path:
     """Where a calibration is written and looked for unless a file is named; `plan` says when it uses it."""
     return Path("~/.cache/paceline/calibration.json").expanduser()
+
+
+def written(file: Path) -> str:
+    """That a calibration was written, and how plans are made by it."""
+    if file == usual_file():
+        return f"written: {file}; plans for cluster: local use it"
+    return f"written: {file}; to plan by it:  paceline plan RUN --calibration {shlex.quote(str(file))}"
 
 
 @dataclass(frozen=True)

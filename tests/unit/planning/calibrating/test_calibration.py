@@ -6,7 +6,7 @@ import pytest
 
 import paceline
 from paceline.planning.calibrating import calibrate
-from paceline.planning.calibrating.calibration import FORMAT, read_calibration, usual_file
+from paceline.planning.calibrating.calibration import FORMAT, read_calibration, usual_file, written
 from paceline.planning.calibrating.probes import MATMULS, product_name
 from paceline.planning.plan import plan
 from paceline.planning.site import site_of
@@ -130,8 +130,6 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
 
 
 def test_it_is_said_how_a_calibration_is_used(monkeypatch, tmp_path):
-    from paceline.planning.verb import _written
-
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "plans for cluster: local use it" in _written(usual_file())
-    assert _written(tmp_path / "a b.json").endswith(f"--calibration '{tmp_path}/a b.json'")
+    assert "plans for cluster: local use it" in written(usual_file())
+    assert written(tmp_path / "a b.json").endswith(f"--calibration '{tmp_path}/a b.json'")
