@@ -7,10 +7,10 @@ import math
 import random
 from dataclasses import replace
 
-from paceline.measuring.links import COLLECTIVES, Link, as_json, factor
+from paceline.measuring.links import COLLECTIVES, Link, factor, links_to_json
 from paceline.measuring.reading import read_times
 from paceline.measuring.result import FORMAT, concluded
-from paceline.measuring.rows import Row, combined
+from paceline.measuring.rows import BatchLayout, FailedRow, combined
 from paceline.record.environment import environment
 from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
@@ -71,16 +71,16 @@ def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
             read_times(RunDir(make_run(folder, name, ranks, 24, step_s * (1 + 0.02 * r), comm, seed=r)))
             for r, name in enumerate(names)
         ]
-        row = Row(label, ranks, global_batch=64, runs=tuple(names), layout=f"64 global = {64 // ranks} per pass")
-        rows.append(combined(row, times))
+        rows.append(combined(label, ranks, times, BatchLayout(f"64 global = {64 // ranks} per pass", 64), names))
         rates[label] = [t.samples_per_s for t in times]
-    rows.append(Row("pipeline:8", 8, failed="no room for 8 stages", why="no room for 8 stages; use fewer"))
+    why = "no room for 8 stages; use fewer"
+    rows.append(FailedRow(label="pipeline:8", ranks=8, failed="no room for 8 stages", why=why))
     spec = spec_of("docstrings")
     state = {"format": FORMAT, "name": "docstrings", "kind": kind, "steps": 24, "spec": spec.dump()}
     state |= {"environment": environment(), "load": 0.0, "done": {}, "failed": {}}
     specs = {f"{n} rank{'s' * (n > 1)}": spec.replace({"parallel.ranks": n}) for n in steps_s}
     found = concluded(folder, state, rows, rates, 12_800_000, price, specs)
-    write_json(folder / "measure.json", {**state, **found.as_json()})
+    write_json(folder / "measure.json", {**state, **found.to_json()})
     return folder
 
 
@@ -92,5 +92,5 @@ def make_links(folder, pairs=("a and b", "a and c", "b and c")):
         sizes = (1_000, 1_000_000, 4_000_000)
         seconds = tuple(1e-3 + 8 * factor(name, ranks) * s / 1e9 for s in sizes)
         found.append(Link(name, between, ranks, sizes, seconds, 1e-3, 1e9))
-    write_json(folder / "links.json", as_json(found))
+    write_json(folder / "links.json", links_to_json(found))
     return folder

@@ -162,7 +162,7 @@ def do_check(arguments: argparse.Namespace) -> int:
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         print(
-            f"paceline: the answer depends on the layout: {worst.layout} differs from the reference by more than "
+            f"paceline: the answer depends on the layout: {worst.name} differs from the reference by more than "
             f"{parity.tolerance:g}, most in {worst.worst}",
             file=sys.stderr,
         )

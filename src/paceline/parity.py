@@ -8,39 +8,77 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunFailed, UserError
-from paceline.layout import SPREADING, Layout, from_words, layout_of
+from paceline.layout import SPREADING, from_words, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import Parallel, RunSpec
 from paceline.training.run import RunResult, train
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
 """Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
 PLAIN = Parallel()
 
 
+class Quantity(Enum):
+    """What is compared; the value says where it differs."""
+
+    LOSS = "loss at step {}"
+    GRAD_NORM = "gradient norm at step {}"
+    WEIGHTS = "{}"
+    MISSING_WEIGHTS = "{}, which only one of them has"
+    METRIC = "{} of the evaluation"
+
+
 @dataclass(frozen=True)
-class Row:
-    """One layout against the first: the largest relative difference of each quantity."""
+class LargestDifference:
+    """The largest relative difference of a quantity, and the step, tensor or metric where it is."""
+
+    value: float
+    quantity: Quantity
+    at: str | int
+
+    def __str__(self) -> str:
+        return self.quantity.value.format(self.at)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One layout to train."""
 
     layout: str
     """As it was asked for."""
+    name: str
+    """The same, with the accumulated passes where several numbers of them are compared."""
+    accumulate: int
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class LayoutDifference:
+    """One layout against the first: the largest relative difference of each quantity."""
+
+    layout: str
+    name: str
+    """See `Variant`."""
     ranks: int
     accumulate: int
     loss: float
     grad_norm: float | None
-    """None for a fit, which has no gradients."""
+    """None where there are no gradients."""
     weights: float
     evaluation: float
     metrics: dict[str, float]
-    worst: str
-    """Where the difference is largest."""
+    worst: LargestDifference
 
     def agrees(self, tolerance: float) -> bool:
         return all(d <= tolerance for d in (self.loss, self.grad_norm or 0.0, self.weights, self.evaluation))
@@ -48,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Parity:
-    rows: list[Row]
+    rows: list[LayoutDifference]
     tolerance: float
     steps: int
 
@@ -75,43 +113,44 @@ def check(
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n}) for n in ranks
     ]
     variants = [
-        (
-            f"{name}, accumulating {passes}" if len(accumulate) > 1 else name,
+        Variant(
+            layout,
+            f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout,
             passes,
-            _variant(spec, values, passes, steps),
+            _variant_spec(spec, values, passes, steps),
         )
-        for name, values in wanted
+        for layout, values in wanted
         for passes in accumulate
     ]
+    _refuse_impossible(variants)
+    with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
+        results = []
+        for variant in variants:
+            say(f"training {steps} steps on {variant.name}")
+            results.append(train(variant.spec, out or scratch, show=False))
+            if (status := results[-1].status) != "finished":
+                raise RunFailed(f"the run on {variant.name} was {status}: nothing is proved")
+        rows = [_compare(results[0], result, variant) for variant, result in zip(variants, results, strict=True)]
+    return Parity(rows, TOLERANCE[spec.train.precision], steps)
+
+
+def _refuse_impossible(variants: Sequence[Variant]) -> None:
     if len(variants) < 2:
         raise UserError(
             "check compares layouts and was given one; "
             "use  --ranks 1,2  or  --accumulate 1,4  or  --layouts single,fsdp:2"
         )
-    for _, passes, variant in variants:
-        layout = layout_of(variant)
+    for variant in variants:
+        layout, passes = layout_of(variant.spec), variant.accumulate
         if layout.global_batch < layout.data * passes:
             n = layout.data
             raise UserError(
                 f"--accumulate {passes}: train.global_batch={layout.global_batch} on {n} rank{'s' * (n > 1)} cannot be "
                 f"divided into {passes} passes; use {layout.global_batch // n} or less"
             )
-    with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
-        results = []
-        for name, _, variant in variants:
-            say(f"training {steps} steps on {name}")
-            result = train(variant, out or scratch, show=False)
-            if result.status != "finished":
-                raise RunFailed(f"the run on {name} was {result.status}: nothing is proved")
-            results.append(result)
-        rows = [
-            _compare(results[0], result, name, layout_of(variant))
-            for (name, _, variant), result in zip(variants, results, strict=True)
-        ]
-    return Parity(rows, TOLERANCE[spec.train.precision], steps)
 
 
-def _variant(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
+def _variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
     """The run file with another layout, and all that belongs to no layout as it is."""
     spec = spec.replace(
         {
@@ -128,45 +167,71 @@ def _variant(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: in
     return spec.replace({"parallel.micro_batch": math.ceil(per_rank / accumulate)})
 
 
-def _compare(reference: RunResult, other: RunResult, name: str, layout: Layout) -> Row:
+def _compare(reference: RunResult, other: RunResult, variant: Variant) -> LayoutDifference:
     ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
     if len(ours) != len(theirs):
-        raise RunFailed(f"{len(theirs)} steps on {name} against {len(ours)}")
-    loss, at = _furthest(ours, theirs, "loss")
-    norm, norm_at = _furthest(ours, theirs, "grad_norm") if "grad_norm" in ours[0] else (None, 0)
-    weights, tensor = _weights_apart(reference.weights(), other.weights())
-    metrics = [(apart(reference.metrics.get(k), v), f"{k} of the evaluation") for k, v in other.metrics.items()]
-    metric, at_metric = max(metrics, default=(0.0, ""))
-    at_loss, at_norm = f"loss at step {at}", f"gradient norm at step {norm_at}"
-    worst = max((loss, at_loss), (norm or 0.0, at_norm), (weights, tensor), (metric, at_metric))
-    passes = layout.passes(layout.global_batch)
-    return Row(name, layout.ranks, passes, loss, norm, weights, metric, other.metrics, worst[1])
+        raise RunFailed(f"{len(theirs)} steps on {variant.name} against {len(ours)}")
+    loss = _largest_of_steps(ours, theirs, "loss", Quantity.LOSS)
+    norm = _largest_of_steps(ours, theirs, "grad_norm", Quantity.GRAD_NORM) if "grad_norm" in ours[0] else None
+    weights = weights_difference(reference.weights(), other.weights())
+    evaluation = _largest(
+        LargestDifference(relative_difference(reference.metrics.get(name), value), Quantity.METRIC, name)
+        for name, value in other.metrics.items()
+    )
+    layout = layout_of(variant.spec)
+    found = [each for each in (loss, norm, weights, evaluation) if each is not None]
+    return LayoutDifference(
+        layout=variant.layout,
+        name=variant.name,
+        ranks=layout.ranks,
+        accumulate=layout.passes(layout.global_batch),
+        loss=loss.value,
+        grad_norm=norm.value if norm is not None else None,
+        weights=weights.value,
+        evaluation=evaluation.value if evaluation is not None else 0.0,
+        metrics=other.metrics,
+        worst=max(found, key=_size),
+    )
 
 
-def _furthest(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) -> tuple[float, int]:
-    pairs = [(apart(a[key], b[key]), a["step"]) for a, b in zip(ours, theirs, strict=True)]
-    both_skipped = {a["step"] for a, b in zip(ours, theirs, strict=True) if a["skipped"] and b["skipped"]}
-    return max(pair for pair in [*pairs, (0.0, 0)] if key == "loss" or pair[1] not in both_skipped)
+def _size(difference: LargestDifference) -> tuple[float, str]:
+    return difference.value, str(difference)
 
 
-def apart(a: float | None, b: float | None) -> float:
-    """The relative difference of two numbers; what is not finite agrees with nothing."""
+def _largest(found: Iterable[LargestDifference]) -> LargestDifference | None:
+    return max(found, key=_size, default=None)
+
+
+def _largest_of_steps(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str, quantity: Quantity
+) -> LargestDifference:
+    pairs = list(zip(ours, theirs, strict=True))
+    both_skipped = {a["step"] for a, b in pairs if a["skipped"] and b["skipped"]}
+    apart = [(relative_difference(a[key], b[key]), a["step"]) for a, b in pairs]
+    counted = [pair for pair in apart if quantity is Quantity.LOSS or pair[1] not in both_skipped]
+    value, step = max([*counted, (0.0, 0)])
+    return LargestDifference(value, quantity, step)
+
+
+def relative_difference(a: float | None, b: float | None) -> float:
+    """What is not finite agrees with nothing."""
     if a is None or b is None or not math.isfinite(a - b):
         return math.inf
     return abs(a - b) / max(abs(a), abs(b), 1e-30)
 
 
-def _weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, str]:
+def weights_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LargestDifference:
     """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights."""
     if strangers := ours.keys() ^ theirs.keys():
-        return math.inf, f"{min(strangers)}, which only one of them has"
+        return LargestDifference(math.inf, Quantity.MISSING_WEIGHTS, min(strangers))
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():
         floor = size * math.sqrt(a.numel()) * 0.1
-        apart = float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor)
-        found.append((apart if math.isfinite(apart) else math.inf, name))
-    return max(found)
+        value = float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor)
+        found.append((value if math.isfinite(value) else math.inf, name))
+    value, name = max(found)
+    return LargestDifference(value, Quantity.WEIGHTS, name)
 
 
 def table(parity: Parity) -> Any:
@@ -180,7 +245,7 @@ def table(parity: Parity) -> Any:
         cells = ["reference"] * 3 if before is None else [_shown(d) for d in (row.loss, row.grad_norm, row.weights)]
         metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
         verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
-        out.add_row(row.layout.partition(",")[0], str(row.accumulate), *cells, metrics, verdict)
+        out.add_row(row.layout, str(row.accumulate), *cells, metrics, verdict)
     return out
 
 

@@ -18,7 +18,7 @@ from paceline.training.engines import accelerate_config
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of
-from paceline.parity import _weights_apart, apart
+from paceline.parity import weights_difference, relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import build, load
@@ -215,16 +215,16 @@ def assert_same(reference, other, tolerance, least=0):
             two[key] for key in ("step", "samples", "batch", "lr", "skipped")
         ]
         if not one["skipped"]:
-            assert apart(one["loss"], two["loss"]) <= tolerance, (one, two)
-            assert apart(one["grad_norm"], two["grad_norm"]) <= tolerance, (one, two)
+            assert relative_difference(one["loss"], two["loss"]) <= tolerance, (one, two)
+            assert relative_difference(one["grad_norm"], two["grad_norm"]) <= tolerance, (one, two)
     weights = other.weights()
     assert {name: (t.shape, t.dtype) for name, t in weights.items()} == {
         name: (t.shape, t.dtype) for name, t in reference.weights().items()
     }
     ours = {name: tensor for name, tensor in reference.weights().items() if tensor.ndim >= least}
-    assert _weights_apart(ours, {name: weights[name] for name in ours})[0] <= tolerance
+    assert weights_difference(ours, {name: weights[name] for name in ours}).value <= tolerance
     for name, value in reference.metrics.items():
-        assert apart(value, other.metrics[name]) <= tolerance
+        assert relative_difference(value, other.metrics[name]) <= tolerance
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -254,7 +254,7 @@ def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
     assert_same(alone[base], resumed, TOLERANCE["fp32"])
     ours, theirs = (load_file(export(run, tmp_path / "w.safetensors")) for run in (alone[base].path, folder))
     assert ours.keys() == theirs.keys()
-    assert _weights_apart(ours, theirs)[0] <= TOLERANCE["fp32"]
+    assert weights_difference(ours, theirs).value <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -8,7 +8,7 @@ from layout_rows import held_bytes, train_rows
 
 from paceline.launch.local import run_ranks
 from paceline.layout import from_words, layout_of
-from paceline.parity import apart
+from paceline.parity import relative_difference
 from paceline.record.events import read_steps
 from paceline.training.checkpoint import newest, read_tensors
 
@@ -101,8 +101,8 @@ def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
     assert len(ours) == len(theirs) == 20
     for a, b in zip(ours, theirs, strict=True):
         assert (a["samples"], a["tokens"]) == (b["samples"], b["tokens"])
-        assert apart(a["loss"], b["loss"]) <= loss, f"loss at step {a['step']}"
-        assert apart(a["grad_norm"], b["grad_norm"]) <= norm, f"gradient norm at step {a['step']}"
+        assert relative_difference(a["loss"], b["loss"]) <= loss, f"loss at step {a['step']}"
+        assert relative_difference(a["grad_norm"], b["grad_norm"]) <= norm, f"gradient norm at step {a['step']}"
     assert found.keys() == weights.keys()
     for name, tensor in weights.items():
         assert found[name].dtype == tensor.dtype
@@ -112,7 +112,7 @@ def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
 def test_accumulation_and_recomputing_change_nothing_on_one_rank_either(trained):
     plain, weights = trained("single", "plain", 4)
     other, found = trained("single", "accumulated, recomputed", 4)
-    assert max(apart(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
+    assert max(relative_difference(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
     assert all(torch.allclose(found[name], weights[name], rtol=1e-3, atol=1e-5) for name in weights)
     assert plain[-1]["loss"] < 0.98 * plain[0]["loss"], "it learns, or there is nothing to compare"
 

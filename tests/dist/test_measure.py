@@ -13,6 +13,7 @@ from paceline.launch.local import run_ranks
 from paceline.measuring.links import COLLECTIVES, _rank, factor
 from paceline.measuring.recalibrate import recalibrate
 from paceline.measuring.result import read_measurement
+from paceline.measuring.rows import FailedRow, done
 from paceline.measuring.sweep import measure
 from paceline.record.timers import Flights
 from paceline.planning.calibrating import calibrate
@@ -116,17 +117,18 @@ def test_a_sweep_has_rows_with_all_that_was_measured(swept):
             assert parts == pytest.approx(step["step_s"]) or (parts > step["step_s"] and step["compute_s"] == 0)
         for name in ("step_s", "compute_s", "data_s", "comm_s", "exposed_s"):
             taken = [step[name] for step in steps]
-            assert min(taken) <= getattr(row, name) <= max(taken)
-        assert row.peak_bytes_per_rank[0] > 1e7
-        assert len(row.peak_bytes_per_rank) == row.ranks
-        assert row.cost_usd == pytest.approx(row.device_hours * 3.0)
+            found = row.step_s if name == "step_s" else getattr(row.parts, name)
+            assert min(taken) <= found <= max(taken)
+        assert row.loads.peak_bytes_per_rank[0] > 1e7
+        assert len(row.loads.peak_bytes_per_rank) == row.ranks
+        assert row.cost.cost_usd == pytest.approx(row.cost.device_hours * 3.0)
     assert one.speedup == 1.0
-    assert two.comm_s > 0
-    assert two.compute_over_comm == pytest.approx(two.compute_s / two.comm_s)
-    assert two.slowest_rank[0] in (0, 1)
+    assert two.parts.comm_s > 0
+    assert two.compute_over_comm == pytest.approx(two.parts.compute_s / two.parts.comm_s)
+    assert two.loads.slowest.rank in (0, 1)
     assert swept.total_samples == 3 * 400
     assert "shard rules" in failed.failed
-    assert failed.speedup is None
+    assert isinstance(failed, FailedRow)
     assert len(swept.verdict) == 3
     assert swept.file.is_file()
 
@@ -134,7 +136,7 @@ def test_a_sweep_has_rows_with_all_that_was_measured(swept):
 def test_what_is_written_can_be_read_back(swept):
     again = read_measurement(swept.folder)
     assert again.rows == swept.rows
-    assert again.fits == swept.fits
+    assert again.laws == swept.laws
     assert again.findings == swept.findings
 
 
@@ -145,7 +147,7 @@ def test_real_ranks_correct_a_real_calibration(swept, tmp_path):
     assert [row.ranks for row in correction.rows] == [1, 2]
     assert [row.label for row in planned] == ["1 rank", "2 ranks"]
     for row, plan in zip(swept.rows, planned, strict=False):
-        assert plan.after_s == pytest.approx(row.compute_s + row.exposed_s + row.other_s, rel=0.05)
+        assert plan.after_s == pytest.approx(row.parts.compute_s + row.parts.exposed_s + row.other_s, rel=0.05)
 
 
 def test_nothing_is_done_twice(swept, run_file, tmp_path):
@@ -160,7 +162,7 @@ def test_nothing_is_done_twice(swept, run_file, tmp_path):
     found = measure(run_file("Plain"), [1, 2], layouts=["tensor:2"], steps=12, repeats=2, out=folder, say=said.append)
     assert [line.split(":")[0] for line in said] == ["2 ranks", "1 rank"]  # the second round goes the other way
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert [row.repeats for row in found.rows] == [2, 2, 0]
+    assert [row.repeats for row in done(found.rows)] == [2, 2]
     said.clear()
     measure(run_file("Plain"), [1, 2], steps=12, repeats=2, out=folder, say=said.append)
     assert said == []
@@ -181,7 +183,7 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
     finding = next(f for f in found.findings if f.label == "2 ranks")
     assert finding.cause == "slow rank", finding.text
     assert "rank 1 works" in finding.text
-    assert found.rows[1].slowest_rank[0] == 1
+    assert found.rows[1].loads.slowest.rank == 1
 
 
 def test_links_between_two_ranks():

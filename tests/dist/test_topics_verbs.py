@@ -32,10 +32,10 @@ def spec(tmp_path_factory):
 def test_a_fit_is_measured_and_reported_in_its_own_words(spec, tmp_path):
     found = measure(spec, (1, 2), repeats=1, steps=12, price=2.0, out=tmp_path / "sweep")
     one, two = found.rows
-    assert (one.fits, one.global_batch, one.mfu) == (True, DOCUMENTS, None)
-    assert two.layout == "90 documents = 45 per rank × 2 ranks"
+    assert (one.batched, one.batch.global_batch, one.resources.mfu) == (False, DOCUMENTS, None)
+    assert two.batch.layout == "90 documents = 45 per rank × 2 ranks"
     assert found.total_samples == 12 * DOCUMENTS
-    assert one.cost_usd == pytest.approx(2 * 12 * DOCUMENTS / one.samples_per_s / 3600)
+    assert one.cost.cost_usd == pytest.approx(2 * 12 * DOCUMENTS / one.samples_per_s / 3600)
     assert [row.label for row in found.planned] == ["1 rank", "2 ranks"]
     made = report([tmp_path / "sweep"], tmp_path / "report")
     text = made.page.with_name("report.md").read_text()

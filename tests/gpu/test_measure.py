@@ -25,13 +25,14 @@ def measured(tiny_lm, tmp_path_factory):
 def test_the_device_is_known_and_used(measured):
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     (row,) = measured.rows
-    print(f"{row.device}: MFU {row.mfu}, {row.usage}, {row.peak_bytes_per_rank}, step {row.step_s}")
-    assert row.device == torch.cuda.get_device_name()
-    assert 0 < row.mfu < 1
-    assert 0 < row.usage["device_share"] <= 1
-    assert row.usage["device_bytes"] >= row.peak_bytes_per_rank[0] > 0
+    used = row.resources
+    print(f"{used.device}: MFU {used.mfu}, {used.usage}, {row.loads.peak_bytes_per_rank}, step {row.step_s}")
+    assert used.device == torch.cuda.get_device_name()
+    assert 0 < used.mfu < 1
+    assert 0 < used.usage["device_share"] <= 1
+    assert used.usage["device_bytes"] >= row.loads.peak_bytes_per_rank[0] > 0
     (kept,) = json.loads(measured.file.read_text())["rows"]
-    assert (kept["mfu"], kept["usage"], kept["device"]) == (row.mfu, row.usage, row.device)
+    assert (kept["mfu"], kept["usage"], kept["device"]) == (used.mfu, used.usage, used.device)
 
 
 def test_mfu_is_arithmetic_over_time(measured):
@@ -39,8 +40,8 @@ def test_mfu_is_arithmetic_over_time(measured):
     width, layers = SHAPE["width"], SHAPE["layers"]
     weights = layers * (4 * width**2 + 3 * width * SHAPE["ffn"]) + VOCAB * width
     flops_per_token = 6 * weights + 12 * layers * width * SEQUENCE
-    if row.device == "NVIDIA H200":
-        assert row.mfu == pytest.approx(flops_per_token * row.tokens_per_s / 989e12, rel=0.02)
+    if row.resources.device == "NVIDIA H200":
+        assert row.resources.mfu == pytest.approx(flops_per_token * row.tokens_per_s / 989e12, rel=0.02)
 
 
 def test_the_plan_is_of_the_device(measured):
@@ -57,7 +58,7 @@ def test_the_times_add_up(measured):
     (row,) = measured.rows
     for step in steady(read_steps(RunDir(measured.folder / row.runs[0]).events_file(0))):
         assert step["data_s"] + step["compute_s"] + step["exposed_s"] == pytest.approx(step["step_s"], rel=1e-3)
-    assert row.comm_s == 0
+    assert row.parts.comm_s == 0
 
 
 def test_terminal_and_page_show_them(measured, tmp_path):
@@ -66,7 +67,7 @@ def test_terminal_and_page_show_them(measured, tmp_path):
     from rich.console import Console
 
     from paceline.measuring.show import show
-    from paceline.reporting.charts import exhibits
+    from paceline.reporting.charts import charts
     from paceline.reporting.contents import gather
     from paceline.reporting.page import page
     from paceline.reporting.tables import tables
@@ -75,7 +76,7 @@ def test_terminal_and_page_show_them(measured, tmp_path):
     for part in show(measured):
         console.print(part)
     contents = gather([measured.folder])
-    html = page(contents, exhibits(contents, tmp_path), tables(contents), figures=False)
+    html = page(contents, charts(contents, tmp_path), tables(contents), figures=False)
     for text in (console.file.getvalue(), html):
         assert torch.cuda.get_device_name() in text
         assert "MFU" in text

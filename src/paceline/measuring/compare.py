@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.measuring.rows import Row
+from paceline.measuring.rows import FailedRow, MeasuredRow, done
 from paceline.spec import RunSpec
 
 ASSUMPTIONS = {
@@ -36,21 +36,21 @@ class Planned:
     speedup: float | None
     calibrated: bool
     residual: float
-    """Measured step over planned, less 1."""
+    """MeasuredRow step over planned, less 1."""
     off: str
     """The term that is most to blame, and the assumption behind it; empty where the plan was right."""
 
 
-def compare(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Planned]:
+def compare(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[Planned]:
     """Each measured row beside its plan. Nothing where there is no plan."""
-    measured = [row for row in rows if row.label in specs and row.step_s]
+    measured = [row for row in done(rows) if row.label in specs]
     try:
         return _compare(measured, specs) if measured else []
     except PacelineError:
         return []
 
 
-def _compare(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Planned]:
+def _compare(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) -> list[Planned]:
     from paceline.planning.subject import subject_of
 
     site = _site(measured, specs)
@@ -67,17 +67,18 @@ def _compare(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Plan
         if alone is None and row.ranks == 1:
             alone = found.samples_s
         calibrated = bool(site.calibrated) or not site.shared
-        planned.append(_beside(row, found, found.samples_s / alone if alone else None, calibrated))
+        planned.append(_planned(row, found, found.samples_s / alone if alone else None, calibrated))
     return planned
 
 
-def _site(measured: Sequence[Row], specs: Mapping[str, RunSpec]) -> Any:
+def _site(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) -> Any:
     """Where the rows were measured. A container may hide its devices from the planner, but not from the run."""
     from paceline.hardware.catalogue import known
     from paceline.planning.site import site_of
 
     site = site_of(specs[measured[0].label].cluster)
-    kind = known(measured[0].device) if site.shared and measured[0].device else None
+    device = measured[0].resources.device
+    kind = known(device) if site.shared and device else None
     return site if kind is None else site_of(f"{max(row.ranks for row in measured)}x{kind.name}")
 
 
@@ -95,16 +96,11 @@ def terms_of(time: Any) -> dict[str, float]:
     }
 
 
-def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Planned:
+def _planned(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bool) -> Planned:
     time, memory, on_cores = found.time, found.memory, found.where.cluster.device.synchronous
     terms = terms_of(time)
-    assert row.step_s is not None
-    apart = {name: (getattr(row, name) or 0.0) - value for name, value in terms.items()}
-    worst = max(apart, key=lambda name: abs(apart[name]))
-    off = ""
-    if abs(apart[worst]) > OFF * row.step_s:
-        more = "more" if apart[worst] > 0 else "less"
-        off = f"{worst} is {abs(apart[worst]) * 1e3:.3g} ms {more} than planned: {ASSUMPTIONS[worst]}"
+    off = {name: getattr(row.parts, name) - value for name, value in terms.items()}
+    worst = max(off, key=lambda name: abs(off[name]))
     return Planned(
         label=row.label,
         step_s=found.step_s,
@@ -114,5 +110,10 @@ def _beside(row: Row, found: Any, speedup: float | None, calibrated: bool) -> Pl
         speedup=speedup,
         calibrated=calibrated,
         residual=row.step_s / found.step_s - 1,
-        off=off,
+        off=_off_text(worst, off[worst]) if abs(off[worst]) > OFF * row.step_s else "",
     )
+
+
+def _off_text(term: str, seconds: float) -> str:
+    more = "more" if seconds > 0 else "less"
+    return f"{term} is {abs(seconds) * 1e3:.3g} ms {more} than planned: {ASSUMPTIONS[term]}"

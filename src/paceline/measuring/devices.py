@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.errors import PacelineError
-from paceline.measuring.rows import Row
+from paceline.measuring.rows import FailedRow, MeasuredRow, Resources
 from paceline.record.units import number, percent, size
 from paceline.spec import RunSpec
 
@@ -15,18 +15,23 @@ PEAK_OF = {"fp8": "bf16"}
 """fp8 is held against the peak of bf16, in which all but the products of layers are computed."""
 
 
-def with_mfu(rows: Sequence[Row], specs: Mapping[str, RunSpec]) -> list[Row]:
+def with_mfu(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[MeasuredRow | FailedRow]:
     """Rows with the share of their devices' peak that the arithmetic of the model reaches, where both are known."""
-    return [replace(row, mfu=_mfu(row, specs[row.label])) if row.label in specs else row for row in rows]
+    return [
+        replace(row, resources=replace(row.resources, mfu=_mfu(row, specs[row.label])))
+        if isinstance(row, MeasuredRow) and row.label in specs
+        else row
+        for row in rows
+    ]
 
 
-def _mfu(row: Row, spec: RunSpec) -> float | None:
+def _mfu(row: MeasuredRow, spec: RunSpec) -> float | None:
     from paceline.hardware.catalogue import known
     from paceline.planning.subject import subject_of
 
-    kind = known(row.device) if row.device else None
+    kind = known(row.resources.device) if row.resources.device else None
     peak = kind.flops_s.get(PEAK_OF.get(spec.train.precision, spec.train.precision)) if kind is not None else None
-    if not peak or not row.samples_per_s or row.fits:
+    if not peak or not row.batched:
         return None
     try:
         return subject_of(spec).flops_per_sample * row.samples_per_s / row.ranks / peak
@@ -34,12 +39,12 @@ def _mfu(row: Row, spec: RunSpec) -> float | None:
         return None
 
 
-def cells(row: Row, unknown: str) -> tuple[str, ...]:
-    """A row under `HEAD`."""
-    share, used = row.usage.get("device_share"), row.usage.get("device_bytes")
+def cells(used_by: Resources, unknown: str) -> tuple[str, ...]:
+    """What a row used, under `HEAD`."""
+    share, used = used_by.usage.get("device_share"), used_by.usage.get("device_bytes")
     return (
-        row.device or unknown,
-        f"{number(100 * row.mfu, 3)} %" if row.mfu is not None else unknown,
+        used_by.device or unknown,
+        f"{number(100 * used_by.mfu, 3)} %" if used_by.mfu is not None else unknown,
         percent(share) if share is not None else unknown,
         size(used) if used is not None else unknown,
     )

@@ -19,8 +19,8 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.launch.environment import detect
-from paceline.measuring.rows import as_tuples
 from paceline.record.files import read_json
+from paceline.record.flat import from_flat
 
 FORMAT = 1
 SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000)
@@ -176,7 +176,7 @@ def read_links(file: Path) -> list[Link]:
     if values.get("format") != FORMAT:
         raise UserError(f"{file} is not a measurement of links of format {FORMAT}")
     try:
-        found = [Link(**as_tuples(row)) for row in values["links"]]
+        found = [from_flat(Link, link) for link in values["links"]]
         if not found or not all(_possible(link) for link in found):
             raise ValueError("it has no links, or such as cannot be")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -190,5 +190,5 @@ def _possible(link: Link) -> bool:
     return known and len(link.sizes_bytes) == len(link.seconds) > 0 and all(value > 0 for value in times)
 
 
-def as_json(links: Sequence[Link]) -> dict[str, Any]:
+def links_to_json(links: Sequence[Link]) -> dict[str, Any]:
     return {"format": FORMAT, "links": [asdict(link) for link in links]}

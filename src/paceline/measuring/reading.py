@@ -10,12 +10,10 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.record.events import read_events, read_steps
-from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary, warm_up
+from paceline.record.timers import TIMES
 
-TERMS = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "waiting_s")
-"""`waiting_s` is the part of `exposed_s` in which a rank waits for a slower one, and nothing travels."""
-FEW_STEPS = 5
 MOST_STEPS = 2000
 """Of a long run, the last so many count."""
 MOST_RANKS = 64
@@ -24,16 +22,29 @@ Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class RunTimes:
-    """Medians over the steady steps of one run; times are means over its ranks."""
+class StepParts:
+    """Seconds of a step, by what a rank does; `comm_s` runs beside the others, and its exposed part is one of them."""
 
-    steps: int
-    step_s: float
     data_s: float
     compute_s: float
     comm_s: float
     exposed_s: float
     waiting_s: float
+    """The part of `exposed_s` in which a rank waits for a slower one, and nothing travels."""
+
+    @property
+    def travelling_s(self) -> float:
+        """The part of `exposed_s` in which something travels."""
+        return max(0.0, self.exposed_s - self.waiting_s)
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Medians over the steady steps of one run; times are means over its ranks."""
+
+    steps: int
+    step_s: float
+    parts: StepParts
     samples_per_s: float
     tokens_per_s: float | None
     busy_s_by_rank: tuple[float, ...]
@@ -56,25 +67,26 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
 
     `of_main` are the steps of the main rank, where they have been read already.
     """
-    summary = read_json(run.summary_file)
-    ranks = int(summary.get("ranks") or 1)
-    files = [run.events_file(rank) for rank in range(min(ranks, MOST_RANKS))]
+    summary = read_summary(run.summary_file)
+    files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
     by_rank = [steady(of_main if of_main is not None and rank == 0 else read_steps(f)) for rank, f in enumerate(files)]
     by_rank = [steps for steps in by_rank if steps] or [[]]
     first = by_rank[0]
-    if len(first) < 2:
+    rate = _rate(first, "batch")
+    if len(first) < 2 or rate is None:
         raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
     start = next(read_events(run.events_file(0), "start"), {})
     common = _common(by_rank)
     return RunTimes(
         steps=len(first),
-        **_terms(common),
-        samples_per_s=_rate(first, "batch") or 0.0,
+        step_s=_median_of(common, "step_s"),
+        parts=_parts(common),
+        samples_per_s=rate,
         tokens_per_s=_rate(first, "tokens"),
         busy_s_by_rank=tuple(statistics.median(_busy(step) for step in steps) for steps in zip(*common, strict=True)),
-        peak_bytes_per_rank=tuple(summary.get("peak_bytes_per_rank") or ()),
-        loss_last=summary.get("loss_last"),
-        parameters=summary.get("parameters"),
+        peak_bytes_per_rank=summary.peak_bytes_per_rank,
+        loss_last=summary.loss_last,
+        parameters=summary.parameters,
         threads=start.get("threads"),
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
         device=_device(start),
@@ -91,9 +103,9 @@ def _device(start: Mapping[str, Any]) -> str | None:
 
 
 def steady(steps: Sequence[Step]) -> list[Step]:
-    """The steps after the warm-up: the first 5 or the first tenth, whichever is more, are left out; so are old ones."""
-    later = steps[min(max(FEW_STEPS, len(steps) // 10), len(steps) // 2) :][-MOST_STEPS:]
-    return [s for s in later if all(isinstance(s.get(name), int | float) for name in TERMS[:-1])]
+    """The steps after the warm-up; of many, the last."""
+    later = steps[warm_up(len(steps)) :][-MOST_STEPS:]
+    return [s for s in later if all(isinstance(s.get(name), int | float) for name in TIMES)]
 
 
 def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
@@ -103,12 +115,16 @@ def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
     return [[steps[number] for steps in numbered] for number in shared] or [[step] for step in by_rank[0]]
 
 
-def _terms(common: Sequence[Sequence[Step]]) -> dict[str, float]:
+def _parts(common: Sequence[Sequence[Step]]) -> StepParts:
     """A rank that is done early waits for the others inside its collective: what all ranks see is communication."""
-    found = {name: statistics.median(_means(_by_step(common, name))) for name in TERMS[:-1]}
     exposed = _by_step(common, "exposed_s")
     waits = [mean - min(values) for mean, values in zip(_means(exposed), exposed, strict=True)]
-    return {**found, "waiting_s": statistics.median(waits)}
+    found = {name: _median_of(common, name) for name in TIMES if name != "step_s"}
+    return StepParts(**found, waiting_s=statistics.median(waits))
+
+
+def _median_of(common: Sequence[Sequence[Step]], name: str) -> float:
+    return statistics.median(_means(_by_step(common, name)))
 
 
 def _by_step(common: Sequence[Sequence[Step]], name: str) -> list[list[float]]:

@@ -18,7 +18,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.measuring.compare import price_of, terms_of
 from paceline.measuring.result import read_measurement
-from paceline.measuring.rows import Row
+from paceline.measuring.rows import MeasuredRow, done
 from paceline.planning.calibrating.calibration import Calibration, Correction, Scaled, read_calibration
 from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import MOST_LOCAL_RANKS, Where
@@ -34,10 +34,10 @@ LEAST, MOST = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
-class Seen:
+class MeasuredRun:
     """A measured row, and all that it takes to plan it."""
 
-    row: Row
+    row: MeasuredRow
     spec: RunSpec
     subject: Subject
 
@@ -66,9 +66,11 @@ def recalibrate(folder: Path, file: Path) -> tuple[Correction, list[Corrected]]:
     host = found.environment.get("host")
     if host != probed.host:
         raise UserError(f"{folder} was measured on {host}, and {file} is of {probed.host}; both must be of one machine")
-    specs = {row.label: _cpu_spec(RunDir.open(folder / row.runs[0])) for row in found.rows if row.step_s and row.runs}
+    specs = {row.label: _cpu_spec(RunDir.open(folder / row.runs[0])) for row in done(found.rows) if row.runs}
     rows = [
-        Seen(row, specs[row.label], subject_of(specs[row.label])) for row in found.rows if _tells(specs.get(row.label))
+        MeasuredRun(row, specs[row.label], subject_of(specs[row.label]))
+        for row in done(found.rows)
+        if row.label in specs and _tells(specs[row.label])
     ]
     if not rows:
         raise UserError(
@@ -79,8 +81,7 @@ def recalibrate(folder: Path, file: Path) -> tuple[Correction, list[Corrected]]:
     write_json(file, {**read_json(file), "correction": asdict(correction)})
     after = replace(probed, correction=correction)
     return correction, [
-        Corrected(seen.row.label, seen.row.step_s or 0.0, seen.time(probed).step_s, seen.time(after).step_s)
-        for seen in rows
+        Corrected(run.row.label, run.row.step_s, run.time(probed).step_s, run.time(after).step_s) for run in rows
     ]
 
 
@@ -91,16 +92,16 @@ def _cpu_spec(run: RunDir) -> RunSpec:
     return run.spec()
 
 
-def _tells(spec: RunSpec | None) -> bool:
+def _tells(spec: RunSpec) -> bool:
     """What `tensor` and `pipeline` exchange is measured as compute, and local steps send only now and then."""
-    return spec is not None and spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
+    return spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
 
 
-def _scaled(probed: Calibration, rows: Sequence[Seen]) -> list[Scaled]:
+def _scaled(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[Scaled]:
     """One pair of factors for each number of ranks; of several layouts, their geometric mean."""
     by_ranks: dict[int, list[tuple[float, float]]] = {}
-    for seen in rows:
-        by_ranks.setdefault(seen.row.ranks, []).append(factors(probed, seen))
+    for run in rows:
+        by_ranks.setdefault(run.row.ranks, []).append(factors(probed, run))
     return [
         Scaled(n, *(statistics.geometric_mean(each) for each in zip(*found, strict=True)))
         if n > 1
@@ -109,18 +110,18 @@ def _scaled(probed: Calibration, rows: Sequence[Seen]) -> list[Scaled]:
     ]
 
 
-def factors(probed: Calibration, seen: Seen) -> tuple[float, float]:
+def factors(probed: Calibration, measured: MeasuredRun) -> tuple[float, float]:
     """(compute, communication): with them, the plan has the measured times. What is between the parts is compute."""
-    row = seen.row
-    wanted = {"compute_s": (row.compute_s or 0.0) + row.other_s, "exposed_s": row.exposed_s or 0.0}
+    row = measured.row
+    compute_s = row.parts.compute_s + row.other_s
     compute = communication = 1.0
     for _ in range(ROUNDS):
         guess = Correction("", "", (Scaled(row.ranks, compute, communication),))
-        planned = terms_of(seen.time(replace(probed, correction=guess)))
+        planned = terms_of(measured.time(replace(probed, correction=guess)))
         now = compute, communication
-        compute = _bounded(compute * wanted["compute_s"] / planned["compute_s"])
+        compute = _bounded(compute * compute_s / planned["compute_s"])
         if row.ranks > 1:
-            communication = _bounded(communication * wanted["exposed_s"] / planned["exposed_s"])
+            communication = _bounded(communication * row.parts.exposed_s / planned["exposed_s"])
         if math.dist(now, (compute, communication)) < 1e-6 * compute:
             break
     return compute, communication

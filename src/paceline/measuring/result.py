@@ -1,4 +1,4 @@
-"""A measurement and what follows from it: rows, fits, the plan beside them, and the diagnosis. Kept as measure.json."""
+"""A measurement and what follows from it: rows, laws, the plan beside them, and the findings. Kept as measure.json."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.measuring.compare import Planned, compare
 from paceline.measuring.devices import with_mfu
-from paceline.measuring.diagnose import Finding, diagnose, notes, verdict
-from paceline.measuring.rows import Row, priced, row_from_json, with_speedups
-from paceline.measuring.scaling import Fit, fits
+from paceline.measuring.diagnose import diagnose
+from paceline.measuring.rows import (
+    FailedRow,
+    MeasuredRow,
+    TimedRow,
+    done,
+    priced,
+    row_from_json,
+    row_to_json,
+    with_speedups,
+)
+from paceline.measuring.scaling import LawFit, fit_laws, law_fit_from_json
+from paceline.measuring.words import Finding, finding, notes, verdict
 from paceline.record.files import read_json
+from paceline.record.flat import from_flat
 from paceline.spec import RunSpec
 
 FORMAT = 1
@@ -27,8 +38,8 @@ class Measurement:
     kind: str
     """strong (the same batch on all ranks) or weak (the batch grows with them)."""
     steps: int
-    rows: tuple[Row, ...]
-    fits: tuple[Fit, ...]
+    rows: tuple[MeasuredRow | FailedRow, ...]
+    laws: tuple[LawFit, ...]
     findings: tuple[Finding, ...]
     planned: tuple[Planned, ...]
     notes: tuple[str, ...]
@@ -43,14 +54,14 @@ class Measurement:
         return self.kind == "weak"
 
     @property
-    def recommended(self) -> Row | None:
-        return next((row for row in self.rows if row.recommended), None)
+    def recommended(self) -> MeasuredRow | None:
+        return next((row for row in done(self.rows) if row.recommended), None)
 
     @property
     def file(self) -> Path:
         return self.folder / "measure.json"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """What is derived; the runs that were done stand beside it in the file."""
         return {
             "workload": self.workload,
@@ -58,8 +69,8 @@ class Measurement:
             "usd_per_device_hour": self.usd_per_device_hour,
             "verdict": list(self.verdict),
             "notes": list(self.notes),
-            "rows": [row.as_json() for row in self.rows],
-            "fits": [asdict(fit) for fit in self.fits],
+            "rows": [row_to_json(row) for row in self.rows],
+            "fits": [asdict(law) for law in self.laws],
             "findings": [asdict(finding) for finding in self.findings],
             "plan": [asdict(row) for row in self.planned],
         }
@@ -68,19 +79,17 @@ class Measurement:
 def concluded(
     folder: Path,
     state: Mapping[str, Any],
-    rows: Sequence[Row],
+    rows: Sequence[MeasuredRow | FailedRow],
     rates: Mapping[str, Sequence[float]],
     total_samples: int | None,
     price: float | None,
     specs: Mapping[str, RunSpec],
 ) -> Measurement:
     """From rows with times to all that can be said of them."""
-    weak = state["kind"] == "weak"
-    rows = priced(with_speedups(rows, rates), total_samples, price)
-    rows = with_mfu(rows, specs)
-    found = fits_of(rows, weak)
+    rows = with_mfu(priced(with_speedups(rows, rates), total_samples, price), specs)
+    laws = laws_of(rows, weak=state["kind"] == "weak")
     cores = int(state["environment"].get("cores") or 0)
-    findings = diagnose(rows, cores)
+    findings = [finding(found) for found in diagnose(rows, cores)]
     return Measurement(
         folder=folder,
         name=state["name"],
@@ -88,11 +97,11 @@ def concluded(
         kind=state["kind"],
         steps=state["steps"],
         rows=tuple(rows),
-        fits=tuple(found),
+        laws=tuple(laws),
         findings=tuple(findings),
         planned=tuple(compare(rows, specs)),
         notes=tuple(notes(rows, cores, float(state["load"]))),
-        verdict=tuple(verdict(rows, findings, found)),
+        verdict=tuple(verdict(rows, findings, laws)),
         total_samples=total_samples,
         usd_per_device_hour=price,
         environment=dict(state["environment"]),
@@ -100,14 +109,14 @@ def concluded(
     )
 
 
-def fits_of(rows: Sequence[Row], weak: bool) -> list[Fit]:
+def laws_of(rows: Sequence[TimedRow | FailedRow], weak: bool) -> list[LawFit]:
     """The laws through the best layout of each number of ranks."""
-    best: dict[int, Row] = {}
-    for row in rows:
-        if row.speedup is not None and row.speedup > (best[row.ranks].speedup or 0 if row.ranks in best else 0):
+    best: dict[int, TimedRow] = {}
+    for row in done(rows):
+        if row.ranks not in best or row.speedup > best[row.ranks].speedup:
             best[row.ranks] = row
-    middles = {n: row.speedup for n, row in best.items() if row.speedup is not None}
-    return fits({n: row.speedups for n, row in sorted(best.items())}, weak, middles)
+    repeats = {n: row.scaling.speedups for n, row in sorted(best.items())}
+    return fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()})
 
 
 def read_measurement(folder: Path) -> Measurement:
@@ -122,9 +131,9 @@ def read_measurement(folder: Path) -> Measurement:
         return Measurement(
             folder=folder,
             **{k: values[k] for k in ("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour")},
-            rows=tuple(row_from_json(row) for row in values["rows"]),
-            fits=tuple(Fit(**{**fit, "curve": tuple(map(tuple, fit["curve"]))}) for fit in values["fits"]),
-            findings=tuple(Finding(**finding) for finding in values["findings"]),
+            rows=tuple(map(row_from_json, values["rows"])),
+            laws=tuple(map(law_fit_from_json, values["fits"])),
+            findings=tuple(from_flat(Finding, found) for found in values["findings"]),
             planned=tuple(Planned(**row) for row in values["plan"]),
             notes=tuple(values["notes"]),
             verdict=tuple(values["verdict"]),

@@ -3,202 +3,313 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from paceline.measuring.reading import TERMS, RunTimes
+from paceline.measuring.reading import RunTimes, StepParts
+from paceline.record.flat import from_flat, to_flat
 
 WORTH = 0.5
 """Efficiency below which more ranks are not recommended: half of what is paid for would be lost."""
+GRADIENT_BYTES = 4.0
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layout. Times are seconds per step; None where the row failed or nothing is known."""
+class BatchLayout:
+    """How the samples of a step were divided."""
 
-    label: str
-    ranks: int
-    failed: str = ""
-    """Why there are no numbers, in a few words."""
-    why: str = ""
-    """The same in full."""
     layout: str = ""
     global_batch: int | None = None
     passes: int = 1
-    fits: bool = False
-    """A topic model: a step is a pass over all documents, and there are no gradients."""
-    threads: int | None = None
-    device: str | None = None
-    """As its driver calls it; None on CPU cores."""
-    repeats: int = 0
-    runs: tuple[str, ...] = ()
-    """Folders of the repeats, below that of the measurement."""
-    step_s: float | None = None
-    step_s_low: float | None = None
-    step_s_high: float | None = None
-    data_s: float | None = None
-    compute_s: float | None = None
-    comm_s: float | None = None
-    exposed_s: float | None = None
-    waiting_s: float | None = None
-    samples_per_s: float | None = None
-    tokens_per_s: float | None = None
-    peak_bytes_per_rank: tuple[int, ...] = ()
-    busy_s_by_rank: tuple[float, ...] = ()
-    parameters: int | None = None
-    mfu: float | None = None
-    """Share of the peak of the devices that the arithmetic of the model reaches."""
-    usage: dict[str, float] = field(default_factory=dict)
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    only_gradients: bool = field(default=True, compare=False)
+    """Whether nothing else travels between ranks. Not written down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRow:
+    """A layout without numbers."""
+
+    label: str
+    ranks: int
+    failed: str
+    """Why, in a few words."""
+    why: str = ""
+    """The same in full."""
+    batch: BatchLayout = BatchLayout()
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Over the reference, as a number of ranks: 1 where that is one rank."""
+
+    speedup: float
+    speedup_low: float
+    speedup_high: float
     speedups: tuple[float, ...] = ()
-    """Of each repeat, over the one-rank run beside it in time."""
+    """Of each repeat, over the run of the reference beside it in time."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the whole run; None where its length or the price is not known."""
+
     hours: float | None = None
     device_hours: float | None = None
     cost_usd: float | None = None
     usd_per_million_samples: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow:
+    """A layout of which it is known how long a step takes, or the whole."""
+
+    label: str
+    ranks: int
+    repeats: int = 1
+    step_s: float
+    step_s_low: float
+    step_s_high: float
+    samples_per_s: float
+    scaling: Speedup = Speedup(1.0, 1.0, 1.0)
+    """Once it was compared, see `with_speedups`."""
+    cost: Cost = Cost()
     recommended: bool = False
 
     @property
-    def efficiency(self) -> float | None:
-        return None if self.speedup is None else self.speedup / self.ranks
+    def speedup(self) -> float:
+        return self.scaling.speedup
 
     @property
-    def compute_over_comm(self) -> float | None:
-        """R: time of the arithmetic over time that collectives are in flight."""
-        return self.compute_s / self.comm_s if self.compute_s is not None and self.comm_s else None
+    def efficiency(self) -> float:
+        return self.speedup / self.ranks
+
+
+class SlowestRank(NamedTuple):
+    rank: int
+    over_others: float
+    """Its work over the mean of the others."""
+
+
+@dataclass(frozen=True)
+class RankLoads:
+    peak_bytes_per_rank: tuple[int, ...] = ()
+    busy_s_by_rank: tuple[float, ...] = ()
 
     @property
-    def slowest_rank(self) -> tuple[int, float] | None:
-        """(rank, its work over the mean of the others); None on one rank."""
+    def slowest(self) -> SlowestRank | None:
+        """None on one rank."""
         busy = self.busy_s_by_rank
         if len(busy) < 2:
             return None
         worst = max(range(len(busy)), key=lambda rank: busy[rank])
         others = statistics.fmean(b for rank, b in enumerate(busy) if rank != worst)
-        return worst, busy[worst] / others if others else 1.0
+        return SlowestRank(worst, busy[worst] / others if others else 1.0)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a rank ran on, and how much of it was used."""
+
+    threads: int | None = None
+    device: str | None = None
+    """As its driver calls it; None on CPU cores."""
+    mfu: float | None = None
+    """Share of the peak of the devices that the arithmetic of the model reaches."""
+    usage: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow(TimedRow):
+    """A layout that was trained: the parts of a step, and what it took. A step is a batch and its gradients."""
+
+    batch: BatchLayout = BatchLayout()
+    runs: tuple[str, ...] = ()
+    """Folders of the repeats, below that of the measurement."""
+    parts: StepParts
+    tokens_per_s: float | None = None
+    loads: RankLoads = RankLoads()
+    parameters: int | None = None
+    resources: Resources = field(default_factory=Resources)
+
+    batched: ClassVar[bool] = True
+
+    @property
+    def compute_over_comm(self) -> float | None:
+        """R: time of the arithmetic over time that collectives are in flight."""
+        return self.parts.compute_s / self.parts.comm_s if self.parts.comm_s else None
 
     @property
     def other_s(self) -> float:
         """What the medians of the parts leave of the median step."""
-        if self.step_s is None:
-            return 0.0
-        return max(0.0, self.step_s - (self.compute_s or 0.0) - (self.data_s or 0.0) - (self.exposed_s or 0.0))
+        return max(0.0, self.step_s - self.parts.compute_s - self.parts.data_s - self.parts.exposed_s)
 
-    def as_json(self) -> dict[str, Any]:
-        slow = self.slowest_rank
-        derived = {
-            "efficiency": self.efficiency,
-            "compute_over_comm": self.compute_over_comm,
-            "slowest_rank": slow and slow[0],
-            "slowest_over_others": slow and slow[1],
+    def link_bits_s(self) -> float | None:
+        """Bits per second through each rank's link, where plain gradients travel by ring all-reduce."""
+        flight = self.parts.comm_s - self.parts.waiting_s
+        if not self.parameters or flight <= 0 or self.ranks < 2 or not self.batch.only_gradients:
+            return None
+        return 8 * 2 * (self.ranks - 1) / self.ranks * self.parameters * GRADIENT_BYTES / flight
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPassesRow(MeasuredRow):
+    """Each step was a pass over all samples, without gradients."""
+
+    batched: ClassVar[bool] = False
+
+    def link_bits_s(self) -> None:
+        return None
+
+
+Done = TypeVar("Done", bound=TimedRow)
+
+KEYS = (
+    *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "threads", "device", "repeats"),
+    *("runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s", "exposed_s", "waiting_s"),
+    *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
+    *("speedup", "speedup_low", "speedup_high", "speedups", "hours", "device_hours", "cost_usd"),
+    *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
+    "slowest_over_others",
+)
+"""Of a row in measure.json."""
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("failed", "why"), ""),
+    **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
+    **dict.fromkeys(("fits", "recommended"), False),
+    "repeats": 0,
+    "usage": {},
+}
+"""What is written where a row has no such thing; of all else, null."""
+
+
+def row_to_json(row: MeasuredRow | FailedRow) -> dict[str, Any]:
+    known = to_flat(row)
+    if isinstance(row, MeasuredRow):
+        slow = row.loads.slowest
+        known |= {
+            "fits": not row.batched,
+            "efficiency": row.efficiency,
+            "compute_over_comm": row.compute_over_comm,
+            "slowest_rank": slow and slow.rank,
+            "slowest_over_others": slow and slow.over_others,
         }
-        return {**asdict(self), **derived}
+    return {key: known.get(key, EMPTY.get(key)) for key in KEYS}
 
 
-def row_from_json(values: Mapping[str, Any]) -> Row:
-    known: dict[str, Any] = {f.name: values[f.name] for f in fields(Row) if f.name in values}
-    return Row(**as_tuples(known))
+def row_from_json(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:
+    if values.get("step_s") is None:
+        return from_flat(FailedRow, values)
+    return from_flat(MeasuredPassesRow if values.get("fits") else MeasuredRow, values)
 
 
-def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON has as lists, as the tuples they were."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+def done(rows: Iterable[Done | FailedRow]) -> list[Done]:
+    """The rows that have numbers."""
+    return [row for row in rows if not isinstance(row, FailedRow)]
 
 
-def combined(row: Row, times: Sequence[RunTimes]) -> Row:
+def are_passes(rows: Iterable[TimedRow | FailedRow]) -> bool:
+    """Whether each step of these rows is a pass over all samples."""
+    return any(isinstance(row, MeasuredRow) and not row.batched for row in rows)
+
+
+def combined(
+    label: str,
+    ranks: int,
+    times: Sequence[RunTimes],
+    batch: BatchLayout,
+    runs: Sequence[str] = (),
+    usage: Mapping[str, float] | None = None,
+) -> MeasuredRow:
     """A row with the numbers of its middle repeat: they belong together, as medians of each by itself would not."""
-    if not times:
-        return row
     steps = [t.step_s for t in times]
     middle = times[_middle(steps)]
+    kind = MeasuredRow
     if middle.documents:
-        each = -(-middle.documents // row.ranks)
-        told = f"{middle.documents:,} documents = {each:,} per rank × {row.ranks} rank{'s' * (row.ranks > 1)}"
-        row = replace(row, fits=True, layout=told, global_batch=middle.documents, passes=1)
-    values: dict[str, Any] = {name: getattr(middle, name) for name in TERMS}
-    return replace(
-        row,
-        **values,
+        each = -(-middle.documents // ranks)
+        told = f"{middle.documents:,} documents = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+        kind, batch = MeasuredPassesRow, BatchLayout(told, middle.documents)
+    peaks = max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0))
+    return kind(
+        label=label,
+        ranks=ranks,
         repeats=len(times),
+        step_s=middle.step_s,
         step_s_low=min(steps),
         step_s_high=max(steps),
         samples_per_s=middle.samples_per_s,
+        batch=batch,
+        runs=tuple(runs),
+        parts=middle.parts,
         tokens_per_s=middle.tokens_per_s,
-        busy_s_by_rank=middle.busy_s_by_rank,
-        peak_bytes_per_rank=max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0)),
+        loads=RankLoads(peaks, middle.busy_s_by_rank),
         parameters=middle.parameters,
-        threads=middle.threads,
-        device=middle.device,
+        resources=Resources(middle.threads, middle.device, usage=dict(usage or {})),
     )
 
 
 def _middle(steps: Sequence[float]) -> int:
-    """The place of the median; of an even number, of the faster one in the middle."""
+    """The position of the median; of an even number, of the faster one in the middle."""
     return sorted(range(len(steps)), key=lambda i: steps[i])[(len(steps) - 1) // 2]
 
 
-def with_speedups(rows: Sequence[Row], rates: Mapping[str, Sequence[float]]) -> list[Row]:
+def with_speedups(rows: Sequence[Done | FailedRow], rates: Mapping[str, Sequence[float]]) -> list[Done | FailedRow]:
     """Speed-ups against the one-rank row, or against the fewest ranks that worked.
 
     `rates` are samples per second of each repeat, by label. The spread is that of pairs of neighbours in time.
     """
     base = reference(rows)
-    if base is None or not base.samples_per_s:
+    if base is None:
         return list(rows)
+    return [row if isinstance(row, FailedRow) else replace(row, scaling=_speedup(row, base, rates)) for row in rows]
+
+
+def _speedup(row: TimedRow, base: TimedRow, rates: Mapping[str, Sequence[float]]) -> Speedup:
     alone = rates[base.label]
-    found = []
-    for row in rows:
-        own = rates.get(row.label, ())
-        if row.failed or not own or not row.samples_per_s:
-            found.append(row)
-            continue
-        pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(own)]
-        speedup = row.samples_per_s / base.samples_per_s * base.ranks
-        low, high = min(speedup, *pairs), max(speedup, *pairs)
-        found.append(replace(row, speedups=tuple(pairs), speedup=speedup, speedup_low=low, speedup_high=high))
-    return found
+    pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(rates[row.label])]
+    speedup = row.samples_per_s / base.samples_per_s * base.ranks
+    return Speedup(speedup, min(speedup, *pairs), max(speedup, *pairs), tuple(pairs))
 
 
-def reference(rows: Sequence[Row]) -> Row | None:
+def reference(rows: Iterable[Done | FailedRow]) -> Done | None:
     """The row that speed-ups are counted from: one rank, or the fewest that worked."""
-    done = [row for row in rows if row.samples_per_s]
-    return min(done, key=lambda row: row.ranks, default=None)
+    return min(done(rows), key=lambda row: row.ranks, default=None)
 
 
-def priced(rows: Sequence[Row], total_samples: int | None, usd_per_device_hour: float | None) -> list[Row]:
+def priced(
+    rows: Sequence[Done | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
+) -> list[Done | FailedRow]:
     """Time, device-hours and cost of the whole run on each row, and the row to take."""
     best = recommended(rows)
-    found = []
-    for row in rows:
-        if not row.samples_per_s:
-            found.append(row)
-            continue
-        hours = total_samples / row.samples_per_s / 3600 if total_samples else None
-        device_hours = hours * row.ranks if hours is not None else None
-        price = usd_per_device_hour
-        per_million = 1e6 / row.samples_per_s / 3600 * row.ranks * price if price is not None else None
-        found.append(
-            replace(
-                row,
-                hours=hours,
-                device_hours=device_hours,
-                cost_usd=device_hours * price if device_hours is not None and price is not None else None,
-                usd_per_million_samples=per_million,
-                recommended=best is not None and row.label == best.label,
-            )
+    return [
+        row
+        if isinstance(row, FailedRow)
+        else replace(
+            row,
+            cost=_cost(row, total_samples, usd_per_device_hour),
+            recommended=best is not None and row.label == best.label,
         )
-    return found
+        for row in rows
+    ]
 
 
-def recommended(rows: Sequence[Row]) -> Row | None:
+def _cost(row: TimedRow, total_samples: int | None, price: float | None) -> Cost:
+    hours = total_samples / row.samples_per_s / 3600 if total_samples else None
+    device_hours = hours * row.ranks if hours is not None else None
+    return Cost(
+        hours,
+        device_hours,
+        device_hours * price if device_hours is not None and price is not None else None,
+        1e6 / row.samples_per_s / 3600 * row.ranks * price if price is not None else None,
+    )
+
+
+def recommended(rows: Iterable[Done | FailedRow]) -> Done | None:
     """The fastest at an efficiency of a half or more; where speed is the same within its spread, the fewer ranks."""
-    done = [row for row in rows if row.speedup is not None and row.efficiency is not None]
-    fine = [row for row in done if (row.efficiency or 0) >= WORTH] or done
+    measured = done(rows)
+    fine = [row for row in measured if row.efficiency >= WORTH] or measured
     if not fine:
         return None
-    best = max(fine, key=lambda row: row.speedup or 0)
-    as_fast = [row for row in fine if (row.speedup_high or 0) >= (best.speedup or 0) and row.ranks < best.ranks]
+    best = max(fine, key=lambda row: row.speedup)
+    as_fast = [row for row in fine if row.scaling.speedup_high >= best.speedup and row.ranks < best.ranks]
     return min(as_fast, key=lambda row: row.ranks, default=best)

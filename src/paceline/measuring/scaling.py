@@ -15,6 +15,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
 
 DRAWS = 400
 LOW, HIGH = 0.1, 0.9
@@ -25,8 +27,17 @@ Points = Mapping[int, float]
 """Speed-up by number of ranks."""
 
 
+class CurvePoint(NamedTuple):
+    """A speed-up by the law, and the band that holds four in five redrawn fits."""
+
+    ranks: int
+    speedup: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
-class Fit:
+class LawFit:
     law: str
     """amdahl, gustafson or universal."""
     parameters: dict[str, float]
@@ -36,15 +47,27 @@ class Fit:
     """The speed-up that no number of ranks passes; None where there is none."""
     peak_ranks: float | None
     """The number of ranks beyond which the law gets slower; None where it does not."""
-    curve: tuple[tuple[int, float, float, float], ...]
-    """(ranks, speed-up, low, high) of the band that holds four in five redrawn fits."""
+    curve: tuple[CurvePoint, ...]
+
+    @property
+    def name(self) -> str:
+        return LAWS[self.law].name
 
     def at(self, ranks: int) -> float:
         return LAWS[self.law].speedup(self.parameters, ranks)
 
+    def beyond(self, ranks: int) -> CurvePoint:
+        """The first point of the curve at so many ranks or more."""
+        return next(point for point in self.curve if point.ranks >= ranks)
+
+
+def law_fit_from_json(values: Mapping[str, Any]) -> LawFit:
+    return LawFit(**{**values, "curve": tuple(CurvePoint(*point) for point in values["curve"])})
+
 
 @dataclass(frozen=True)
 class Law:
+    name: str
     needs: int
     """Points beside one rank."""
     solve: Callable[[Points], dict[str, float]]
@@ -80,15 +103,20 @@ def _universal(points: Points) -> dict[str, float]:
 
 
 LAWS = {
-    "amdahl": Law(1, _amdahl, lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n)),
-    "gustafson": Law(1, _gustafson, lambda p, n: p["serial"] + (1 - p["serial"]) * n),
-    "universal": Law(2, _universal, lambda p, n: n / (1 + p["contention"] * (n - 1) + p["crosstalk"] * n * (n - 1))),
+    "amdahl": Law("Amdahl", 1, _amdahl, lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n)),
+    "gustafson": Law("Gustafson", 1, _gustafson, lambda p, n: p["serial"] + (1 - p["serial"]) * n),
+    "universal": Law(
+        "universal scalability",
+        2,
+        _universal,
+        lambda p, n: n / (1 + p["contention"] * (n - 1) + p["crosstalk"] * n * (n - 1)),
+    ),
 }
 
 
-def fits(
+def fit_laws(
     repeats: Mapping[int, Sequence[float]], weak: bool = False, middles: Mapping[int, float] | None = None
-) -> list[Fit]:
+) -> list[LawFit]:
     """The laws that so many numbers of ranks can decide between; `repeats` are speed-ups by number of ranks.
 
     A law goes through the `middles`, or without them through the medians; the repeats make the band.
@@ -96,29 +124,29 @@ def fits(
     given = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
     given = {n: found for n, found in given.items() if found}
     names = ["gustafson" if weak else "amdahl", "universal"]
-    points = {n: (middles or {}).get(n) or _median(found) for n, found in given.items()}
+    points = {n: (middles or {}).get(n) or median(found) for n, found in given.items()}
     return [_fit(name, given, points) for name in names if len(given) >= LAWS[name].needs]
 
 
-def _fit(name: str, repeats: Mapping[int, Sequence[float]], points: Points) -> Fit:
+def _fit(name: str, repeats: Mapping[int, Sequence[float]], points: Points) -> LawFit:
     law = LAWS[name]
     parameters = law.solve(points)
     dice = random.Random(0)
     drawn = [law.solve({n: _redrawn(found, dice) for n, found in repeats.items()}) for _ in range(DRAWS)]
     curve = []
-    for n in numbers_to(REACH * max(points)):
+    for n in numbers_up_to(REACH * max(points)):
         values = sorted(law.speedup(p, n) for p in drawn)
         middle = law.speedup(parameters, n)
         low, high = values[int(LOW * (DRAWS - 1))], values[int(HIGH * (DRAWS - 1))]
-        curve.append((n, middle, min(low, middle), max(high, middle)))
+        curve.append(CurvePoint(n, middle, min(low, middle), max(high, middle)))
     error = max(abs(law.speedup(parameters, n) / s - 1) for n, s in points.items())
     ceiling, peak = _limits(name, parameters)
-    return Fit(name, parameters, error, ceiling, peak, tuple(curve))
+    return LawFit(name, parameters, error, ceiling, peak, tuple(curve))
 
 
 def _redrawn(found: Sequence[float], dice: random.Random) -> float:
     """The median of as many repeats drawn again, with the noise that even equal repeats have."""
-    drawn = _median([dice.choice(found) for _ in found])
+    drawn = median([dice.choice(found) for _ in found])
     return drawn * math.exp(dice.gauss(0.0, LEAST_NOISE))
 
 
@@ -133,16 +161,10 @@ def _limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | No
     return None, None
 
 
-def numbers_to(most: int) -> list[int]:
+def numbers_up_to(most: int) -> list[int]:
     """1, 2, 3, … while few, then in steps that keep a curve smooth."""
     found, n = [], 1
     while n < most:
         found.append(n)
         n += max(1, n // 8)
     return [*found, most]
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

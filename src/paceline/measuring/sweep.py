@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,19 @@ from paceline.layout import layout_of
 from paceline.measuring.cells import REPEATS, STEPS, Cell, cells
 from paceline.measuring.reading import RunTimes, read_times
 from paceline.measuring.result import FORMAT, Measurement, concluded
-from paceline.measuring.rows import Row, as_tuples, combined
+from paceline.measuring.rows import BatchLayout, FailedRow, MeasuredRow, combined, done
 from paceline.measuring.usage import Usage
 from paceline.record.environment import environment
 from paceline.record.files import read_json, write_json
+from paceline.record.flat import from_flat, to_flat
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
 from paceline.spec import RunSpec
 from paceline.training.run import PRELOAD, train
 
 Say = Callable[[str], None]
-ALONE = ("no memory", "out of memory")
+OUT_OF_MEMORY = ("no memory", "out of memory")
+"""In the reason of a failure: of it nothing but its words is kept, in the file of the sweep."""
 
 
 def measure(
@@ -109,7 +111,7 @@ def _visit(cell: Cell, repeat: int, repeats: int, folder: Path, state: dict[str,
     shutil.rmtree(folder / name, ignore_errors=True)  # of a sweep that was killed
     try:
         with Usage(cell.ranks) as usage:
-            path, status = _trained(cell.spec.replace({"name": name}), folder)
+            path, status = _trained_apart(cell.spec.replace({"name": name}), folder)
         if status == "stopped":
             raise KeyboardInterrupt
         times = read_times(RunDir(path))
@@ -117,7 +119,7 @@ def _visit(cell: Cell, repeat: int, repeats: int, folder: Path, state: dict[str,
         state["failed"][cell.label] = str(error)
         say(f"{cell.label}: {str(error).splitlines()[0]}")
     else:
-        state["done"][name] = {"label": cell.label, "times": asdict(times), "usage": _used(usage, times)}
+        state["done"][name] = {"label": cell.label, "times": to_flat(times), "usage": _used(usage, times)}
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
     write_json(folder / "measure.json", state)
 
@@ -130,65 +132,68 @@ def _used(usage: Usage, times: RunTimes) -> dict[str, float]:
     return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
 
 
-def _trained(spec: RunSpec, folder: Path) -> tuple[Path, str]:
+def _trained_apart(spec: RunSpec, folder: Path) -> tuple[Path, str]:
     """Always in new processes, so that the memory of a rank is that of its run alone."""
     if spec.parallel.ranks > 1:
-        result = train(spec, folder, show=False)
-        return result.path, result.status
+        return _trained(spec, folder)
     from paceline.launch.local import run_ranks
 
-    return run_ranks(_alone, (spec, folder), 1, PRELOAD)[0]
+    return run_ranks(_trained, (spec, folder), 1, PRELOAD)[0]
 
 
-def _alone(spec: RunSpec, folder: Path) -> tuple[Path, str]:
+def _trained(spec: RunSpec, folder: Path) -> tuple[Path, str]:
     result = train(spec, folder, show=False)
     return result.path, result.status
 
 
 def _write(folder: Path, wanted: Sequence[Cell], state: dict[str, Any], price: float | None) -> Measurement:
     """All rows that were ever measured here, with what follows from them."""
-    known = {cell.label: cell for cell in wanted}
-    rates: dict[str, list[float]] = {}
-    rows = []
-    labels = list(dict.fromkeys([*known, *(done["label"] for done in state["done"].values())]))
-    for label in labels:
-        runs = {name: done for name, done in state["done"].items() if done["label"] == label}
-        times = [RunTimes(**as_tuples(done["times"])) for done in runs.values()]
-        rates[label] = [t.samples_per_s for t in times]
-        rows.append(_row(label, known.get(label), runs, times, state))
+    cells_by_label = {cell.label: cell for cell in wanted}
+    runs: dict[str, dict[str, Any]] = {label: {} for label in cells_by_label}
+    for name, run in state["done"].items():
+        runs.setdefault(run["label"], {})[name] = run
+    times = {label: [from_flat(RunTimes, run["times"]) for run in found.values()] for label, found in runs.items()}
+    rows = [
+        _row(label, cells_by_label.get(label), runs[label], times[label])
+        if times[label]
+        else _failed(cells_by_label[label], state["failed"].get(label, ""))
+        for label in runs
+    ]
     rows.sort(key=lambda row: row.ranks)
+    rates = {label: [t.samples_per_s for t in found] for label, found in times.items()}
     total = _total_samples(folder, state)
-    found = concluded(folder, state, rows, rates, total, price, {c.label: c.spec for c in wanted if c.spec})
-    write_json(folder / "measure.json", {**state, **found.as_json()})
-    if not any(row.samples_per_s for row in rows):
+    specs = {cell.label: cell.spec for cell in wanted if cell.spec is not None}
+    found = concluded(folder, state, rows, rates, total, price, specs)
+    write_json(folder / "measure.json", {**state, **found.to_json()})
+    if not done(rows) and isinstance(rows[0], FailedRow):
         raise RunFailed(f"no row could be measured; the first failed so: {rows[0].why.splitlines()[0]}")
     return found
 
 
-def _row(label: str, cell: Cell | None, runs: dict[str, Any], times: Sequence[RunTimes], state: dict[str, Any]) -> Row:
-    values: dict[str, Any] = {"ranks": len(times[0].busy_s_by_rank) if times else 0}
-    if cell is not None:
-        values["ranks"] = cell.ranks
-        if cell.spec is not None:
-            layout = layout_of(cell.spec)
-            values |= {
-                "layout": layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-                "global_batch": layout.global_batch,
-                "passes": layout.passes(layout.global_batch),
-            }
-    why = "" if times else state["failed"].get(label, "")
+def _row(label: str, cell: Cell | None, runs: Mapping[str, Any], times: Sequence[RunTimes]) -> MeasuredRow:
     usage = [run["usage"] for run in runs.values() if run["usage"]]
     means = {name: math.fsum(u.get(name, 0.0) for u in usage) / len(usage) for name in (usage[0] if usage else {})}
-    return combined(Row(label, failed=in_short(why), why=why, runs=tuple(runs), usage=means, **values), times)
+    ranks = cell.ranks if cell is not None else len(times[0].busy_s_by_rank)
+    return combined(label, ranks, times, _batch(cell), tuple(runs), means)
+
+
+def _failed(cell: Cell, why: str) -> FailedRow:
+    return FailedRow(label=cell.label, ranks=cell.ranks, failed=in_short(why), why=why, batch=_batch(cell))
+
+
+def _batch(cell: Cell | None) -> BatchLayout:
+    if cell is None or cell.spec is None:
+        return BatchLayout()
+    layout = layout_of(cell.spec)
+    told = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
+    return BatchLayout(told, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
 
 
 def in_short(why: str) -> str:
     """A reason in the few words that a cell has room for."""
-    if not why:
-        return ""
-    if any(word in why.lower() for word in ALONE):
+    if any(word in why.lower() for word in OUT_OF_MEMORY):
         return "out of memory"
-    return why.splitlines()[0].split(";")[0]
+    return why.partition("\n")[0].partition(";")[0]
 
 
 def _total_samples(folder: Path, state: dict[str, Any]) -> int | None:
@@ -200,7 +205,7 @@ def _total_samples(folder: Path, state: dict[str, Any]) -> int | None:
     if train_section.get("steps"):
         return int(train_section["steps"]) * int(train_section["global_batch"])
     for name in state["done"]:
-        summary = read_json(folder / name / "summary.json")
-        if summary.get("epochs"):
-            return int((train_section.get("epochs") or 1) * round(summary["samples"] / summary["epochs"]))
+        trained = read_summary(RunDir(folder / name).summary_file).trained
+        if trained.epochs:
+            return int((train_section.get("epochs") or 1) * round(trained.samples / trained.epochs))
     return None

@@ -1,4 +1,4 @@
-"""The verb `measure` as a command: words in, tables out."""
+"""The verb `measure`, and `calibrate --from` a measurement, as commands: words in, tables out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
 
 def run_links(arguments: argparse.Namespace, console: Any) -> int:
     from paceline.launch.environment import detect
-    from paceline.measuring.links import as_json, measure_links
+    from paceline.measuring.links import links_to_json, measure_links
     from paceline.measuring.show import links_table
 
     ranks = numbers(arguments.ranks or "2", "--ranks", different=True)
@@ -72,7 +72,7 @@ def run_links(arguments: argparse.Namespace, console: Any) -> int:
     )
     if arguments.out is not None:
         make_folder(arguments.out)
-        write_json(arguments.out / "links.json", as_json(found))
+        write_json(arguments.out / "links.json", links_to_json(found))
         console.print(f"written: {arguments.out / 'links.json'}")
     return 0
 

@@ -1,19 +1,20 @@
-"""The exhibits of a report: what each chart shows, in numbers, and the files and lines they came from."""
+"""The charts of a report: what each shows, in numbers, and the files and lines they came from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.measuring.diagnose import NAMES
+from paceline.measuring.compare import Planned
 from paceline.measuring.links import bits_s_by_size
-from paceline.reporting.between import called
-from paceline.reporting.contents import Contents, link
-from paceline.reporting.curve import RunView, apart, thinned
-from paceline.reporting.series import Place, Series
+from paceline.measuring.rows import MeasuredRow, done
+from paceline.reporting.contents import Contents, source_link
+from paceline.reporting.links import link_name
+from paceline.reporting.run_view import RunView, loss_differences, thinned
+from paceline.reporting.series import FileLine, Series
 
 TERMS = {
     "compute": "compute",
@@ -31,7 +32,7 @@ LEAST_SHARE = 0.003
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class Chart:
     name: str
     title: str
     caption: str
@@ -39,128 +40,105 @@ class Exhibit:
     sources: tuple[tuple[str, str], ...]
     """(text, address) of the files and lines."""
     more_sources: int = 0
-    tall: bool = field(default=False)
+    tall: bool = False
 
 
-def exhibits(contents: Contents, folder: Path) -> list[Exhibit]:
+def charts(contents: Contents, folder: Path) -> list[Chart]:
     """The charts that there are numbers for, in the order of the page."""
     found = []
+    measured = [row for s in contents.layouts for row in s.measured]
     if contents.series:
         found.append(_scaling(contents, folder))
-    if any(row.step_s for s in contents.layouts for row in s.rows):
+    if measured:
         found.append(_breakdown(contents, folder))
     if contents.runs:
         found.append(_loss(contents, folder))
-        if len(contents.runs) > 1 and contents.same and "differ in" not in contents.same:
+        if contents.same is not None and contents.same.comparable:
             found.append(_difference(contents, folder))
-    if any(row.peak_bytes_per_rank for s in contents.layouts for row in s.rows):
+    if any(row.loads.peak_bytes_per_rank for row in measured):
         found.append(_memory(contents, folder))
     if contents.links:
         found.append(_links(contents, folder))
     return found
 
 
-def _sources(places: Sequence[Place], folder: Path) -> tuple[tuple[tuple[str, str], ...], int]:
-    distinct = list(dict.fromkeys(places))
-    shown = tuple(link(place, folder) for place in distinct[:MOST_SOURCES])
+def _sources(sources: Sequence[FileLine], folder: Path) -> tuple[tuple[tuple[str, str], ...], int]:
+    distinct = list(dict.fromkeys(sources))
+    shown = tuple(source_link(source, folder) for source in distinct[:MOST_SOURCES])
     return shown, max(0, len(distinct) - MOST_SOURCES)
 
 
-def _row_places(series: Sequence[Series]) -> list[Place]:
-    return [s.places[row.label] for s in series for row in s.rows if row.step_s]
+def _row_sources(series: Sequence[Series]) -> list[FileLine]:
+    return [s.sources[row.label] for s in series for row in done(s.rows)]
 
 
-def _label(series: Series, label: str, several: bool) -> str:
-    return f"{series.name}, {label}" if several else label
-
-
-def _scaling(contents: Contents, folder: Path) -> Exhibit:
+def _scaling(contents: Contents, folder: Path) -> Chart:
     several = len(contents.series) > 1
-    lines: list[dict[str, Any]] = []
-    most = 1
-    for s in contents.series:
-        done = [row for row in s.rows if row.speedup is not None]
-        most = max([most, *(row.ranks for row in done)])
-        points = [
+    reach = 2 * max([1, *(row.ranks for s in contents.series for row in done(s.rows))])
+    lines = [_scaling_line(s, s.name if several else "measured", reach, folder) for s in contents.series]
+    one, unit = ("rank", "ranks") if contents.layouts else ("device", "devices")
+    caption = f"Speed-up over one {one}. Bars span the repeats; the shaded band holds four in five redrawn fits."
+    sources, more = _sources(_row_sources(contents.series), folder)
+    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "unit": unit}
+    return Chart("scaling", "How it scales", caption, data, sources, more, tall=True)
+
+
+def _scaling_line(s: Series, name: str, reach: int, folder: Path) -> dict[str, Any]:
+    law = s.laws[-1] if s.laws else None
+    ranks = {row.label: row.ranks for row in s.rows}
+    return {
+        "name": name,
+        "points": [
             {
                 "x": row.ranks,
                 "y": _r(row.speedup),
-                "low": _r(row.speedup_low),
-                "high": _r(row.speedup_high),
+                "low": _r(row.scaling.speedup_low),
+                "high": _r(row.scaling.speedup_high),
                 "label": row.label,
-                "source": link(s.places[row.label], folder)[0],
+                "source": source_link(s.sources[row.label], folder)[0],
             }
-            for row in done
-        ]
-        fit = s.fits[-1] if s.fits else None
-        lines.append(
-            {
-                "name": s.name if several else "measured",
-                "points": points,
-                "law": NAMES[fit.law] if fit else "",
-                "fit": [[n, _r(y), _r(low), _r(high)] for n, y, low, high in fit.curve] if fit else [],
-                "plan": [
-                    [row.ranks, _r(p.speedup)]
-                    for p in s.planned
-                    for row in s.rows
-                    if row.label == p.label and p.speedup is not None
-                ],
-            }
-        )
-    reach = 2 * most
-    for line in lines:
-        line["fit"] = [point for point in line["fit"] if point[0] <= reach]
-    one = "rank" if contents.layouts else "device"
-    caption = f"Speed-up over one {one}. Bars span the repeats; the shaded band holds four in five redrawn fits."
-    sources, more = _sources(_row_places(contents.series), folder)
-    unit = "ranks" if contents.layouts else "devices"
-    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "unit": unit}
-    return Exhibit("scaling", "How it scales", caption, data, sources, more, tall=True)
+            for row in done(s.rows)
+        ],
+        "law": law.name if law else "",
+        "fit": [[p.ranks, _r(p.speedup), _r(p.low), _r(p.high)] for p in law.curve if p.ranks <= reach] if law else [],
+        "plan": [[ranks[p.label], _r(p.speedup)] for p in s.planned if p.speedup is not None],
+    }
 
 
-def parts_of(row: Any) -> dict[str, float]:
+def parts_of(row: MeasuredRow) -> dict[str, float]:
     """Seconds of a step, by part."""
-    waiting = row.waiting_s or 0.0
+    parts = row.parts
     return {
-        "compute": row.compute_s or 0.0,
-        "exposed": max(0.0, (row.exposed_s or 0.0) - waiting),
-        "waiting": waiting,
-        "input": row.data_s or 0.0,
+        "compute": parts.compute_s,
+        "exposed": parts.travelling_s,
+        "waiting": parts.waiting_s,
+        "input": parts.data_s,
         "other": row.other_s,
     }
 
 
-def _breakdown(contents: Contents, folder: Path) -> Exhibit:
-    series = contents.layouts
-    several = len(series) > 1
-    labels, terms, plans = [], {name: [] for name in TERMS}, []  # type: ignore[var-annotated]
-    for s in series:
-        planned = {p.label: p for p in s.planned}
-        for row in s.rows:
-            if not row.step_s:
-                continue
-            labels.append(_label(s, row.label, several))
-            for name, seconds in parts_of(row).items():
-                terms[name].append(_r(seconds * 1e3))
-            plan = planned.get(row.label)
-            plans.append(None if plan is None else _r(plan.step_s * 1e3))
+def _breakdown(contents: Contents, folder: Path) -> Chart:
+    labels, rows, plans = _labelled(contents.layouts)
+    terms = {name: [_r(parts_of(row)[name] * 1e3) for row in rows] for name in TERMS}
     longest = max(map(sum, zip(*terms.values(), strict=True)))
     terms = {name: values for name, values in terms.items() if max(values) > LEAST_SHARE * longest}
+    planned = [None if plan is None else _r(plan.step_s * 1e3) for plan in plans]
     caption = "Milliseconds of a step, by what the ranks did: medians over the steps and the repeats."
-    if any(plans):
+    if any(planned):
         caption += " The mark is the step as it was planned."
-    sources, more = _sources(_row_places(series), folder)
-    return Exhibit(
-        "breakdown",
-        "Where the time goes",
-        caption,
-        {"labels": labels, "terms": terms, "names": TERMS, "plan": plans},
-        sources,
-        more,
-    )
+    data = {"labels": labels, "terms": terms, "names": TERMS, "plan": planned}
+    return Chart("breakdown", "Where the time goes", caption, data, *_sources(_row_sources(contents.layouts), folder))
 
 
-def _loss(contents: Contents, folder: Path) -> Exhibit:
+def _labelled(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], list[Planned | None]]:
+    """The rows of all series, each with its name on a chart and its plan."""
+    rows = [(s, row) for s in series for row in s.measured]
+    labels = [f"{s.name}, {row.label}" if len(series) > 1 else row.label for s, row in rows]
+    plans = [{plan.label: plan for plan in s.planned}.get(row.label) for s, row in rows]
+    return labels, [row for _, row in rows], plans
+
+
+def _loss(contents: Contents, folder: Path) -> Chart:
     runs = contents.runs
     each = max(60, min(MOST_PER_RUN, MOST_POINTS // len(runs)))
     lines = []
@@ -168,61 +146,57 @@ def _loss(contents: Contents, folder: Path) -> Exhibit:
         points = [[p.step, _r(p.loss, 7), p.line] for p in thinned(run.points, each) if math.isfinite(p.loss)]
         lines.append({"name": run.name, "file": str(run.file), "points": points})
     caption = "Training loss of every run, drawn over each other."
-    sources, more = _sources([_span(run) for run in runs], folder)
-    return Exhibit("loss", "The same training", caption, {"lines": lines}, sources, more, tall=True)
+    sources, more = _sources([_first_line(run) for run in runs], folder)
+    return Chart("loss", "The same training", caption, {"lines": lines}, sources, more, tall=True)
 
 
-def _span(run: RunView) -> Place:
-    return Place(run.file, run.points[0].line if run.points else None)
+def _first_line(run: RunView) -> FileLine:
+    return FileLine(run.file, run.points[0].line if run.points else None)
 
 
-def _difference(contents: Contents, folder: Path) -> Exhibit:
+def _difference(contents: Contents, folder: Path) -> Chart:
     first, *others = contents.runs
     each = max(60, min(MOST_PER_RUN // 2, MOST_POINTS // 2 // len(others)))
     lines = []
     for run in others:
-        found = [(step, d) for step, d in apart(first, run) if d > 0]
+        found = [(step, d) for step, d in loss_differences(first, run) if d > 0]
         width = max(1, math.ceil(len(found) / each))
         points = [max(found[i : i + width], key=lambda p: p[1]) for i in range(0, len(found), width)]
         lines.append({"name": run.name, "points": [[step, float(f"{d:.3g}")] for step, d in points]})
     caption = f"Relative difference of the loss to {first.name}. Rounding alone gives about 1e-7 in fp32."
-    sources, more = _sources([_span(run) for run in contents.runs], folder)
-    return Exhibit("difference", "How far the losses are apart", caption, {"lines": lines}, sources, more)
+    sources, more = _sources([_first_line(run) for run in contents.runs], folder)
+    return Chart("difference", "How far the losses are apart", caption, {"lines": lines}, sources, more)
 
 
-def _memory(contents: Contents, folder: Path) -> Exhibit:
-    series = contents.layouts
-    several = len(series) > 1
-    labels, peaks, plans = [], [], []
-    for s in series:
-        planned = {p.label: p for p in s.planned}
-        for row in s.rows:
-            if row.peak_bytes_per_rank:
-                labels.append(_label(s, row.label, several))
-                peaks.append(_r(max(row.peak_bytes_per_rank) / 1e6))
-                plan = planned.get(row.label)
-                plans.append(None if plan is None else _r(plan.memory_bytes / 1e6))
+def _memory(contents: Contents, folder: Path) -> Chart:
+    labelled = zip(*_labelled(contents.layouts), strict=True)
+    known = [(label, row.loads, plan) for label, row, plan in labelled if row.loads.peak_bytes_per_rank]
+    planned = [None if plan is None else _r(plan.memory_bytes / 1e6) for _, _, plan in known]
     caption = "Most memory that any rank held: of its device, or of its process on CPU cores."
-    if any(plans):
+    if any(planned):
         caption += " The mark is what was planned."
-    sources, more = _sources(_row_places(series), folder)
-    return Exhibit("memory", "Memory", caption, {"labels": labels, "peaks": peaks, "plan": plans}, sources, more)
+    data = {
+        "labels": [label for label, _, _ in known],
+        "peaks": [_r(max(loads.peak_bytes_per_rank) / 1e6) for _, loads, _ in known],
+        "plan": planned,
+    }
+    return Chart("memory", "Memory", caption, data, *_sources(_row_sources(contents.layouts), folder))
 
 
-def _links(contents: Contents, folder: Path) -> Exhibit:
+def _links(contents: Contents, folder: Path) -> Chart:
     several = len(contents.links) > 1
     lines = [
         {
-            "name": f"{b.name}, {called(one)}" if several else called(one),
-            "points": [[sent, _r(bits_s / 1e9)] for sent, bits_s in bits_s_by_size(one)],
-            "source": link(place, folder)[0],
+            "name": f"{measured.name}, {link_name(link)}" if several else link_name(link),
+            "points": [[sent, _r(bits_s / 1e9)] for sent, bits_s in bits_s_by_size(link)],
+            "source": source_link(source, folder)[0],
         }
-        for b in contents.links
-        for one, place in zip(b.links, b.places, strict=True)
+        for measured in contents.links
+        for link, source in zip(measured.links, measured.sources, strict=True)
     ]
     caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
-    sources, more = _sources([place for b in contents.links for place in b.places], folder)
-    return Exhibit("links", "What a link carries", caption, {"lines": lines}, sources, more, tall=True)
+    sources, more = _sources([source for measured in contents.links for source in measured.sources], folder)
+    return Chart("links", "What a link carries", caption, {"lines": lines}, sources, more, tall=True)
 
 
 def _r(value: float | None, digits: int = 5) -> float:

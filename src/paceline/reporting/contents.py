@@ -12,11 +12,13 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import UserError
 from paceline.measuring.result import read_measurement
-from paceline.parity import TOLERANCE
+from paceline.measuring.rows import done
+from paceline.measuring.words import Finding
 from paceline.record.units import number, percent, size
-from paceline.reporting.between import Between, from_links
-from paceline.reporting.curve import RunView, apart, read_run
-from paceline.reporting.series import Place, Series, from_measurement, from_runs, from_times
+from paceline.reporting.comparison import Comparison, compared
+from paceline.reporting.links import LinkMeasurement, read_link_measurement
+from paceline.reporting.run_view import RunView, read_run
+from paceline.reporting.series import FileLine, Series, from_measurement, from_runs, from_times
 from paceline.reporting.times import read_times_file
 
 FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
@@ -31,9 +33,9 @@ class Contents:
     verdict: tuple[str, ...]
     series: tuple[Series, ...]
     runs: tuple[RunView, ...]
-    links: tuple[Between, ...]
-    same: str
-    """Whether the runs trained the same thing, as a sentence; empty where there is nothing to compare."""
+    links: tuple[LinkMeasurement, ...]
+    same: Comparison | None
+    """Whether the runs trained the same thing; None where there is nothing to compare."""
     left_out: tuple[str, ...]
     """What was given and could not be shown, and why."""
     spec: tuple[tuple[str, str], ...]
@@ -45,6 +47,10 @@ class Contents:
         return [s for s in self.series if s.timed]
 
     @property
+    def findings(self) -> list[Finding]:
+        return [found for s in self.series for found in s.findings]
+
+    @property
     def notes(self) -> list[str]:
         return [note for s in self.series for note in s.notes]
 
@@ -54,13 +60,13 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
     series: list[Series] = []
     runs: list[RunView] = []
     plain: list[RunView] = []
-    links: list[Between] = []
+    links: list[LinkMeasurement] = []
     left_out: list[str] = []
     for path in inputs:
         linked = (path / "links.json").is_file()
         if linked:
             try:
-                links.append(from_links(path))
+                links.append(read_link_measurement(path))
             except UserError as error:
                 left_out.append(f"{error}; the links are left out")
         if path.suffix.lower() in TABLES:
@@ -68,11 +74,12 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         elif (path / "measure.json").is_file():
             found = read_measurement(path)
             series.append(from_measurement(found, price))
-            for row in found.rows:
-                _add(runs, left_out, [path / name for name in row.runs[:1]], row.label)
+            for row in done(found.rows):
+                for name in row.runs[:1]:
+                    _add(runs, left_out, path / name, row.label)
         elif not linked or (path / "spec.yaml").is_file():
             _must_be_a_run(path)
-            _add(plain, left_out, [path], "")
+            _add(plain, left_out, path)
     runs += plain
     if not series and not runs and not links:
         raise UserError(f"nothing can be shown: {left_out[0]}")
@@ -80,7 +87,7 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
     runs = _distinct(runs)
     if (together := from_runs(plain, price)) is not None:
         series.append(together)
-    same = _same_training(runs)
+    same = compared(runs)
     names = list(dict.fromkeys([*(s.name for s in series if s.name != "runs"), *(r.spec.name for r in plain)]))
     names = names or [b.name for b in links]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -108,20 +115,19 @@ def _must_be_a_run(path: Path) -> None:
         RunDir.open(path)
 
 
-def _add(runs: list[RunView], left_out: list[str], paths: Sequence[Path], name: str) -> None:
-    for path in paths:
-        try:
-            run = read_run(path, name)
-        except UserError as error:
-            left_out.append(" ".join(str(error).split()))
-            continue
-        runs.append(run)
-        if run.torn:
-            lines = f"{run.torn} line{'s' * (run.torn > 1)}"
-            left_out.append(f"{run.file}: {lines} could not be read and {'are' if run.torn > 1 else 'is'} left out")
-        if run.status not in ("finished", "stopped"):
-            why = f": {run.summary['why']}" if run.summary.get("why") else ""
-            left_out.append(f"{path} is {run.status}{why}; what there is of it is shown")
+def _add(runs: list[RunView], left_out: list[str], path: Path, name: str = "") -> None:
+    try:
+        run = read_run(path, name)
+    except UserError as error:
+        left_out.append(" ".join(str(error).split()))
+        return
+    runs.append(run)
+    if run.torn:
+        lines = f"{run.torn} line{'s' * (run.torn > 1)}"
+        left_out.append(f"{run.file}: {lines} could not be read and {'are' if run.torn > 1 else 'is'} left out")
+    if run.status not in ("finished", "stopped"):
+        why = f": {run.summary.why}" if run.summary is not None and run.summary.why else ""
+        left_out.append(f"{path} is {run.status}{why}; what there is of it is shown")
 
 
 def _one_workload(runs: Sequence[RunView]) -> None:
@@ -140,59 +146,27 @@ def _distinct(runs: Sequence[RunView]) -> list[RunView]:
     return found
 
 
-COMPARED = ("train.global_batch", "train.lr", "train.seed", "train.optimizer", "train.precision")
-
-
-def _same_training(runs: Sequence[RunView]) -> str:
-    """Runs of one spec must have one loss curve: the largest difference says whether they do."""
-    if len(runs) < 2:
-        return ""
-    first = runs[0]
-    values = [
-        {k: v for k, v, *_ in run.spec.fields() if k in COMPARED or k.startswith(("model.", "data."))} for run in runs
-    ]
-    differing = [key for key in values[0] if any(v.get(key) != values[0][key] for v in values[1:])]
-    if differing:
-        return f"The runs differ in {', '.join(differing[:4])}, so their losses are not expected to be equal."
-    worst, name, step = 0.0, "", 0
-    for run in runs[1:]:
-        for at, difference in apart(first, run):
-            if difference > worst:
-                worst, name, step = difference, run.name, at
-    steps = min(len(run.points) for run in runs)
-    if not worst:
-        return (
-            f"All {len(runs)} runs trained the same thing: the losses are equal to the last digit over {steps} steps."
-        )
-    told = f"the losses differ by {worst:.1e} at most (relative, {name} at step {step}), over {steps} steps"
-    if worst <= 100 * TOLERANCE[first.spec.train.precision]:
-        return f"All {len(runs)} runs trained the same thing: {told}."
-    return f"The runs did not train the same thing: {told}."
-
-
-def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: str) -> tuple[str, ...]:
+def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None) -> tuple[str, ...]:
+    if len(series) == 1:
+        return series[0].verdict
     if series:
-        lines = []
-        for s in series:
-            head = f"{s.name}: " if len(series) > 1 else ""
-            lines += [f"{head}{line}" for line in (s.verdict if len(series) == 1 else s.verdict[:1])]
-        return (*lines, *([same] if same and len(series) > 1 else []))
-    done = [run for run in runs if run.summary]
-    if not done:
+        lines = [f"{s.name}: {line}" for s in series for line in s.verdict[:1]]
+        return (*lines, *([same.text] if same is not None else []))
+    ended = [(run.name, run.summary) for run in runs if run.summary is not None]
+    if not ended:
         return (f"{runs[0].name} is {runs[0].status}.",)
-    best = max(done, key=lambda run: run.summary.get("samples_per_s") or 0.0)
-    share = best.summary.get("share") or {}
+    name, best = max(ended, key=lambda pair: pair[1].samples_per_s or 0.0)
     lines = [
-        f"{best.name} trained {number(best.summary.get('samples') or 0)} samples at "
-        f"{number(best.summary.get('samples_per_s'), 3)} samples/s and ended with a loss of "
-        f"{number(best.summary.get('loss_last'))}."
+        f"{name} trained {number(best.trained.samples)} samples at {number(best.samples_per_s, 3)} samples/s and "
+        f"ended with a loss of {number(best.loss_last)}."
     ]
-    if share.get("compute") is not None:
+    if (compute := best.share.get("compute")) is not None:
         lines.append(
-            f"Of its step, {percent(share['compute'])} is compute, {percent(share['exposed'] or 0)} exposed "
-            f"communication and {percent(share['data'] or 0)} waiting for input."
+            f"Of its step, {percent(compute)} is compute, {percent(best.share['exposed'] or 0)} exposed "
+            f"communication and {percent(best.share['data'] or 0)} waiting for input."
         )
-    return (*lines, same or "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2")
+    more = "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2"
+    return (*lines, same.text if same is not None else more)
 
 
 def _spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
@@ -225,9 +199,9 @@ def _fact(name: str, value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def link(place: Place, folder: Path) -> tuple[str, str]:
-    """(text, address) of a place, as seen from the folder of the report."""
-    line = f" line {place.line}" if place.line else ""
-    anchor = f"#L{place.line}" if place.line else ""
-    relative = os.path.relpath(place.file.resolve(), folder.resolve())
-    return f"{place.file}{line}", relative.replace(os.sep, "/") + anchor
+def source_link(source: FileLine, folder: Path) -> tuple[str, str]:
+    """(text, address) of a source, as seen from the folder of the report."""
+    line = f" line {source.line}" if source.line else ""
+    anchor = f"#L{source.line}" if source.line else ""
+    relative = os.path.relpath(source.file.resolve(), folder.resolve())
+    return f"{source.file}{line}", relative.replace(os.sep, "/") + anchor

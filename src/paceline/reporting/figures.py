@@ -1,4 +1,4 @@
-"""The charts as PNG, PDF and SVG, by matplotlib, in one style."""
+"""The charts as PNG, PDF and SVG, by matplotlib."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.reporting.charts import TERMS, Exhibit
+from paceline.reporting.charts import TERMS, Chart
+from paceline.reporting.style import COLOURS, FORMATS, INK, STYLE
 
-FORMATS = ("png", "pdf", "svg")
-COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
 TERM_COLOURS = {
     "compute": "#2563eb",
     "exposed": "#d97706",
@@ -17,68 +16,40 @@ TERM_COLOURS = {
     "input": "#059669",
     "other": "#9ca3af",
 }
-INK, FAINT = "#1f2937", "#6b7280"
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "#9ca3af",
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e5e7eb",
-    "grid.linewidth": 0.7,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.8,
-    "figure.dpi": 100,
-    "savefig.dpi": 160,
-    "svg.hashsalt": "paceline",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "path.simplify_threshold": 0.5,
-}
 WIDTH_IN, HEIGHT_IN = 6.4, 3.6
 MOST_IN_LEGEND = 12
 Drawing = Callable[[Any, dict[str, Any]], None]
 
 
-def draw_figures(found: Sequence[Exhibit], folder: Path) -> list[str]:
-    """Draw every exhibit into the folder, in all formats; returns their names."""
+def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
+    """Draw every chart into the folder, in all formats; returns their names."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        for exhibit in found:
-            rows = len(exhibit.data.get("labels", ()))
+        for chart in charts:
+            rows = len(chart.data.get("labels", ()))
             height = max(1.8, 0.9 + 0.42 * rows) if rows else HEIGHT_IN
             figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
-            DRAWINGS[exhibit.name](axes, exhibit.data)
-            axes.set_title(exhibit.title, y=1.0)  # else all labels are measured, at every drawing, to find its place
+            DRAWINGS[chart.name](axes, chart.data)
+            axes.set_title(chart.title, y=1.0)  # else all labels are measured, at every drawing, to find its place
             for kind in FORMATS:
                 about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
-                figure.savefig(folder / f"{exhibit.name}.{kind}", metadata=about or None)
+                figure.savefig(folder / f"{chart.name}.{kind}", metadata=about or None)
                 figure.set_layout_engine("none")  # the first format finds the places: it takes longer than to draw
-    return [exhibit.name for exhibit in found]
+    return [chart.name for chart in charts]
 
 
 def _scaling(axes: Any, data: dict[str, Any]) -> None:
     axes.plot(*zip(*data["ideal"], strict=True), "--", color="#9ca3af", linewidth=1.2, label="ideal", zorder=3)
     several = len(data["lines"]) > 1
     top = 1.0
-    for place, line in enumerate(data["lines"]):
-        colour = COLOURS[place % len(COLOURS)]
+    for i, line in enumerate(data["lines"]):
+        colour = COLOURS[i % len(COLOURS)]
         if line["fit"]:
             ranks, middle, low, high = zip(*line["fit"], strict=True)
             axes.fill_between(ranks, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -120,7 +91,7 @@ def _breakdown(axes: Any, data: dict[str, Any]) -> None:
 
 
 def _marks(axes: Any, plans: Sequence[float | None]) -> None:
-    known = [(value, place) for place, value in enumerate(plans) if value]
+    known = [(value, i) for i, value in enumerate(plans) if value]
     if known:
         xs, ys = zip(*known, strict=True)
         axes.plot(xs, ys, "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
@@ -135,21 +106,21 @@ def _rows(axes: Any) -> None:
 
 def _loss(axes: Any, data: dict[str, Any]) -> None:
     lines = data["lines"]
-    for place, line in enumerate(lines):
+    for i, line in enumerate(lines):
         if line["points"]:
             steps, losses, _ = zip(*line["points"], strict=True)
-            width = max(1.3, 1.3 + 2.4 * (min(len(lines), 4) - 1 - place)) if len(lines) <= 6 else 1.1
-            axes.plot(steps, losses, color=COLOURS[place % len(COLOURS)], linewidth=width, label=line["name"])
+            width = max(1.3, 1.3 + 2.4 * (min(len(lines), 4) - 1 - i)) if len(lines) <= 6 else 1.1
+            axes.plot(steps, losses, color=COLOURS[i % len(COLOURS)], linewidth=width, label=line["name"])
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     _legend(axes, len(lines))
 
 
 def _difference(axes: Any, data: dict[str, Any]) -> None:
-    for place, line in enumerate(data["lines"], 1):
+    for i, line in enumerate(data["lines"], 1):
         if line["points"]:
-            steps, apart = zip(*line["points"], strict=True)
-            axes.plot(steps, apart, color=COLOURS[place % len(COLOURS)], linewidth=1.1, label=line["name"])
+            steps, differences = zip(*line["points"], strict=True)
+            axes.plot(steps, differences, color=COLOURS[i % len(COLOURS)], linewidth=1.1, label=line["name"])
     if any(line["points"] for line in data["lines"]):
         axes.set_yscale("log")
     axes.set_xlabel("step")
@@ -167,9 +138,9 @@ def _memory(axes: Any, data: dict[str, Any]) -> None:
 
 
 def _links(axes: Any, data: dict[str, Any]) -> None:
-    for place, line in enumerate(data["lines"]):
+    for i, line in enumerate(data["lines"]):
         sizes, rates = zip(*line["points"], strict=True)
-        axes.plot(sizes, rates, "o-", color=COLOURS[place % len(COLOURS)], markersize=4, label=line["name"])
+        axes.plot(sizes, rates, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=line["name"])
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("bytes of the message")

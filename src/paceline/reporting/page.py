@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.units import duration, number, percent
-from paceline.reporting.charts import Exhibit
+from paceline.reporting.charts import Chart
 from paceline.reporting.contents import Contents
 from paceline.reporting.tables import Table
 
@@ -18,17 +18,16 @@ ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benef
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 
 
-def page(contents: Contents, exhibits: Sequence[Exhibit], tables: Sequence[Table], figures: bool) -> str:
+def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table], figures: bool) -> str:
     from markupsafe import Markup
 
-    data = json.dumps({e.name: e.data for e in exhibits}, separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps({chart.name: chart.data for chart in charts}, separators=(",", ":"), ensure_ascii=False)
     library = "\n".join(line for line in asset("chart.umd.min.js").splitlines() if "sourceMappingURL" not in line)
     return template("page.html.j2", html=True).render(
         contents=contents,
-        exhibits=exhibits,
+        charts=charts,
         tables=tables,
         tiles=tiles(contents),
-        findings=[finding for s in contents.series for finding in s.findings],
         figures=figures,
         order=ORDER,
         data=Markup(data.replace("<", "\\u003c")),
@@ -61,26 +60,24 @@ def template(name: str, *, html: bool = False, signs: Mapping[str, str] | None =
 def tiles(contents: Contents) -> list[tuple[str, str, str]]:
     """A few large numbers: of the best row where rows were measured, else of the run."""
     if len(contents.series) == 1 and (best := contents.series[0].best) is not None:
-        s = contents.series[0]
+        s, cost = contents.series[0], best.cost
         found = [
             ("recommended", best.label, f"of {len(s.rows)} rows"),
             ("speed-up", f"{number(best.speedup, 3)}×", "over one rank" if s.timed else "over one device"),
-            ("efficiency", percent(best.efficiency or 0), "of what is paid for"),
+            ("efficiency", percent(best.efficiency), "of what is paid for"),
         ]
         if s.timed:
             found.append(("rate", number(best.samples_per_s, 3), "samples/s"))
-        if best.cost_usd is not None:
-            found.append(("cost", number(best.cost_usd, 3), "USD for the whole run"))
-        elif best.hours is not None:
-            found.append(("time", duration(best.hours * 3600), "for the whole run"))
+        if cost.cost_usd is not None:
+            found.append(("cost", number(cost.cost_usd, 3), "USD for the whole run"))
+        elif cost.hours is not None:
+            found.append(("time", duration(cost.hours * 3600), "for the whole run"))
         return found
-    if len(contents.runs) == 1 and contents.runs[0].summary:
-        told = contents.runs[0].summary
-        metrics = list((told.get("metrics") or {}).items())[:2]
+    if len(contents.runs) == 1 and (told := contents.runs[0].summary) is not None:
         return [
-            ("status", str(told["status"]), f"after {duration(told.get('seconds') or 0)}"),
-            ("rate", number(told.get("samples_per_s"), 3), "samples/s"),
-            ("last loss", number(told.get("loss_last")), f"{told.get('steps', 0):,} steps"),
-            *((name, number(value), "evaluation") for name, value in metrics),
+            ("status", told.status, f"after {duration(told.seconds)}"),
+            ("rate", number(told.samples_per_s, 3), "samples/s"),
+            ("last loss", number(told.loss_last), f"{told.trained.steps:,} steps"),
+            *((name, number(value), "evaluation") for name, value in list(told.evaluation.metrics.items())[:2]),
         ]
     return []

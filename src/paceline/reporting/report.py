@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
-from paceline.reporting.charts import exhibits
+from paceline.reporting.charts import charts
 from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import page
@@ -34,7 +34,7 @@ def report(
     folder = Path(out)
     contents = gather([Path(path) for path in inputs], title, price)
     _make(folder / "figures")
-    shown = exhibits(contents, folder)
+    shown = charts(contents, folder)
     try:
         drawn = draw_figures(shown, folder / "figures")
         cells = tables(contents)

@@ -10,16 +10,27 @@ from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.measuring.compare import Planned
 from paceline.measuring.devices import with_mfu
-from paceline.measuring.diagnose import Finding, diagnose, verdict
-from paceline.measuring.result import Measurement, fits_of
-from paceline.measuring.rows import Row, combined, priced, with_speedups
-from paceline.measuring.scaling import Fit
-from paceline.reporting.curve import RunView
-from paceline.reporting.times import TimedRow
+from paceline.measuring.diagnose import diagnose
+from paceline.measuring.result import Measurement, laws_of
+from paceline.measuring.rows import (
+    BatchLayout,
+    FailedRow,
+    MeasuredRow,
+    TimedRow,
+    combined,
+    done,
+    priced,
+    with_speedups,
+)
+from paceline.measuring.scaling import LawFit
+from paceline.measuring.words import Finding, beyond_text, decision_text, finding, verdict
+from paceline.record.run_dir import RunDir
+from paceline.reporting.run_view import RunView
+from paceline.reporting.times import TimesLine
 
 
 @dataclass(frozen=True)
-class Place:
+class FileLine:
     """Where a number came from."""
 
     file: Path
@@ -31,10 +42,10 @@ class Series:
     name: str
     kind: str
     """strong, weak, or times (a table that says nothing else)."""
-    rows: tuple[Row, ...]
-    places: Mapping[str, Place]
+    rows: tuple[TimedRow | FailedRow, ...]
+    sources: Mapping[str, FileLine]
     """Of each row, by its label."""
-    fits: tuple[Fit, ...] = ()
+    laws: tuple[LawFit, ...] = ()
     planned: tuple[Planned, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -48,29 +59,31 @@ class Series:
         return self.kind != "times"
 
     @property
-    def best(self) -> Row | None:
-        return next((row for row in self.rows if row.recommended), None)
+    def measured(self) -> list[MeasuredRow]:
+        """The rows of which the parts of a step are known."""
+        return [row for row in self.rows if isinstance(row, MeasuredRow)]
+
+    @property
+    def best(self) -> TimedRow | None:
+        return next((row for row in done(self.rows) if row.recommended), None)
 
 
 def from_measurement(found: Measurement, price: float | None) -> Series:
     if not any(row.ranks == 1 for row in found.rows):
         raise UserError(f"{found.file} has no one-rank row, which speed-up is counted from; measure  --ranks 1,2")
-    usd = price if price is not None else found.usd_per_device_hour
-    rows = found.rows if price is None else priced(found.rows, found.total_samples, price)
     lines = _label_lines(found.file)
-    places = {row.label: Place(found.file, lines.get(row.label)) for row in rows}
     return Series(
-        found.name,
-        found.kind,
-        tuple(rows),
-        places,
-        found.fits,
-        found.planned,
-        found.findings,
-        found.notes,
-        found.verdict,
-        usd,
-        found.total_samples,
+        name=found.name,
+        kind=found.kind,
+        rows=found.rows if price is None else tuple(priced(found.rows, found.total_samples, price)),
+        sources={row.label: FileLine(found.file, lines.get(row.label)) for row in found.rows},
+        laws=found.laws,
+        planned=found.planned,
+        findings=found.findings,
+        notes=found.notes,
+        verdict=found.verdict,
+        usd_per_device_hour=price if price is not None else found.usd_per_device_hour,
+        total_samples=found.total_samples,
     )
 
 
@@ -90,52 +103,72 @@ def _label_lines(file: Path) -> dict[str, int]:
     return found
 
 
-def from_times(name: str, timed: Sequence[TimedRow], file: Path, price: float | None) -> Series:
+def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
     """A run of fixed length on several numbers of devices: all that is known is how long each took."""
-    by_count: dict[int, list[TimedRow]] = {}
-    for row in sorted(timed, key=lambda row: row.devices):
-        by_count.setdefault(row.devices, []).append(row)
-    rows, rates, places = [], {}, {}
+    by_count: dict[int, list[TimesLine]] = {}
+    for line in sorted(timed, key=lambda line: line.devices):
+        by_count.setdefault(line.devices, []).append(line)
+    rows, rates, sources = [], {}, {}
     for n, found in by_count.items():
         label = f"{n} device{'s' * (n > 1)}"
-        seconds = sorted(row.seconds for row in found)
+        seconds = sorted(line.seconds for line in found)
         middle = seconds[(len(seconds) - 1) // 2]
-        rows.append(Row(label, n, repeats=len(found), step_s=middle, step_s_low=seconds[0], step_s_high=seconds[-1]))
-        rows[-1] = replace(rows[-1], samples_per_s=1 / middle)
-        rates[label] = [1 / row.seconds for row in found]
-        places[label] = Place(file, found[0].line)
-    done = priced(with_speedups(rows, rates), 1, price)
-    done = [replace(row, usd_per_million_samples=None) for row in done]
-    laws = tuple(fits_of(done, weak=False))
-    said = [line for line in verdict(done, [], laws) if not line.startswith("Why")]
-    said.append("Why: a table of times does not say; measure a run to see where its steps go.")
-    return Series(name, "times", tuple(done), places, laws, verdict=tuple(said), usd_per_device_hour=price)
+        rows.append(
+            TimedRow(
+                label=label,
+                ranks=n,
+                repeats=len(found),
+                step_s=middle,
+                step_s_low=seconds[0],
+                step_s_high=seconds[-1],
+                samples_per_s=1 / middle,
+            )
+        )
+        rates[label] = [1 / line.seconds for line in found]
+        sources[label] = FileLine(file, found[0].line)
+    compared = done(priced(with_speedups(rows, rates), 1, price))
+    compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
+    laws = tuple(laws_of(compared, weak=False))
+    said = (
+        decision_text(compared),
+        beyond_text(compared, laws),
+        "Why: a table of times does not say; measure a run to see where its steps go.",
+    )
+    return Series(name, "times", tuple(compared), sources, laws, verdict=said, usd_per_device_hour=price)
 
 
 def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
     """Plain runs of one workload as rows, where at least two layouts with one rank among them can be compared."""
-    timed = [run for run in runs if run.times is not None]
-    if len(timed) < 2 or not any(run.ranks == 1 for run in timed) or len({run.ranks for run in timed}) < 2:
+    timed = [(run, run.times) for run in runs if run.times is not None]
+    counts = {run.ranks for run, _ in timed}
+    if 1 not in counts or len(counts) < 2:
         return None
-    rows, rates, places = [], {}, {}
-    for run in sorted(timed, key=lambda run: run.ranks):
+    rows, rates, sources = [], {}, {}
+    for run, times in sorted(timed, key=lambda pair: pair[0].ranks):
         layout = layout_of(run.spec)
-        label = run.name
-        row = Row(label, run.ranks, layout=layout.equation(), global_batch=layout.global_batch)
-        assert run.times is not None
-        rows.append(combined(replace(row, passes=layout.passes(layout.global_batch)), [run.times]))
-        rates[label] = [run.times.samples_per_s]
-        places[label] = Place(run.path / "summary.json", _line(run.path / "summary.json", '  "median"'))
-    total = max(int(run.summary.get("samples") or 0) for run in timed)
-    done = with_mfu(priced(with_speedups(rows, rates), total, price), {run.name: run.spec for run in timed})
-    batches = {row.global_batch for row in rows}
-    laws = tuple(fits_of(done, weak=len(batches) > 1))
-    here = all(run.start.get("launcher") in ("paceline", "alone") for run in timed)  # others may spread over hosts
-    cores = int(timed[0].start.get("cores") or 0) if here else 0
-    findings = tuple(diagnose(done, cores))
-    kind = "strong" if len(batches) == 1 else "weak"
-    said = tuple(verdict(done, findings, laws))
-    return Series("runs", kind, tuple(done), places, laws, (), findings, (), said, price, total)
+        batch = BatchLayout(layout.equation(), layout.global_batch, layout.passes(layout.global_batch))
+        rows.append(combined(run.name, run.ranks, [times], batch))
+        rates[run.name] = [times.samples_per_s]
+        file = RunDir(run.path).summary_file
+        sources[run.name] = FileLine(file, _line(file, '  "median"'))
+    total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
+    compared = with_mfu(priced(with_speedups(rows, rates), total, price), {run.name: run.spec for run, _ in timed})
+    weak = len({row.batch.global_batch for row in rows}) > 1
+    laws = tuple(laws_of(compared, weak))
+    starts = [run.start for run, _ in timed]
+    here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts
+    findings = tuple(map(finding, diagnose(compared, int(starts[0].get("cores") or 0) if here else 0)))
+    return Series(
+        name="runs",
+        kind="weak" if weak else "strong",
+        rows=tuple(compared),
+        sources=sources,
+        laws=laws,
+        findings=findings,
+        verdict=tuple(verdict(compared, findings, laws)),
+        usd_per_device_hour=price,
+        total_samples=total,
+    )
 
 
 def _line(file: Path, begins: str) -> int | None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.measuring import devices
-from paceline.measuring.diagnose import NAMES
-from paceline.measuring.rows import Row
-from paceline.record.units import duration, number, percent, size
-from paceline.reporting.between import Between
+from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, are_passes, done
+from paceline.record.units import duration, metrics_text, number, percent, size
 from paceline.reporting.contents import Contents
+from paceline.reporting.links import LinkMeasurement
 from paceline.reporting.series import Series
 
 
@@ -22,6 +21,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     chosen: int | None = None
     """The row to take."""
+    failed: tuple[int, ...] = ()
+    """Rows that have a reason, in their second cell, and no numbers."""
     left: int = 1
     """Columns of text; the others are numbers."""
     note: str = ""
@@ -34,100 +35,97 @@ def tables(contents: Contents) -> list[Table]:
         found.append(_scaling(s, name))
         if s.timed:
             found.append(_parts(s, name))
-        if any(row.device for row in s.rows):
+        if any(row.resources.device for row in s.measured):
             found.append(_devices(s, name))
         if s.planned:
             found.append(_plan(s, name))
         found.append(_benefit(s, name))
-        if s.fits:
-            found.append(_fits(s, name))
-    found += [_links(b, f": {b.name}" if len(contents.links) > 1 else "") for b in contents.links]
+        if s.laws:
+            found.append(_laws(s, name))
+    found += [_links(m, f": {m.name}" if len(contents.links) > 1 else "") for m in contents.links]
     if contents.runs:
         found.append(_runs(contents))
     return found
 
 
-def _chosen(rows: Sequence[Row]) -> int | None:
-    return next((i for i, row in enumerate(rows) if row.recommended), None)
+def _chosen(rows: Sequence[TimedRow | FailedRow]) -> int | None:
+    return next((i for i, row in enumerate(rows) if isinstance(row, TimedRow) and row.recommended), None)
 
 
 def _scaling(s: Series, name: str) -> Table:
-    head = ("", "time" if not s.timed else "step", "spread", "speed-up", "efficiency", "samples/s", "tokens/s")
-    rows = []
-    tokens = any(row.tokens_per_s for row in s.rows)
-    for row in s.rows:
-        if row.step_s is None:
-            rows.append((row.label, f"✗ {row.failed or 'no numbers'}", "", "", "", "", ""))
-            continue
-        low, high = row.step_s_low or row.step_s, row.step_s_high or row.step_s
-        rows.append(
-            (
-                row.label,
-                duration(row.step_s),
-                f"{duration(low)} to {duration(high)}" if row.repeats > 1 else "–",
-                _times(row.speedup),
-                percent(row.efficiency) if row.efficiency is not None else "–",
-                number(row.samples_per_s, 3),
-                number(row.tokens_per_s, 3) if row.tokens_per_s else "–",
-            )
-        )
-    columns = 7 if tokens else 6 if s.timed else 5
+    head = ("", "step" if s.timed else "time", "spread", "speed-up", "efficiency", "samples/s", "tokens/s")
+    columns = 7 if any(row.tokens_per_s for row in s.measured) else 6 if s.timed else 5
     note = "The same batch on every row." if s.kind == "strong" else "The batch grows with the ranks."
-    if any(row.fits for row in s.rows):
+    if are_passes(s.rows):
         note = "Each step is a pass over all documents."
     return Table(
         "scaling",
         f"Scaling{name}",
         head[:columns],
-        tuple(row[:columns] for row in rows),
+        tuple(_scaling_cells(row)[:columns] for row in s.rows),
         _chosen(s.rows),
+        tuple(i for i, row in enumerate(s.rows) if isinstance(row, FailedRow)),
         note=note if s.timed else "",
     )
 
 
+def _scaling_cells(row: TimedRow | FailedRow) -> tuple[str, ...]:
+    if isinstance(row, FailedRow):
+        return (row.label, f"✗ {row.failed or 'no numbers'}", "", "", "", "", "")
+    tokens_per_s = row.tokens_per_s if isinstance(row, MeasuredRow) else None
+    return (
+        row.label,
+        duration(row.step_s),
+        f"{duration(row.step_s_low)} to {duration(row.step_s_high)}" if row.repeats > 1 else "–",
+        _times(row.speedup),
+        percent(row.efficiency),
+        number(row.samples_per_s, 3),
+        number(tokens_per_s, 3) if tokens_per_s else "–",
+    )
+
+
 def _parts(s: Series, name: str) -> Table:
-    rows = []
-    done = [row for row in s.rows if row.step_s]
-    for row in done:
-        slow = row.slowest_rank
-        ratio = row.compute_over_comm
-        cells = [
-            row.label,
-            duration(row.compute_s or 0),
-            duration(row.comm_s or 0) if row.comm_s else "–",
-            duration(row.exposed_s or 0) if row.exposed_s else "–",
-            duration(row.data_s or 0),
-            number(ratio, 3) if ratio is not None else "–",
-            f"rank {slow[0]}, ×{number(slow[1], 3)}" if slow else "–",
-        ]
-        rows.append(tuple(cells))
     head = ("", "compute", "in flight", "exposed", "input", "R", "slowest rank")
     note = "R is compute over communication in flight; exposed is the part of it that nothing hides."
-    return Table("times", f"The four times{name}", head, tuple(rows), _chosen(done), note=note)
+    rows = tuple(map(_parts_cells, s.measured))
+    return Table("times", f"The four times{name}", head, rows, _chosen(s.measured), note=note)
+
+
+def _parts_cells(row: MeasuredRow) -> tuple[str, ...]:
+    parts, slow, ratio = row.parts, row.loads.slowest, row.compute_over_comm
+    return (
+        row.label,
+        duration(parts.compute_s),
+        duration(parts.comm_s) if parts.comm_s else "–",
+        duration(parts.exposed_s) if parts.exposed_s else "–",
+        duration(parts.data_s),
+        number(ratio, 3) if ratio is not None else "–",
+        f"rank {slow.rank}, ×{number(slow.over_others, 3)}" if slow else "–",
+    )
 
 
 def _devices(s: Series, name: str) -> Table:
-    done = [row for row in s.rows if row.device]
-    rows = tuple((row.label, *devices.cells(row, "–")) for row in done)
+    on_devices = [row for row in s.measured if row.resources.device]
+    rows = tuple((row.label, *devices.cells(row.resources, "–")) for row in on_devices)
     note = "MFU is the share of the device's peak that the arithmetic of the model reaches, attention counted in full; "
     note += "busy is the share of the time in which any kernel runs."
-    return Table("devices", f"Devices{name}", ("", *devices.HEAD), rows, _chosen(done), left=2, note=note)
+    return Table("devices", f"Devices{name}", ("", *devices.HEAD), rows, _chosen(on_devices), left=2, note=note)
 
 
 def _plan(s: Series, name: str) -> Table:
-    by_label = {row.label: row for row in s.rows}
+    by_label = {row.label: row for row in s.measured}
     rows = []
     for plan in s.planned:
         row = by_label[plan.label]
         rows.append(
             (
                 row.label,
-                f"{duration(row.step_s or 0)} / {duration(plan.step_s)}",
+                f"{duration(row.step_s)} / {duration(plan.step_s)}",
                 f"{100 * plan.residual:+.0f} %",
-                f"{duration(row.compute_s or 0)} / {duration(plan.compute_s)}",
-                f"{duration(row.exposed_s or 0)} / {duration(plan.exposed_s)}",
+                f"{duration(row.parts.compute_s)} / {duration(plan.compute_s)}",
+                f"{duration(row.parts.exposed_s)} / {duration(plan.exposed_s)}",
                 f"{_times(row.speedup)} / {_times(plan.speedup)}",
-                f"{size(max(row.peak_bytes_per_rank, default=0))} / {size(plan.memory_bytes)}",
+                f"{size(max(row.loads.peak_bytes_per_rank, default=0))} / {size(plan.memory_bytes)}",
             )
         )
     head = ("measured / planned", "step", "off by", "compute", "exposed", "speed-up", "memory")
@@ -138,60 +136,53 @@ def _plan(s: Series, name: str) -> Table:
 
 
 def _benefit(s: Series, name: str) -> Table:
-    done = [row for row in s.rows if row.step_s]
-    priced = s.usd_per_device_hour is not None
-    rows = []
-    for row in done:
-        cells = [
+    rows = done(s.rows)
+    usd = (2 if s.timed else 1) if s.usd_per_device_hour is not None else 0
+    cells = [
+        (
             row.label,
-            duration(row.hours * 3600) if row.hours is not None else "–",
-            number(row.device_hours, 3) if row.device_hours is not None else "–",
-        ]
-        if priced:
-            cells += [_usd(row.cost_usd), _usd(row.usd_per_million_samples)][: 2 if s.timed else 1]
-        rows.append(tuple(cells))
-    head = ("", "time", "device-hours", *(["USD", "USD per million samples"][: 2 if s.timed else 1] if priced else []))
+            duration(row.cost.hours * 3600) if row.cost.hours is not None else "–",
+            number(row.cost.device_hours, 3) if row.cost.device_hours is not None else "–",
+            *(_usd(amount) for amount in (row.cost.cost_usd, row.cost.usd_per_million_samples)[:usd]),
+        )
+        for row in rows
+    ]
+    head = ("", "time", "device-hours", *("USD", "USD per million samples")[:usd])
     note = f"For the whole run of {s.total_samples:,} samples" if s.timed and s.total_samples else "For one run"
-    note += f", at {s.usd_per_device_hour:g} USD per device and hour." if priced else "."
-    return Table("benefit", f"Cost and benefit{name}", head, tuple(rows), _chosen(done), note=note)
+    note += f", at {s.usd_per_device_hour:g} USD per device and hour." if usd else "."
+    return Table("benefit", f"Cost and benefit{name}", head, tuple(cells), _chosen(rows), note=note)
 
 
-def _fits(s: Series, name: str) -> Table:
-    most = max(row.ranks for row in s.rows if row.speedup is not None)
+def _laws(s: Series, name: str) -> Table:
+    most = max(row.ranks for row in done(s.rows))
     rows = []
-    for fit in s.fits:
-        values = ", ".join(f"{key} {number(value, 3)}" for key, value in fit.parameters.items())
-        cells = [NAMES[fit.law], values, percent(fit.error)]
-        for wanted in (2 * most, 4 * most):
-            point = next(p for p in fit.curve if p[0] >= wanted)
-            cells.append(f"{_times(point[1])} ({number(point[2], 3)} to {number(point[3], 3)})")
-        cells.append(_times(fit.ceiling) if fit.ceiling else "none")
-        rows.append(tuple(cells))
+    for law in s.laws:
+        values = ", ".join(f"{key} {number(value, 3)}" for key, value in law.parameters.items())
+        points = [law.beyond(ranks) for ranks in (2 * most, 4 * most)]
+        bands = [f"{_times(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" for p in points]
+        rows.append((law.name, values, percent(law.error), *bands, _times(law.ceiling) if law.ceiling else "none"))
     head = ("law", "parameters", "off by", f"on {2 * most}", f"on {4 * most}", "ceiling")
     return Table("fits", f"Beyond what was measured{name}", head, tuple(rows), left=2)
 
 
 def _runs(contents: Contents) -> Table:
-    rows = []
-    for run in contents.runs:
-        s = run.summary
-        metrics = ", ".join(f"{k} {number(v)}" for k, v in (s.get("metrics") or {}).items())
-        rows.append(
-            (
-                run.name,
-                run.status,
-                str(run.ranks),
-                f"{len(run.points):,}",
-                number(run.points[0].loss),
-                number(s.get("loss_last") if s else run.points[-1].loss),
-                metrics or "–",
-            )
+    rows = [
+        (
+            run.name,
+            run.status,
+            str(run.ranks),
+            f"{len(run.points):,}",
+            number(run.points[0].loss),
+            number(run.summary.loss_last if run.summary is not None else run.points[-1].loss),
+            metrics_text(run.summary.evaluation.metrics if run.summary is not None else {}) or "–",
         )
+        for run in contents.runs
+    ]
     head = ("run", "status", "ranks", "steps", "first loss", "last loss", "evaluation")
     return Table("runs", "Runs", head, tuple(rows), left=2)
 
 
-def _links(b: Between, name: str) -> Table:
+def _links(measured: LinkMeasurement, name: str) -> Table:
     rows = [
         (
             link.collective.replace("_", "-"),
@@ -201,7 +192,7 @@ def _links(b: Between, name: str) -> Table:
             f"{number(link.bandwidth_bits_s / 1e9, 3)} Gbit/s",
             size(link.sizes_bytes[-1]),
         )
-        for link in b.links
+        for link in measured.links
     ]
     head = ("collective", "between", "ranks", "latency", "bandwidth", "up to")
     note = "Bandwidth is the slope between the largest sizes, as bits through one link."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from paceline.reporting.charts import Exhibit
+from paceline.reporting.charts import Chart
 from paceline.reporting.contents import Contents
 from paceline.reporting.page import template
 from paceline.reporting.tables import Table
@@ -48,33 +48,21 @@ SIGNS = {
 }
 
 
-def markdown(contents: Contents, exhibits: Sequence[Exhibit], tables: Sequence[Table], figures: bool) -> str:
+def markdown(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table], figures: bool) -> str:
     text = template("report.md.j2", cell=lambda text: str(text).replace("|", "\\|")).render(
-        contents=contents, exhibits=exhibits, tables=tables, figures=figures, findings=findings_of(contents)
+        contents=contents, charts=charts, tables=tables, figures=figures
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def latex(contents: Contents, exhibits: Sequence[Exhibit], tables: Sequence[Table], figures: bool) -> str:
-    return str(
-        template("report.tex.j2", signs=SIGNS, tex=tex).render(
-            contents=contents,
-            exhibits=exhibits,
-            tables=tables,
-            figures=figures,
-            findings=findings_of(contents),
-            sources=_sources,
-        )
-    )
+def latex(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table], figures: bool) -> str:
+    made = template("report.tex.j2", signs=SIGNS, tex=tex)
+    return str(made.render(contents=contents, charts=charts, tables=tables, figures=figures, sources=_sources))
 
 
-def findings_of(contents: Contents) -> list[object]:
-    return [finding for s in contents.series for finding in s.findings]
-
-
-def _sources(exhibit: Exhibit) -> str:
-    named = [tex(text) for text, _ in exhibit.sources[:3]]
-    left = len(exhibit.sources) - len(named) + exhibit.more_sources
+def _sources(chart: Chart) -> str:
+    named = [tex(text) for text, _ in chart.sources[:3]]
+    left = len(chart.sources) - len(named) + chart.more_sources
     return ", ".join(named) + (f" and {left} more" if left else "")
 
 

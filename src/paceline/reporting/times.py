@@ -20,13 +20,13 @@ MOST_LINES = 100_000
 
 
 @dataclass(frozen=True)
-class TimedRow:
+class TimesLine:
     devices: int
     seconds: float
     line: int
 
 
-def read_times_file(path: Path) -> dict[str, list[TimedRow]]:
+def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     """Rows by name; a row that is given twice is a repeat."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -44,7 +44,7 @@ def read_times_file(path: Path) -> dict[str, list[TimedRow]]:
         raise UserError(f"{path} has {len(lines)} lines; at most {MOST_LINES} are read")
     count, time, name = _columns(path, lines[0][1])
     body = lines if _is_number(lines[0][1][count]) else lines[1:]
-    found: dict[str, list[TimedRow]] = {}
+    found: dict[str, list[TimesLine]] = {}
     for number, row in body:
         found.setdefault(row[name] if name is not None and name < len(row) else path.stem, []).append(
             _row(path, number, row, count, time)
@@ -74,14 +74,14 @@ def _columns(path: Path, head: list[str]) -> tuple[int, int, int | None]:
     return count, time, next((i for i in range(len(head)) if i not in (count, time)), None)
 
 
-def _row(path: Path, number: int, row: list[str], count: int, time: int) -> TimedRow:
+def _row(path: Path, number: int, row: list[str], count: int, time: int) -> TimesLine:
     try:
         devices, seconds = int(row[count]), float(row[time])
     except (ValueError, IndexError):
         raise UserError(f"{path} line {number}: {','.join(row)[:60]!r} is not devices and seconds") from None
     if devices < 1 or not (math.isfinite(seconds) and seconds > 0):
         raise UserError(f"{path} line {number}: {devices} devices and {seconds:g} s are not possible")
-    return TimedRow(devices, seconds, number)
+    return TimesLine(devices, seconds, number)
 
 
 def _is_number(text: str) -> bool:

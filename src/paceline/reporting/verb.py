@@ -10,7 +10,7 @@ from paceline.arguments import check_price
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
-    from paceline.measuring.show import wrapped
+    from paceline.record.units import wrapped
     from paceline.reporting.report import report
 
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))

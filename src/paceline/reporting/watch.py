@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.events import metrics_of
-from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
-from paceline.record.units import clock, duration, number, percent, size
+from paceline.record.summary import read_summary
+from paceline.record.units import COLUMNS, clock, duration, metrics_text, number, percent, size
 from paceline.spec import RunSpec
 
 EVERY_S = 1.0
@@ -29,7 +29,6 @@ MOST_RANKS = 16
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 TERMS = ("compute", "exposed", "data")
-COLUMNS = 100
 MOST_BYTES = 1 << 24
 """Of a file that is longer, only the end is read at first."""
 
@@ -112,9 +111,17 @@ class View:
         main = self.ranks[0]
         if main.end:
             return str(main.end.get("status", "ended"))
-        last = max((float(f.steps[-1]["t"]) for f in self.ranks if f.steps), default=float(main.start["t"]))
-        quiet = time.time() - last
-        return f"no news for {duration(quiet)}" if quiet > max(QUIET_S, 5 * self.step_s) else "running"
+        quiet_s = self.quiet_s
+        return f"no news for {duration(quiet_s)}" if quiet_s else "running"
+
+    @property
+    def quiet_s(self) -> float:
+        """How long a run that has not ended has written nothing; 0 while that is not unusual."""
+        if not self.ranks or not self.ranks[0].start or self.ranks[0].end:
+            return 0.0
+        begun = float(self.ranks[0].start["t"])
+        quiet_s = time.time() - max((float(f.steps[-1]["t"]) for f in self.ranks if f.steps), default=begun)
+        return quiet_s if quiet_s > max(QUIET_S, 5 * self.step_s) else 0.0
 
     @property
     def step_s(self) -> float:
@@ -125,14 +132,10 @@ class View:
         """Of the whole run: from the spec, or from how far an epoch is."""
         if self.spec.train.steps:
             return self.spec.train.steps
-        summary = self.summary
-        if summary.get("epochs") and summary.get("status") == "finished":
-            return int(summary["steps"])
-        return None
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return read_json(self.run.summary_file) if self.run.summary_file.is_file() else {}
+        if not self.run.summary_file.is_file():
+            return None
+        summary = read_summary(self.run.summary_file)
+        return summary.trained.steps if summary.trained.epochs and summary.status == "finished" else None
 
 
 def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
@@ -153,7 +156,7 @@ def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
         with Live(drawn(view), console=console, auto_refresh=False) as live:
             while not view.ranks or not view.ranks[0].end:
                 time.sleep(every_s)
-                if view.look() or view.status.startswith("no news"):
+                if view.look() or view.quiet_s:
                     live.update(drawn(view), refresh=True)
             live.update(drawn(view), refresh=True)
     except KeyboardInterrupt:
@@ -189,7 +192,7 @@ def drawn(view: View) -> Any:
     body.add_row("rate", f"{told}, {duration(step_s)} per step")
     body.add_row("step", _bar(recent, step_s))
     if main.evaluation:
-        metrics = ", ".join(f"{name} {number(value)}" for name, value in metrics_of(main.evaluation).items())
+        metrics = metrics_text(metrics_of(main.evaluation))
         body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
     if main.saved:
         body.add_row("checkpoint", f"step {main.saved:,}")

@@ -1,7 +1,7 @@
 """Devices of a measurement: a driver's names in the catalogue, the share of the peak, and what NVML is asked."""
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +10,8 @@ from paceline.hardware.catalogue import catalogue, known
 from paceline.measuring import usage
 from paceline.measuring.compare import compare
 from paceline.measuring.devices import with_mfu
-from paceline.measuring.reading import _device
-from paceline.measuring.rows import Row
+from paceline.measuring.reading import StepParts, _device
+from paceline.measuring.rows import MeasuredPassesRow, MeasuredRow, Resources
 from paceline.measuring.sweep import _used
 from paceline.measuring.usage import Usage, _handles
 from paceline.planning.plan import plan
@@ -59,11 +59,25 @@ def lm():
     )
 
 
-ROW = Row("1 rank", 1, step_s=0.01, compute_s=0.01, samples_per_s=1e5, device="NVIDIA H200")
+H200 = Resources(device="NVIDIA H200")
+ROW = MeasuredRow(
+    label="1 rank",
+    ranks=1,
+    step_s=0.01,
+    step_s_low=0.01,
+    step_s_high=0.01,
+    samples_per_s=1e5,
+    parts=StepParts(0.0, 0.01, 0.0, 0.0, 0.0),
+    resources=H200,
+)
+
+
+def on(device):
+    return replace(ROW, resources=replace(H200, device=device))
 
 
 def mfu_of(row, spec):
-    return with_mfu([row], {row.label: spec})[0].mfu
+    return with_mfu([row], {row.label: spec})[0].resources.mfu
 
 
 def test_mfu_is_arithmetic_over_the_peak_of_the_device_at_hand(lm):
@@ -74,18 +88,18 @@ def test_mfu_is_arithmetic_over_the_peak_of_the_device_at_hand(lm):
     assert mfu_of(ROW, lm.replace({"train.precision": "fp32"})) == pytest.approx(whole * 989 / 67)
 
 
-def test_without_a_device_or_a_rate_there_is_no_mfu(lm):
-    assert mfu_of(replace(ROW, device=None), lm) is None
-    assert mfu_of(replace(ROW, device="NVIDIA H100 NVL"), lm) is None
-    assert mfu_of(replace(ROW, samples_per_s=None), lm) is None
+def test_without_a_device_or_its_peak_there_is_no_mfu(lm):
+    assert mfu_of(on(None), lm) is None
+    assert mfu_of(on("NVIDIA H100 NVL"), lm) is None
+    passes = MeasuredPassesRow(**{field.name: getattr(ROW, field.name) for field in fields(ROW)})
+    assert mfu_of(passes, lm) is None
     assert mfu_of(ROW, lm.replace({"train.precision": "fp64"})) is None
 
 
 def test_a_run_on_a_device_that_the_planner_cannot_see_is_planned_on_that_device(lm, monkeypatch):
     monkeypatch.setattr("paceline.planning.site._cuda_devices", list)
     (on_device,), (on_cores,) = (
-        compare([replace(ROW, device=device)], {ROW.label: lm.replace({"train.global_batch": 4096})})
-        for device in ("NVIDIA H200", None)
+        compare([on(device)], {ROW.label: lm.replace({"train.global_batch": 4096})}) for device in ("NVIDIA H200", None)
     )
     assert on_device.step_s < on_cores.step_s / 10
 
@@ -94,7 +108,7 @@ def test_planned_memory_is_what_the_peak_is_measured_of(lm, monkeypatch):
     """Of the whole process on cores; without the driver and what lies between allocations on a device."""
     monkeypatch.setattr("paceline.planning.site._cuda_devices", list)
     for device, where in (("NVIDIA H200", "1xH200"), (None, "local")):
-        (planned,) = compare([replace(ROW, device=device)], {ROW.label: lm})
+        (planned,) = compare([on(device)], {ROW.label: lm})
         memory = plan(lm.replace({"cluster": where}), where, [1]).rows[0].price.memory
         assert planned.memory_bytes == (memory.allocated_bytes if device else memory.total_bytes)
         assert memory.allocated_bytes < memory.total_bytes
@@ -169,11 +183,11 @@ def test_without_a_driver_there_are_no_devices(monkeypatch):
 def test_the_table_of_devices_fits_the_terminal():
     from rich.console import Console
 
-    from paceline.measuring.show import _devices
+    from paceline.measuring.show import devices_table
 
-    given = replace(ROW, mfu=0.0123, usage={"device_share": 0.9, "device_bytes": 4e9}, device="NVIDIA H100 80GB HBM3")
+    used = Resources(None, "NVIDIA H100 80GB HBM3", 0.0123, {"device_share": 0.9, "device_bytes": 4e9})
     console = Console(file=io.StringIO(), width=100)
-    console.print(_devices([replace(given, label="fsdp:2+tensor:2+pipeline:2"), replace(ROW, device=None)]))
+    console.print(devices_table([replace(ROW, label="fsdp:2+tensor:2+pipeline:2", resources=used), on(None)]))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 2
     assert all(word in lines[1] for word in ("NVIDIA H100 80GB HBM3", "1.23 %", "90 %", "4 GB"))

@@ -46,7 +46,7 @@ def test_a_plan_then_takes_as_long_as_the_rows_did(measured, file):
             r for r in plan(spec, "local", [row.ranks], calibration=file).rows if r.price.layout.ranks == row.ranks
         )
         assert found.price.step_s == pytest.approx(row.step_s, rel=0.03)
-        assert found.price.time.exposed_s + found.price.time.waiting_s == pytest.approx(row.exposed_s, abs=1e-4)
+        assert found.price.time.exposed_s + found.price.time.waiting_s == pytest.approx(row.parts.exposed_s, abs=1e-4)
     again, _ = recalibrate(measured, file)
     assert [row.compute for row in again.rows] == pytest.approx([row.compute for row in correction.rows], rel=1e-3)
 

@@ -7,34 +7,48 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.measuring.cells import cells
-from paceline.measuring.diagnose import diagnose, link_bits_s, lost, notes, verdict
-from paceline.measuring.reading import RunTimes, read_times, steady
-from paceline.measuring.rows import Row, combined, priced, recommended, row_from_json, with_speedups
-from paceline.measuring.scaling import fits
-from paceline.measuring.show import TEXT_COLUMNS, wrapped
+from paceline.measuring.diagnose import diagnose, lost
+from paceline.measuring.reading import RunTimes, StepParts, read_times, steady
+from paceline.measuring.rows import (
+    BatchLayout,
+    FailedRow,
+    MeasuredRow,
+    RankLoads,
+    Resources,
+    combined,
+    priced,
+    recommended,
+    row_from_json,
+    row_to_json,
+    with_speedups,
+)
+from paceline.measuring.scaling import fit_laws
 from paceline.measuring.sweep import in_short
+from paceline.measuring.words import finding, notes, verdict
 from paceline.record.run_dir import RunDir
+from paceline.record.units import TEXT_COLUMNS, wrapped
 
 
-def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, **values):
+def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, batch=64, busy=(), threads=1):
     """A row by the shares of its step."""
-    given = {"global_batch": 64, "samples_per_s": 64 / step_s, "threads": 1, "parameters": 1_000_000}
-    return Row(
-        label,
-        ranks,
+    return MeasuredRow(
+        label=label,
+        ranks=ranks,
         step_s=step_s,
-        compute_s=compute * step_s,
-        exposed_s=exposed * step_s,
-        comm_s=exposed * step_s,
-        waiting_s=waiting * step_s,
-        data_s=data * step_s,
-        **given | values,
+        step_s_low=step_s,
+        step_s_high=step_s,
+        samples_per_s=64 / step_s,
+        batch=BatchLayout(global_batch=batch),
+        parts=StepParts(*(share * step_s for share in (data, compute, exposed, exposed, waiting))),
+        loads=RankLoads(busy_s_by_rank=busy),
+        parameters=1_000_000,
+        resources=Resources(threads),
     )
 
 
 def judged(*rows, cores=64):
-    found = with_speedups(rows, {r.label: [r.samples_per_s] for r in rows if r.samples_per_s})
-    return found, {f.label: f for f in diagnose(found, cores)}
+    found = with_speedups(rows, {r.label: [r.samples_per_s] for r in rows})
+    return found, {d.row.label: finding(d) for d in diagnose(found, cores)}
 
 
 ONE = row("1 rank", 1, 1.0)
@@ -50,14 +64,14 @@ def test_communication_is_named_when_it_is_the_cause():
 
 
 def test_communication_is_not_named_when_a_rank_is_slow():
-    slow = row("2 ranks", 2, 0.9, compute=0.55, exposed=0.45, waiting=0.42, busy_s_by_rank=(0.5, 0.9))
+    slow = row("2 ranks", 2, 0.9, compute=0.55, exposed=0.45, waiting=0.42, busy=(0.5, 0.9))
     _, found = judged(ONE, slow)
     assert found["2 ranks"].cause == "slow rank"
     assert "rank 1 works 1.8× as long as the others" in found["2 ranks"].text
 
 
 def test_what_a_slow_rank_takes_longer_is_not_compute_that_did_not_divide():
-    slow = row("2 ranks", 2, 4.0, compute=0.63, exposed=0.37, waiting=0.36, busy_s_by_rank=(1.0, 4.0))
+    slow = row("2 ranks", 2, 4.0, compute=0.63, exposed=0.37, waiting=0.36, busy=(1.0, 4.0))
     _, found = judged(ONE, slow, cores=2)
     assert found["2 ranks"].cause == "slow rank"
 
@@ -71,7 +85,7 @@ def test_slow_input_is_named_on_one_rank_too():
 def test_compute_that_does_not_divide():
     _, small = judged(ONE, row("8 ranks", 8, 0.4))
     assert small["8 ranks"].cause == "small passes"
-    _, fixed = judged(replace(ONE, global_batch=640), row("2 ranks", 2, 0.9, global_batch=640))
+    _, fixed = judged(row("1 rank", 1, 1.0, batch=640), row("2 ranks", 2, 0.9, batch=640))
     assert fixed["2 ranks"].cause == "fixed work"
     _, shared = judged(ONE, row("2 ranks", 2, 0.9), cores=2)
     assert shared["2 ranks"].cause == "shared cores"
@@ -89,29 +103,29 @@ def test_parts_of_a_loss_add_up():
 
 def test_the_link_rate_follows_the_ring():
     two = row("2 ranks", 2, 1.0, exposed=0.032)
-    assert link_bits_s(two) == pytest.approx(8 * 4e6 / 0.032)
-    assert link_bits_s(ONE) is None
+    assert two.link_bits_s() == pytest.approx(8 * 4e6 / 0.032)
+    assert ONE.link_bits_s() is None
 
 
 def test_speedups_follow_the_rates_and_their_spread_is_of_pairs():
     rows = [row("1 rank", 1, 1.0), row("2 ranks", 2, 0.5625)]
     found = with_speedups(rows, {"1 rank": [10.0, 5.0, 10.0], "2 ranks": [18.0, 9.0, 17.0]})
-    assert found[1].speedups == (1.8, 1.8, 1.7)
+    assert found[1].scaling.speedups == (1.8, 1.8, 1.7)
     assert found[1].speedup == pytest.approx(1 / 0.5625)
-    assert (found[1].speedup_low, found[1].speedup_high) == (1.7, 1.8)
+    assert (found[1].scaling.speedup_low, found[1].scaling.speedup_high) == (1.7, 1.8)
     assert found[1].efficiency == found[1].speedup / 2
 
 
 def test_the_numbers_of_a_row_belong_together():
     """Of two repeats, one of them disturbed, the row has those of the other."""
     times = [
-        RunTimes(20, step_s, 0.0, step_s, 0.0, 0.0, 0.0, 64 / step_s, None, (step_s,), (n,), 1.0, 9, 1)
+        RunTimes(20, step_s, StepParts(0.0, step_s, 0.0, 0.0, 0.0), 64 / step_s, None, (step_s,), (n,), 1.0, 9, 1)
         for n, step_s in enumerate((1.5, 0.2), 1)
     ]
-    found = combined(Row("1 rank", 1), times)
+    found = combined("1 rank", 1, times, BatchLayout())
     assert (found.step_s, found.samples_per_s) == (0.2, pytest.approx(320))
     assert (found.step_s_low, found.step_s_high) == (0.2, 1.5)
-    assert found.peak_bytes_per_rank == (2,)
+    assert found.loads.peak_bytes_per_rank == (2,)
 
 
 def test_repeats_that_contradict_each_other_decide_nothing():
@@ -122,9 +136,9 @@ def test_repeats_that_contradict_each_other_decide_nothing():
 
 
 def test_a_failed_row_has_no_speedup_and_the_fewest_ranks_count():
-    rows = [Row("1 rank", 1, failed="out of memory"), row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.6)]
+    rows = [FailedRow(label="1 rank", ranks=1, failed="out of memory"), row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.6)]
     found = with_speedups(rows, {"2 ranks": [10.0], "4 ranks": [18.0]})
-    assert found[0].speedup is None
+    assert found[0] is rows[0]
     assert found[1].speedup == 2.0
     assert found[2].speedup == pytest.approx(2 / 0.6)
 
@@ -134,21 +148,21 @@ def test_the_recommended_row():
     assert recommended(rows).label == "4 ranks"
     rows, _ = judged(ONE, row("2 ranks", 2, 1.2))
     assert recommended(rows).label == "1 rank"
-    assert recommended([Row("1 rank", 1, failed="x")]) is None
+    assert recommended([FailedRow(label="1 rank", ranks=1, failed="x")]) is None
 
 
 def test_cost_of_the_whole_run():
     rows, _ = judged(ONE, row("2 ranks", 2, 0.6))
     one, two = priced(rows, 64 * 3600, 2.0)
-    assert (one.hours, one.device_hours, one.cost_usd) == (1.0, 1.0, 2.0)
-    assert two.cost_usd == pytest.approx(2.4)
-    assert one.usd_per_million_samples == pytest.approx(1e6 / 64 / 3600 * 2)
-    assert priced(rows, None, None)[0].hours is None
+    assert (one.cost.hours, one.cost.device_hours, one.cost.cost_usd) == (1.0, 1.0, 2.0)
+    assert two.cost.cost_usd == pytest.approx(2.4)
+    assert one.cost.usd_per_million_samples == pytest.approx(1e6 / 64 / 3600 * 2)
+    assert priced(rows, None, None)[0].cost.hours is None
 
 
 def test_verdicts():
     rows, found = judged(ONE, row("2 ranks", 2, 0.55))
-    lines = verdict(priced(rows, None, None), list(found.values()), fits({2: [1.8]}))
+    lines = verdict(priced(rows, None, None), list(found.values()), fit_laws({2: [1.8]}))
     assert lines[0] == "Take 2 ranks: 1.82× as fast as 1 rank, at 1.1× the device-hours."
     assert "4 ranks would reach" in lines[2]
     rows, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
@@ -166,10 +180,12 @@ def test_notes_for_the_reader():
 
 
 def test_a_row_survives_json():
-    given = replace(row("2 ranks", 2, 1.0), busy_s_by_rank=(0.1, 0.2), usage={"cpu_share": 0.5})
-    back = row_from_json(json.loads(json.dumps(given.as_json())))
-    assert back == given
-    assert given.as_json()["slowest_rank"] == 1
+    given = replace(row("2 ranks", 2, 1.0, busy=(0.1, 0.2)), resources=Resources(1, usage={"cpu_share": 0.5}))
+    assert row_from_json(json.loads(json.dumps(row_to_json(given)))) == given
+    assert row_to_json(given)["slowest_rank"] == 1
+    failed = FailedRow(label="2 ranks", ranks=2, failed="no", why="no; yes", batch=BatchLayout("64 = 2 × 32", 64, 2))
+    assert row_from_json(json.loads(json.dumps(row_to_json(failed)))) == failed
+    assert row_to_json(failed).keys() == row_to_json(given).keys()
 
 
 def test_reasons_in_short():
@@ -213,8 +229,8 @@ def test_waiting_is_told_from_communication(tmp_path, small):
     slow = [step(n, compute_s=0.9, exposed_s=0.1) for n in range(1, 31)]
     found = read_times(write_run(tmp_path, [fast, slow], small))
     assert found.busy_s_by_rank == (0.5, 0.9)
-    assert found.exposed_s == pytest.approx(0.3)
-    assert found.waiting_s == pytest.approx(0.2)
+    assert found.parts.exposed_s == pytest.approx(0.3)
+    assert found.parts.waiting_s == pytest.approx(0.2)
     assert found.samples_per_s == 8.0
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.measuring.scaling import fits, numbers_to
+from paceline.measuring.scaling import fit_laws, numbers_up_to
 
 
 def amdahl(s, n):
@@ -17,7 +17,7 @@ def universal(a, b, n):
 
 @pytest.mark.parametrize("serial", [0.0, 0.05, 0.3, 1.0])
 def test_amdahl_is_recovered(serial):
-    (fit, _) = fits({n: [amdahl(serial, n)] for n in (1, 2, 4, 8)})
+    (fit, _) = fit_laws({n: [amdahl(serial, n)] for n in (1, 2, 4, 8)})
     assert fit.law == "amdahl"
     assert fit.parameters["serial"] == pytest.approx(serial, abs=1e-9)
     assert fit.error < 1e-9
@@ -26,7 +26,7 @@ def test_amdahl_is_recovered(serial):
 
 @pytest.mark.parametrize(("a", "b"), [(0.02, 0.001), (0.3, 0.0), (0.0, 0.05), (1.6, 0.24)])
 def test_universal_scalability_is_recovered(a, b):
-    fit = fits({n: [universal(a, b, n)] for n in (1, 2, 4, 8)})[-1]
+    fit = fit_laws({n: [universal(a, b, n)] for n in (1, 2, 4, 8)})[-1]
     assert fit.law == "universal"
     assert fit.parameters["contention"] == pytest.approx(a, abs=1e-6)
     assert fit.parameters["crosstalk"] == pytest.approx(b, abs=1e-6)
@@ -36,20 +36,20 @@ def test_universal_scalability_is_recovered(a, b):
 
 
 def test_gustafson_where_the_batch_grows():
-    (fit,) = fits({1: [1.0], 4: [0.1 + 0.9 * 4]}, weak=True)
+    (fit,) = fit_laws({1: [1.0], 4: [0.1 + 0.9 * 4]}, weak=True)
     assert fit.law == "gustafson"
     assert fit.parameters["serial"] == pytest.approx(0.1)
 
 
 def test_two_points_decide_one_law_and_one_point_none():
-    assert [fit.law for fit in fits({1: [1.0], 2: [1.7]})] == ["amdahl"]
-    assert fits({1: [1.0]}) == []
-    assert fits({}) == []
+    assert [fit.law for fit in fit_laws({1: [1.0], 2: [1.7]})] == ["amdahl"]
+    assert fit_laws({1: [1.0]}) == []
+    assert fit_laws({}) == []
 
 
 def test_the_band_widens_with_the_spread_and_with_the_distance():
-    calm = fits({2: [1.8, 1.81, 1.79], 4: [3.0, 3.01, 2.99]})[0]
-    noisy = fits({2: [1.5, 1.8, 1.95], 4: [2.2, 3.0, 3.5]})[0]
+    calm = fit_laws({2: [1.8, 1.81, 1.79], 4: [3.0, 3.01, 2.99]})[0]
+    noisy = fit_laws({2: [1.5, 1.8, 1.95], 4: [2.2, 3.0, 3.5]})[0]
 
     def width(fit, n):
         _, middle, low, high = next(point for point in fit.curve if point[0] >= n)
@@ -61,12 +61,12 @@ def test_the_band_widens_with_the_spread_and_with_the_distance():
 
 
 def test_curves_reach_four_times_as_far():
-    fit = fits({2: [1.8], 4: [3.0]})[0]
+    fit = fit_laws({2: [1.8], 4: [3.0]})[0]
     assert [point[0] for point in fit.curve][-1] == 16
     assert {2, 4, 8, 16} <= {point[0] for point in fit.curve}
-    assert numbers_to(1) == [1]
+    assert numbers_up_to(1) == [1]
 
 
 def test_fits_are_the_same_each_time():
     given = {2: [1.5, 1.9], 4: [2.5, 3.1]}
-    assert fits(given) == fits(given)
+    assert fit_laws(given) == fit_laws(given)

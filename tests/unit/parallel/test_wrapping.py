@@ -9,7 +9,7 @@ from torch import nn
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.parallel import fsdp, pipeline, tensor
-from paceline.parity import _weights_apart
+from paceline.parity import weights_difference
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
 from paceline.training.run import resumed_spec
@@ -92,6 +92,7 @@ def test_a_new_strategy_is_a_new_layout(tmp_path, overrides, parallel):
 
 def test_weights_that_are_not_numbers_agree_with_nothing():
     ours = {"a": torch.ones(3), "b": torch.ones(2)}
-    assert _weights_apart(ours, ours)[0] == 0
-    assert _weights_apart(ours, {**ours, "b": torch.full((2,), math.nan)}) == (math.inf, "b")
-    assert _weights_apart(ours, {"a": ours["a"]})[0] == math.inf
+    assert weights_difference(ours, ours).value == 0
+    found = weights_difference(ours, {**ours, "b": torch.full((2,), math.nan)})
+    assert (found.value, str(found)) == (math.inf, "b")
+    assert weights_difference(ours, {"a": ours["a"]}).value == math.inf

@@ -10,11 +10,11 @@ import pytest
 from paceline.cli import main
 from paceline.errors import UserError
 from paceline.record.events import read_steps
-from paceline.reporting.charts import exhibits
+from paceline.reporting.charts import charts
 from paceline.reporting.contents import gather
-from paceline.reporting.curve import read_run, thinned
 from paceline.reporting.page import page
 from paceline.reporting.report import report
+from paceline.reporting.run_view import read_run, thinned
 from paceline.reporting.tables import tables
 from paceline.reporting.texts import markdown, tex
 from paceline.reporting.times import read_times_file
@@ -63,12 +63,14 @@ def test_every_exhibit_leads_to_its_lines(made, measured):
         assert file.is_file(), address
         assert int(line) <= len(file.read_text().splitlines())
     lines = (measured / "measure.json").read_text().splitlines()
-    place = made.contents.series[0].places["2 ranks"]
+    place = made.contents.series[0].sources["2 ranks"]
     assert '"label": "2 ranks"' in lines[place.line - 1]
 
 
 def test_the_same_training_is_said_with_a_number(made):
-    assert re.match(r"All 3 runs trained the same thing: the losses differ by \d(\.\d)?e-0[89]", made.contents.same)
+    assert re.match(
+        r"All 3 runs trained the same thing: the losses differ by \d(\.\d)?e-0[89]", made.contents.same.text
+    )
 
 
 def test_markdown_and_latex_have_the_tables(made):
@@ -89,7 +91,7 @@ def test_devices_are_shown_where_they_are_known(measured, made, tmp_path):
     values["rows"][0] |= {"device": "NVIDIA H200", "mfu": 0.4567, "usage": used}
     (folder / "measure.json").write_text(json.dumps(values, indent=2))
     contents = gather([folder])
-    shown, cells = exhibits(contents, tmp_path), tables(contents)
+    shown, cells = charts(contents, tmp_path), tables(contents)
     for text in (page(contents, shown, cells, figures=False), markdown(contents, shown, cells, figures=False)):
         assert all(word in text for word in ("NVIDIA H200", "MFU", "45.7 %", "93 %", "4.2 GB"))
     assert "MFU" not in made.page.read_text()
@@ -154,9 +156,9 @@ def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
     text = (alone.folder / "report.md").read_text()
     assert text.count("| 1 Gbit/s |") == 6
     assert "| all-reduce | b and c | 2 | 1 ms | 1 Gbit/s | 4 MB |" in text
-    line = alone.contents.links[0].places[4].line
+    line = alone.contents.links[0].sources[4].line
     assert '"collective": "all_reduce"' in (tmp_path / "net" / "links.json").read_text().splitlines()[line - 1]
-    points = exhibits(alone.contents, tmp_path)[0].data["lines"][0]["points"]
+    points = charts(alone.contents, tmp_path)[0].data["lines"][0]["points"]
     assert points[-1] == [4_000_000, pytest.approx(8 * 4 / 3 * 4e6 / (1e-3 + 8 * 4 / 3 * 4e6 / 1e9) / 1e9, rel=1e-4)]
 
     both = tmp_path / "both"
@@ -164,7 +166,7 @@ def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
     found = gather([both])
     assert len(found.links) == len(found.series) == 1
     assert found.verdict[0].startswith("Take 4 ranks")
-    assert {"scaling", "links"} <= {exhibit.name for exhibit in exhibits(found, tmp_path)}
+    assert {"scaling", "links"} <= {chart.name for chart in charts(found, tmp_path)}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_a_table_of_times(tmp_path):
     small, large = gather([file]).series
     assert small.rows[1].speedup == pytest.approx(0.461, abs=1e-3)
     assert large.rows[1].speedup == pytest.approx(0.8, abs=1e-3)
-    assert small.places["4 devices"].line == 4
+    assert small.sources["4 devices"].line == 4
     assert small.verdict[0] == "Stay on 1 device: more do not pay; 4 devices reach 0.461×."
     report([file], tmp_path / "out", price=2.0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import RunFailed, UserError
-from paceline.reporting.figures import FORMATS, INK, STYLE
+from paceline.reporting.style import FORMATS, INK, STYLE
 from paceline.workloads.topics.result.align import matrix, sort_documents
 from paceline.workloads.topics.result.relevance import largest, top_terms
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import UserError
 from paceline.measuring.reading import RunTimes, read_times
-from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import Summary, read_summary
 from paceline.spec import RunSpec
 
 
@@ -30,7 +31,8 @@ class RunView:
     name: str
     path: Path
     spec: RunSpec
-    summary: dict[str, Any]
+    summary: Summary | None
+    """Of a run that ended."""
     start: dict[str, Any]
     points: tuple[Point, ...]
     torn: int
@@ -39,11 +41,12 @@ class RunView:
 
     @property
     def ranks(self) -> int:
-        return int(self.summary.get("ranks") or self.start.get("ranks") or self.spec.parallel.ranks)
+        ended = self.summary.ranks if self.summary is not None else None
+        return int(ended or self.start.get("ranks") or self.spec.parallel.ranks)
 
     @property
     def status(self) -> str:
-        return str(self.summary.get("status") or "not finished")
+        return self.summary.status if self.summary is not None else "not finished"
 
     @property
     def file(self) -> Path:
@@ -57,11 +60,11 @@ def read_run(path: Path, name: str = "") -> RunView:
     points, steps, start, torn = _events(run.events_file(0))
     if not points:
         raise UserError(f"{path} has no step that can be read: {_why(run)}")
-    summary = read_json(run.summary_file) if run.summary_file.is_file() else {}
-    try:
-        times = read_times(run, steps) if summary else None
-    except UserError:
-        times = None
+    summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
+    times = None
+    if summary is not None:
+        with suppress(UserError):
+            times = read_times(run, steps)
     return RunView(name or run.name, path, spec, summary, start, tuple(points), torn, times)
 
 
@@ -116,7 +119,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return sorted({p.step: p for p in [*kept, points[-1]]}.values(), key=lambda p: p.step)
 
 
-def apart(reference: RunView, other: RunView) -> list[tuple[int, float]]:
+def loss_differences(reference: RunView, other: RunView) -> list[tuple[int, float]]:
     """(step, relative difference of the loss) at the steps that both have."""
     ours = {p.step: p.loss for p in reference.points}
     both = [p for p in other.points if p.step in ours and math.isfinite(p.loss) and math.isfinite(ours[p.step])]

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from paceline.measuring.links import Link, read_links
 from paceline.record.units import duration, number
-from paceline.reporting.series import Place
+from paceline.reporting.series import FileLine
 
 
 @dataclass(frozen=True)
-class Between:
+class LinkMeasurement:
     """One measurement of links."""
 
     name: str
     links: tuple[Link, ...]
-    places: tuple[Place, ...]
+    sources: tuple[FileLine, ...]
     """Of each link."""
 
     @property
@@ -24,20 +24,20 @@ class Between:
         best = max(self.links, key=lambda link: link.bandwidth_bits_s)
         return (
             f"A link of {self.name} carries {number(best.bandwidth_bits_s / 1e9, 3)} Gbit/s, the most that a "
-            f"collective reached ({called(best)}); a small one takes {duration(best.latency_s)}."
+            f"collective reached ({link_name(best)}); a small one takes {duration(best.latency_s)}."
         )
 
 
-def from_links(folder: Path) -> Between:
+def read_link_measurement(folder: Path) -> LinkMeasurement:
     file = folder / "links.json"
     found = read_links(file)
     text = file.read_text(encoding="utf-8").splitlines()
     lines: list[int | None] = [n for n, line in enumerate(text, 1) if line.strip().startswith('"collective"')]
     lines = lines if len(lines) == len(found) else [None] * len(found)
-    return Between(folder.resolve().name, tuple(found), tuple(Place(file, line) for line in lines))
+    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(FileLine(file, line) for line in lines))
 
 
-def called(link: Link) -> str:
+def link_name(link: Link) -> str:
     """The collective, and between whom where that is not everyone."""
     name = link.collective.replace("_", "-")
     return name if link.between == "all ranks" else f"{name}, {link.between}"

@@ -1,0 +1,222 @@
+"""What a measurement says in sentences: diagnoses with advice, the verdict, the laws, and notes for the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.measuring.diagnose import (
+    LOST_BY,
+    UNEVEN,
+    Cause,
+    Choice,
+    Diagnosis,
+    Loss,
+    beyond_its_ranks,
+    decide,
+    ideal_s,
+    samples_per_pass,
+)
+from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
+from paceline.measuring.scaling import LawFit
+from paceline.record.units import duration, number, percent
+
+PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
+BUSY = 1.25
+"""Load over cores, from which on a machine is called busy."""
+NOTHING_MEASURED = "Nothing could be measured."
+NOT_SLOWER = "look for what else runs on these machines; nothing here is slower than the rest all the time"
+ADVICE = {
+    Cause.NONE: "",
+    Cause.COMMUNICATION: (
+        "send less (parallel.reduce=bf16, or powersgd), compute more per exchange (a larger train.global_batch), "
+        "or use fewer ranks"
+    ),
+    Cause.INPUT: "make batch() of the data cheaper: prepare the samples once, keep them in memory or memory-mapped",
+    Cause.SHARED_CORES: (
+        "ranks on one machine only pay where each has cores or a device of its own; "
+        "to count a core as a device, measure with parallel.threads=1"
+    ),
+    Cause.SMALL_PASSES: "use a larger train.global_batch, a larger parallel.micro_batch, or fewer ranks",
+    Cause.FIXED_WORK: "give each rank more samples, or on a CUDA device let train.compile=auto record the step",
+}
+ADVICE_FOR_PASSES = {
+    Cause.COMMUNICATION: "use fewer ranks, or fewer terms (k × terms sums travel in each pass)",
+    Cause.SLOW_RANK: (
+        "look at its device and host, and at the lengths of its documents: ranks get equal numbers of them"
+    ),
+    Cause.INPUT: "convert the counts to compact shards, or give each rank memory to keep its own",
+    Cause.SMALL_PASSES: "use fewer ranks: these are few documents",
+    Cause.FIXED_WORK: "use fewer ranks: topics and sums take as long on each of them, whatever its documents",
+}
+"""Where each step is a pass over all samples, in place of what helps training."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A diagnosis as it is written down."""
+
+    label: str
+    cause: Cause
+    share: float
+    """Of the step."""
+    text: str
+    advice: str
+
+
+def finding(found: Diagnosis) -> Finding:
+    row, cause = found.row, found.cause
+    text = f"{_head(row, found.base)}: {_said(found)}{_rest(row, LOST_BY.get(cause))}"
+    return Finding(row.label, cause, found.share, text, _advice(row, cause))
+
+
+def _head(row: MeasuredRow, base: MeasuredRow) -> str:
+    if row is base:
+        return f"{row.label}, {duration(row.step_s)} per step"
+    are = "are" if row.label.endswith(" ranks") else "is"
+    return f"{row.label} {are} {number(row.speedup, 3)}×"
+
+
+def _rest(row: MeasuredRow, told: Loss | None) -> str:
+    """The shares of the parts that were not spoken of."""
+    parts = row.parts
+    shares = {
+        Loss.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
+        Loss.SLOW_RANK: ("waiting for the slowest rank", parts.waiting_s),
+        Loss.INPUT: ("input", parts.data_s),
+    }
+    if row.ranks == 1:
+        return f" (input {percent(parts.data_s / row.step_s)})"
+    others = [f"{name} {percent(s / row.step_s)}" for loss, (name, s) in shares.items() if loss is not told]
+    return f" ({', '.join(others)})"
+
+
+def _said(found: Diagnosis) -> str:
+    row = found.row
+    match LOST_BY.get(found.cause):
+        case None:
+            return "nothing stands out"
+        case Loss.COMMUNICATION:
+            rate = row.link_bits_s()
+            link = f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else ""
+            share = percent((row.parts.exposed_s - row.parts.waiting_s) / row.step_s)
+            return f"{share} of the step is exposed communication{link}"
+        case Loss.INPUT:
+            return f"{percent(row.parts.data_s / row.step_s)} of the step is waiting for input"
+        case Loss.SLOW_RANK:
+            slow, waits = row.loads.slowest, percent(row.parts.waiting_s / row.step_s)
+            if slow is None or slow.over_others < UNEVEN:
+                return f"ranks wait {waits} of the step, each for another in turn"
+            times = f"{number(slow.over_others, 3)}×"
+            return f"rank {slow.rank} works {times} as long as the others, who wait {waits} of the step"
+        case Loss.COMPUTE:
+            return _said_of_compute(found)
+
+
+def _said_of_compute(found: Diagnosis) -> str:
+    row, base = found.row, found.base
+    grown = row.parts.compute_s / (base.parts.compute_s or 1.0) * base.step_s / ideal_s(row, base)
+    said = f"compute per sample takes {number(grown, 3)}× the time of {base.label}"
+    if found.cause is Cause.SHARED_CORES:
+        threads = base.resources.threads or 1
+        had = f"; {base.label} had {threads} threads" if threads > 1 else ""
+        return f"{said}: {row.ranks} ranks share {found.cores} cores{had}"
+    if found.cause is Cause.SMALL_PASSES:
+        return f"{said}: {samples_per_pass(row)} samples in a pass are too few to fill a rank"
+    return f"{said}: a part of it does not shrink with the batch (launches, the update)"
+
+
+def _advice(row: MeasuredRow, cause: Cause) -> str:
+    if not row.batched and cause in ADVICE_FOR_PASSES:
+        return ADVICE_FOR_PASSES[cause]
+    if cause is not Cause.SLOW_RANK:
+        return ADVICE[cause]
+    slow = row.loads.slowest
+    if slow is None or slow.over_others < UNEVEN:
+        return NOT_SLOWER
+    return f"look at the device and the host of rank {slow.rank}, and at cost() of the samples"
+
+
+def verdict(rows: Sequence[MeasuredRow | FailedRow], findings: Sequence[Finding], laws: Sequence[LawFit]) -> list[str]:
+    """Three lines: does it pay, why, and what would more ranks do."""
+    base = reference(rows)
+    if base is None or decide(rows) is None:
+        return [NOTHING_MEASURED]
+    return [decision_text(rows), _why(base, findings), beyond_text(rows, laws)]
+
+
+def _why(base: TimedRow, findings: Sequence[Finding]) -> str:
+    named = [f for f in findings if f.cause is not Cause.NONE]
+    others = [f for f in named if f.label != base.label] or named
+    worst = max(others, key=lambda f: f.share, default=None)
+    return "Why: no part of a step stands out." if worst is None else f"Why: {worst.text}."
+
+
+def decision_text(rows: Sequence[TimedRow | FailedRow]) -> str:
+    """Whether more ranks pay."""
+    found = decide(rows)
+    if found is None:
+        return NOTHING_MEASURED
+    row, base = found.row, found.base
+    times = f"{number(row.speedup, 3)}×"
+    match found.choice:
+        case Choice.UNDECIDED:
+            return (
+                f"Not decided: {row.label} reach{_es(row)} {times}, but single repeats went from "
+                f"{number(row.scaling.speedup_low, 3)} to {number(row.scaling.speedup_high, 3)}×; "
+                "measure again with more repeats."
+            )
+        case Choice.STAY:
+            also = f"; {row.label} reach{_es(row)} {times}" if row is not base else ""
+            return f"Stay on {base.label}: more do not pay{also}."
+        case Choice.TAKE:
+            cost = (row.ranks / base.ranks) / (row.speedup / base.ranks)
+            price = f"at {number(cost, 3)}× the device-hours" if cost > 1.005 else "at no more device-hours"
+            return f"Take {row.label}: {times} as fast as {base.label}, {price}."
+
+
+def _es(row: TimedRow) -> str:
+    return "" if row.label.endswith("s") else "es"
+
+
+def beyond_text(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
+    """What twice the ranks would do."""
+    if not laws:
+        return "Beyond: measure more than one number of ranks to see where it leads."
+    law = laws[-1]
+    ranks, middle, low, high = law.beyond(2 * max((row.ranks for row in done(rows)), default=1))
+    band = f"{number(low, 3)} to {number(high, 3)}×" if high > low * 1.005 else f"{number(middle, 3)}×"
+    end = f"; no number passes {number(law.ceiling, 3)}×" if law.ceiling else ""
+    return f"Beyond: {ranks} ranks would reach {band} by the law of {law.name}{end}."
+
+
+def law_text(law: LawFit, most: int) -> str:
+    values = ", ".join(f"{PARAMETERS[name]} {number(value, 3)}" for name, value in law.parameters.items())
+    further = [point for point in law.curve if point.ranks in (2 * most, 4 * most)]
+    told = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
+    ends = ""
+    if law.peak_ranks and law.ceiling:
+        ends = f"; best at {number(round(law.peak_ranks))} ranks with {number(law.ceiling, 3)}×"
+    elif law.ceiling:
+        ends = f"; never more than {number(law.ceiling, 3)}×"
+    return f"{law.name}: {values}, off by {percent(law.error)} at most; on {told}{ends}"
+
+
+def notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:
+    """What a reader should know before believing the numbers."""
+    found, measured = [], done(rows)
+    if cores and load > BUSY * cores:
+        found.append(
+            f"The machine was busy with other work: a load of {number(load, 3)} on {cores} cores when this began. "
+            "Ratios are of neighbours in time, but measure again when it is quiet."
+        )
+    threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
+    if len(set(threads.values())) > 1:
+        told = ", ".join(f"{label}: {count}" for label, count in threads.items())
+        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({told}).")
+    return found + [
+        f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks can give by themselves; caches, or "
+        "other work on the machine, took part in it."
+        for row in measured
+        if beyond_its_ranks(row)
+    ]
