@@ -1,9 +1,15 @@
-"""Numbers as people read them, in signs that the stream can write."""
+"""Numbers and sentences as people read them, in signs that the stream can write."""
 
 from __future__ import annotations
 
 import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
 
+COLUMNS = 100
+"""Of all that is shown on a terminal or in a log."""
+TEXT_COLUMNS = 98
 PLAIN = str.maketrans({"×": "x", "≈": "~", "…": "...", "→": ">"})
 
 
@@ -61,6 +67,17 @@ def count(n: float, billion: str = "B") -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def wrapped(text: str, mark: str) -> Iterator[str]:
+    """A sentence in lines of the width of tables; a number and its unit stay together."""
+    kept = re.sub(r"(?<=\d) (?=[%a-zA-Z]{1,3}\b|%)", "\u00a0", text)
+    for i, line in enumerate(textwrap.wrap(kept, TEXT_COLUMNS - len(mark), break_on_hyphens=False)):
+        yield (mark if i == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
 
 
 def writable(text: str, encoding: str | None) -> str:
