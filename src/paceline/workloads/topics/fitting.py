@@ -20,7 +20,6 @@ from paceline.errors import UserError
 from paceline.workloads.topics.blocks import Counts, Csr
 from paceline.workloads.topics.counts import read_counts
 from paceline.workloads.topics.model import TopicFit
-from paceline.workloads.topics.sizes import MOST_PASSES
 from paceline.workloads.topics.stream import blocks
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def fit(
     starts: int = 1,
     rows: str = "em",
     tolerance: float = 1e-7,
-    passes: int = MOST_PASSES,
+    passes: int = 1000,
     device: str = "auto",
     fractional: bool = False,
     progress: Callable[[Fit, Turn], None] | None = None,
