@@ -11,8 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-SPARSE_BELOW = 0.1  # share of nonzeros; one takes five bytes and its arithmetic is irregular
-
 
 @dataclass(frozen=True, eq=False)
 class Csr:

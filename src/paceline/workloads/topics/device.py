@@ -18,14 +18,12 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.blocks import Block, Csr
+from paceline.workloads.topics.sizes import NEWTON_K, PAD
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-PAD = 256  # dense counts are padded to multiples of it: whole tiles, whatever their size
 PIECE = 1 << 26  # elements of dense counts that plain torch turns to float32 at a time
-SORT_BYTES = 4  # per byte of sparse counts: what bringing them into the order of the terms takes beside them
 MANY = 1 << 20  # dense documents whose sums for the terms are added up in one float32
 LEAST_SHARE = 1e-30
-NEWTON_K = 64  # beyond it the quadratic model of one document no longer fits into registers: EM
 
 
 class Pass(Protocol):

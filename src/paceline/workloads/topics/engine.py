@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from paceline.errors import UserError
 from paceline.workloads.topics.device import Pass
+from paceline.workloads.topics.sizes import MOST_PASSES
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 Documents = Callable[[], Iterable[tuple[int, int, Pass]]]
@@ -38,7 +39,7 @@ class Stop:
     """Mean relative gain of the loss per pass, over the last passes."""
     residual: float = 1e-3
     """How far an EM step still moves the topics, as a share of their mass: 0 where the optimum's conditions hold."""
-    passes: int = 1000
+    passes: int = MOST_PASSES
 
 
 @dataclass(frozen=True)

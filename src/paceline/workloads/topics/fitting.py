@@ -20,6 +20,7 @@ from paceline.errors import UserError
 from paceline.workloads.topics.blocks import Counts, Csr
 from paceline.workloads.topics.counts import read_counts
 from paceline.workloads.topics.model import TopicFit
+from paceline.workloads.topics.sizes import MOST_PASSES
 from paceline.workloads.topics.stream import blocks
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def fit(
     starts: int = 1,
     rows: str = "em",
     tolerance: float = 1e-7,
-    passes: int = 1000,
+    passes: int = MOST_PASSES,
     device: str = "auto",
     fractional: bool = False,
     progress: Callable[[Fit, Turn], None] | None = None,

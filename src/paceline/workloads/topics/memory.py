@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from paceline.workloads.topics.blocks import (
-    SPARSE_BELOW,
     Block,
     Counts,
     Csr,
@@ -19,6 +18,7 @@ from paceline.workloads.topics.blocks import (
     sparse_rows,
 )
 from paceline.workloads.topics.narrow import Filling
+from paceline.workloads.topics.sizes import SPARSE_BELOW
 from paceline.workloads.topics.stream import blocks
 
 READ_BYTES = 16 << 20

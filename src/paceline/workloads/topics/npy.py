@@ -15,8 +15,9 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.units import size
 from paceline.workloads.topics.beside import names_beside
-from paceline.workloads.topics.blocks import SPARSE_BELOW, Block, Counts, Csr, named
+from paceline.workloads.topics.blocks import Block, Counts, Csr, named
 from paceline.workloads.topics.narrow import Filling, Place, check_dtype, check_shape, narrowed, place_in_rows
+from paceline.workloads.topics.sizes import SPARSE_BELOW
 
 PIECE_BYTES = 1 << 20  # read and narrowed while it is in the cache
 TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back

@@ -13,7 +13,6 @@ from paceline.errors import UserError
 from paceline.workloads.topics.blocks import Block, Counts, Csr
 from paceline.workloads.topics.device import (
     PIECE,
-    SORT_BYTES,
     Pass,
     dense_sums,
     pass_over,
@@ -30,6 +29,7 @@ from paceline.workloads.topics.narrow import (
     place_in_rows,
     whole_type,
 )
+from paceline.workloads.topics.sizes import SORT_BYTES
 from paceline.workloads.topics.tiers import free_device_bytes
 
 Tensor = Any  # torch.Tensor; torch is not typed here

@@ -17,13 +17,13 @@ from paceline.workloads.topics.device import Pass
 from paceline.workloads.topics.engine import Documents, Fit, Stop
 from paceline.workloads.topics.on_device import DeviceCounts
 from paceline.workloads.topics.rows import cpu_pass
+from paceline.workloads.topics.sizes import SCANNED_BYTES, STREAM_BYTES
 from paceline.workloads.topics.start import FEW_SWEEPS, SWEEPS, Some, first_rows, first_topics
 from paceline.workloads.topics.stream import blocks, scans
 from paceline.workloads.topics.totals import totals
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 MOST_TOPICS = 512
-STREAM_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20  # rows whose nonzeros are found as they are read come to far less
 LARGEST = 1e30
 DENSE_CHECK = 5  # passes over dense counts on a device for one loss
 

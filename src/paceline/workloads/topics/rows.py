@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.blocks import Block, Csr, sparse_rows
-from paceline.workloads.topics.device import NEWTON_K, Pass, PlainDense, PlainSparse, keep_or_normalise
+from paceline.workloads.topics.device import Pass, PlainDense, PlainSparse, keep_or_normalise
+from paceline.workloads.topics.sizes import NEWTON_K
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 SWEEPS = 2

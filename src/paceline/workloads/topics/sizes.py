@@ -1,49 +1,21 @@
-"""Sizes that the fit keeps to and the planner prices: how counts are kept, cut, padded and copied. No torch here."""
-
-from __future__ import annotations
+"""Sizes at which a fit changes its way, and how much memory it takes: what it does, and what a plan of it prices."""
 
 SPARSE_BELOW = 0.1
-"""Share of nonzeros below which counts are kept as such: one takes five bytes and its arithmetic is irregular."""
-INDEX_BYTES = 4
-"""Of the term of a nonzero."""
-POINTER_BYTES = 8
-"""Of the place where the nonzeros of a document begin."""
-MOST_PASSES = 1000
-"""Of a fit that does not converge before."""
-NEWTON_TOPICS = 64
-"""With more, the quadratic model of a document no longer fits into registers: the fit takes EM steps."""
-
-CORE_BLOCK_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
-"""On cores: of a block of nonzeros, and of rows whose nonzeros are found as they are read, which come to far less."""
-READ_AHEAD = 2
-"""Blocks that are read while one is worked on."""
-BLOCKS = READ_AHEAD + 2
-"""In memory at a time: those that wait, the one that is being read, the one that is worked on."""
-
-DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
-"""Of the memory that is free: what the fit takes for counts."""
-BLOCK_BYTES = 256 << 20
-"""Of the counts that are on their way to a device; there are two of them."""
+"""Share of nonzeros below which counts are kept as such: one takes five bytes, and its arithmetic is irregular."""
 PAD = 256
-"""Rows and columns of dense counts on a device come in multiples of it: whole tiles, whatever their size."""
+"""Dense counts on a device are padded to multiples of it: whole tiles, whatever their size."""
 SORT_BYTES = 4
-"""Beside each byte of nonzeros on a GPU, to sort them by terms; their second copy, which stays, is a quarter of it."""
-FUSED_TOPICS = 64
-"""With more topics the sums for the terms outweigh a second read of the counts: they are read twice in a pass."""
-L_COPIES, F_COPIES = 4, 5
-"""Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
-
-
-def padded(size: int) -> int:
-    """Rows or columns of dense counts on a device."""
-    return -(-size // PAD) * PAD
-
-
-def core_topics(k: int) -> int:
-    """The number of topics that loops on cores run over: whole vectors."""
-    return -(-k // 8) * 8
-
-
-def device_topics(k: int) -> int:
-    """Of the operands of products on a GPU: sixteen, or a power of two."""
-    return max(16, 1 << (k - 1).bit_length())
+"""Per byte of sparse counts on a device: what bringing them into the order of the terms takes beside them."""
+NEWTON_K = 64
+"""With more topics, the quadratic model of one document no longer fits into registers, and the fit takes EM steps."""
+FUSED_K = 64
+"""With more topics, the sums for the terms outweigh a second read of the counts."""
+DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
+"""Of the memory that is free: what is taken for counts."""
+DEVICE_BLOCK_BYTES = 256 << 20
+"""Of the counts that are on their way to a device."""
+STREAM_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
+"""Of a block of counts on cores; rows whose nonzeros are found as they are read come to far less."""
+BLOCKS_AHEAD = 2
+"""That a thread reads; memory holds two more."""
+MOST_PASSES = 1000

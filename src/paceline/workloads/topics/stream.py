@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from paceline.workloads.topics.blocks import SPARSE_BELOW, Block, Counts, Csr, sparse_rows
+from paceline.workloads.topics.blocks import Block, Counts, Csr, sparse_rows
+from paceline.workloads.topics.sizes import BLOCKS_AHEAD, SPARSE_BELOW, STREAM_BYTES
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
 POLL_S = 0.2
@@ -37,8 +38,8 @@ def blocks(
     counts: Counts,
     start: int = 0,
     stop: int | None = None,
-    block_bytes: int = 32 << 20,
-    ahead: int = 2,
+    block_bytes: int = STREAM_BYTES,
+    ahead: int = BLOCKS_AHEAD,
     *,
     without_zeros: bool = False,
 ) -> Iterator[Block]:

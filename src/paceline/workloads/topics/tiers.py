@@ -16,7 +16,6 @@ import torch
 
 from paceline.workloads.topics.blocks import Block, Counts, Csr, joined
 from paceline.workloads.topics.device import (
-    SORT_BYTES,
     DensePass,
     Pass,
     PlainDense,
@@ -25,10 +24,10 @@ from paceline.workloads.topics.device import (
     padded,
     triton_runs_on,
 )
+from paceline.workloads.topics.sizes import DEVICE_BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES
 from paceline.workloads.topics.stream import blocks
 
 Tensor = Any
-DEVICE_SHARE, HOST_SHARE = 0.7, 0.5  # of the memory that is free
 
 
 class Tiers:
@@ -45,7 +44,7 @@ class Tiers:
         stop: int | None = None,
         device_bytes: int | None = None,
         host_bytes: int | None = None,
-        block_bytes: int = 256 << 20,
+        block_bytes: int = DEVICE_BLOCK_BYTES,
     ) -> None:
         self.counts, self.device, self.block_bytes = counts, torch.device(device), block_bytes
         self.start, self.stop = start, counts.documents if stop is None else stop

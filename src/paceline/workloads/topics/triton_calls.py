@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.workloads.topics import triton_kernels as kernels
 from paceline.workloads.topics import triton_sparse as sparse
 from paceline.workloads.topics.device import taken
+from paceline.workloads.topics.sizes import FUSED_K
 
 Tensor = Any
 Csr = tuple[Tensor, Tensor, Tensor]
@@ -21,7 +22,6 @@ SCALE = 64.0  # of the documents' operand, and
 FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest half
 LARGEST = 6e4  # the largest F' that a half holds
 PROGRAMS = 1056  # fewer leave parts of a large device idle: then the walk along the other side is split
-FUSED_K = 64  # with more topics the sums for the terms outweigh a second read of the counts
 PRODUCT_K = 64  # columns of one product
 
 

@@ -27,9 +27,9 @@ from paceline.workloads.topics.blocks import Counts
 from paceline.workloads.topics.engine import WINDOW, Fit, Stop
 from paceline.workloads.topics.model import TopicFit
 from paceline.workloads.topics.problem import Problem, check_topics, problem_of
+from paceline.workloads.topics.sizes import MOST_PASSES
 from paceline.workloads.topics.start import sample
 
-MOST_PASSES = 1000
 MODEL_FILE = "model.safetensors"
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
 

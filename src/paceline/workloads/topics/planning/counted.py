@@ -9,10 +9,12 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.record.units import count, size
 from paceline.spec import RunSpec
-from paceline.workloads.topics.sizes import INDEX_BYTES, MOST_PASSES, POINTER_BYTES, SPARSE_BELOW
+from paceline.workloads.topics.sizes import MOST_PASSES, SPARSE_BELOW
 
 USUAL_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
+INDEX_BYTES = 4
+POINTER_BYTES = 8
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,19 @@ from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import Where
-from paceline.workloads.topics import sizes
 from paceline.workloads.topics.planning.counted import Counted
+from paceline.workloads.topics.sizes import (
+    BLOCKS_AHEAD,
+    DEVICE_BLOCK_BYTES,
+    DEVICE_SHARE,
+    FUSED_K,
+    HOST_SHARE,
+    NEWTON_K,
+    PAD,
+    SCANNED_BYTES,
+    SORT_BYTES,
+    STREAM_BYTES,
+)
 
 SPECIAL_FLOPS = 16.0
 """Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
@@ -45,6 +56,8 @@ STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
 HOST_MEMORY = 2.0
 """Host memory per device, in its own memory, where it is not known: as servers are sold."""
+L_COPIES, F_COPIES = 4, 5
+"""Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +97,8 @@ class PassMemory(DeviceMemory):
 
 
 def topics_padded(k: int, device: Device) -> int:
-    """Topics that the loops or products of a pass run over."""
-    return sizes.core_topics(k) if device.synchronous else sizes.device_topics(k)
+    """Of the operands: sixteen or a power of two for products on a GPU, multiples of eight for a core."""
+    return -(-k // 8) * 8 if device.synchronous else max(16, 1 << (k - 1).bit_length())
 
 
 def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> PassMemory:
@@ -102,22 +115,22 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
             on_device = counts.documents * counts.document_bytes  # every rank has read all of them
         else:
             on_device, on_disk = 0.0, held
-            operands += float(sizes.BLOCKS * (sizes.CORE_BLOCK_BYTES if counts.sparse else sizes.SCANNED_BYTES))
+            operands += float((BLOCKS_AHEAD + 2) * (STREAM_BYTES if counts.sparse else SCANNED_BYTES))
     else:
         if not counts.sparse:
-            held = on_device = documents * counts.element_bytes * sizes.padded(m)
+            held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD
             operands = (documents + m) * K * 6.0
         else:
-            by_terms = sizes.SORT_BYTES
-        on_device = min(held, sizes.DEVICE_SHARE * max(0.0, device.memory_bytes - context) / (1 + by_terms))
-        most_there = math.inf if counts.resident else sizes.HOST_SHARE * _host_bytes(ranks, where)
+            by_terms = SORT_BYTES
+        on_device = min(held, DEVICE_SHARE * max(0.0, device.memory_bytes - context) / (1 + by_terms))
+        most_there = math.inf if counts.resident else HOST_SHARE * _host_bytes(ranks, where)
         on_host = min(held - on_device, most_there)
         on_disk = held - on_device - on_host
-        operands += 2.0 * sizes.BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
+        operands += 2.0 * DEVICE_BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
     return PassMemory(
         counts_bytes=on_device,
-        mixtures_bytes=4.0 * sizes.L_COPIES * documents * counts.k,
-        topics_bytes=4.0 * sizes.F_COPIES * m * counts.k,
+        mixtures_bytes=4.0 * L_COPIES * documents * counts.k,
+        topics_bytes=4.0 * F_COPIES * m * counts.k,
         operands_bytes=operands,
         context_bytes=context,
         host_bytes=on_host,
@@ -166,7 +179,7 @@ def work_s(counts: Counted, documents: float, device: Device, physics: Physics) 
     plain = device.peak_flops_s("fp32")
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     if counts.sparse:
-        slower = NEWTON if counts.newton and counts.k <= sizes.NEWTON_TOPICS else 1.0
+        slower = NEWTON if counts.newton and counts.k <= NEWTON_K else 1.0
         if device.synchronous:
             return slower * n * (CORE_NONZERO_FLOPS + 6.0 * K / CORE_GATHERED) / plain
         touched = documents * counts.document_bytes + n * 8.0 * K
@@ -175,7 +188,7 @@ def work_s(counts: Counted, documents: float, device: Device, physics: Physics) 
     if device.synchronous:
         products = 6.0 * counts.k / matmul_rate(device, "fp32", physics)
         return max(n * (products + CORE_COUNT_FLOPS / plain), moved / bandwidth)
-    reads = 2 if K > sizes.FUSED_TOPICS else 1
+    reads = 2 if K > FUSED_K else 1
     kind = "fp16" if counts.element_bytes == 1 else "tf32"
     products = (4.0 + 2.0 * reads) * K / matmul_rate(device, kind, physics)
     others = SPECIALS * SPECIAL_FLOPS * (1 + reads) / 2 / plain
