@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from paceline.layout import Layout
+from paceline.record.units import size
 from paceline.spec import DEFAULT, RunSpec
 
 
@@ -82,9 +83,9 @@ class Refusal(Enum):
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
     NO_SAMPLE = "batch {batch} leaves some without a sample"
     UNFILLED = "{samples} samples per rank do not fill {stages} stages"
-    MEMORY = "{term} {missing} over"
-    MEMORY_OFFLOADED = "{term} {missing} over even offloaded"
-    HOST_MEMORY = "offloaded states take {needed} of host memory per node, which has {capacity}"
+    MEMORY = "{term} {over} over"
+    MEMORY_OFFLOADED = "{term} {over} over even offloaded"
+    HOST_MEMORY = "offloaded states take {needed_bytes} of host memory per node, which has {capacity_bytes}"
     NO_SUCH_CLUSTER = "{error}"
 
 
@@ -104,7 +105,9 @@ class Refused:
 
     @property
     def reason(self) -> str:
-        return self.kind.value.format_map(self.facts)
+        facts = {name: size(fact) if name.endswith("_bytes") else fact for name, fact in self.facts.items()}
+        over = self.over_bytes / 1e9
+        return self.kind.value.format(**facts, over=f"{over:.0f} GB" if over >= 9.5 else f"{over:.1f} GB")
 
     @property
     def topic(self) -> tuple[object, ...]:

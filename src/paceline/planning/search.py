@@ -15,7 +15,6 @@ from paceline.planning.price import Price
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
 from paceline.planning.usual_tree import Verdict, kind_of, leaf_of, verdict
-from paceline.record.units import size
 
 TRIED_SIZES = 3
 """Batches of one pass that are timed, from the largest that fits down."""
@@ -80,22 +79,12 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
     if found is not None:
         return [found]
     if hungry is not None:
-        return [_host_too_small(family, hungry)]
-    return [] if least is None else [_too_large(family, subject.price(least[1], where), offload)]
-
-
-def _host_too_small(family: Family, hungry: Price) -> Refused:
-    facts = {"needed": size(hungry.host_node_bytes), "capacity": size(hungry.where.cluster.host_bytes or 0.0)}
-    return refused(family, Refusal.HOST_MEMORY, hungry.host_over_bytes, **facts)
-
-
-def _too_large(family: Family, smallest: Price, offload: bool) -> Refused:
-    missing = smallest.over_bytes / 1e9
-    facts = {
-        "term": smallest.memory.largest_term(),
-        "missing": f"{missing:.0f} GB" if missing >= 9.5 else f"{missing:.1f} GB",
-    }
-    return refused(family, Refusal.MEMORY_OFFLOADED if offload else Refusal.MEMORY, missing * 1e9, **facts)
+        facts = {"needed_bytes": hungry.host_node_bytes, "capacity_bytes": hungry.where.cluster.host_bytes}
+        return [refused(family, Refusal.HOST_MEMORY, hungry.host_over_bytes, **facts)]
+    if least is None:
+        return []
+    smallest, kind = subject.price(least[1], where), Refusal.MEMORY_OFFLOADED if offload else Refusal.MEMORY
+    return [refused(family, kind, smallest.over_bytes, term=smallest.memory.largest_term())]
 
 
 def _better(new: Price, old: Price) -> bool:

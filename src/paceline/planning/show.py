@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +12,10 @@ from paceline.planning.plan import Plan
 from paceline.planning.price import MEMORY_BAND, Price
 from paceline.planning.search import Found
 from paceline.planning.subject import Wording
-from paceline.record.units import number, percent, size
+from paceline.record.units import number, percent, size, wrapped
 
 MOST_CANDIDATES = 6
 MOST_REFUSED = 4
-TEXT_COLUMNS = 98
 ROOMY = 20
 """Characters of a layout's name that leave two spaces between columns."""
 
@@ -40,27 +37,20 @@ def show(plan: Plan) -> Iterator[Any]:
                 yield _layouts(found.devices, found.prices, chosen.price if chosen else None)
             yield from _refused(found)
             if found.usual is not None:
-                yield from _wrapped(found.usual.words(), "  ")
+                yield from wrapped(found.usual.words(), "  ")
     if chosen is not None:
         yield ""
         yield _terms(chosen.price, wording)
     yield ""
     for line in plan.advice:
-        yield from _wrapped(line, "→ ")
+        yield from wrapped(line, "→ ")
     yield from _apply(plan)
-
-
-def _wrapped(text: str, mark: str) -> Iterator[str]:
-    """A sentence in lines of the table's width; a space before % and a unit is kept on its line."""
-    kept = re.sub(r"(?<=\d) (?=[%a-zA-Z]{1,3}\b|%)", "\u00a0", text)
-    for place, line in enumerate(textwrap.wrap(kept, TEXT_COLUMNS - len(mark), break_on_hyphens=False)):
-        yield (mark if place == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
 
 
 def _head(plan: Plan) -> Iterator[str]:
     subject, site = plan.subject, plan.site
     where = site.whole
-    yield from _wrapped(subject.headline(), "")
+    yield from wrapped(subject.headline(), "")
     links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
     network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
     price = f"{plan.usd_per_device_hour:g} USD per device and hour" if plan.usd_per_device_hour is not None else ""
@@ -68,13 +58,13 @@ def _head(plan: Plan) -> Iterator[str]:
     shape = shape or f"{where.per_node} × {where.device.name}"
     if site.shared:
         shape = f"this machine, {where.device.name} shared by up to {where.devices} ranks"
-    yield from _wrapped(", ".join(part for part in (f"{site.name} = {shape}", links, network, price) if part), "")
+    yield from wrapped(", ".join(part for part in (f"{site.name} = {shape}", links, network, price) if part), "")
     if site.calibrated:
         calibration = site.calibration
         assert calibration is not None
         yield f"calibrated on {calibration.host}, {calibration.date}: {site.calibrated}"
         if calibration.correction is not None:
-            yield from _wrapped(calibration.correction.words(), "  ")
+            yield from wrapped(calibration.correction.words(), "  ")
     elif site.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if site.note:
@@ -127,9 +117,9 @@ def _not_possible(plan: Plan) -> Iterator[str]:
     for found in plan.out:
         why = min(found.refused, key=lambda r: r.over_bytes or 1e30, default=None)
         text = f"{why.family}: {why.reason}" if why else f"no layout has {plan.limits.words()}"
-        yield from _wrapped(f"{found.devices:,}: {text}", "✗  ")
+        yield from wrapped(f"{found.devices:,}: {text}", "✗  ")
     for refused in plan.impossible:
-        yield from _wrapped(f"{refused.devices:,}: {refused.reason}", "✗  ")
+        yield from wrapped(f"{refused.devices:,}: {refused.reason}", "✗  ")
 
 
 def _below_devices(plan: Plan) -> Iterator[str]:
@@ -138,7 +128,7 @@ def _below_devices(plan: Plan) -> Iterator[str]:
         if offloaded[0].where.cluster.host_bytes is not None or offloaded[0].where.cluster.device.synchronous:
             yield "* states in host memory"
         else:
-            yield from _wrapped(
+            yield from wrapped(
                 f"* states in host memory, {size(most)} per node; how much a node has is not known, and not checked: "
                 f"say it in a cluster file with  {HOST}: {round(most / 1e9)}",
                 "",
@@ -154,7 +144,7 @@ def _below_devices(plan: Plan) -> Iterator[str]:
             parts.append(f"beyond {plan.pays_until:,} a doubling adds less than a fifth")
     else:
         parts.append("no number of devices beats one")
-    yield from _wrapped(", ".join(parts), "")
+    yield from wrapped(", ".join(parts), "")
     ceilings = plan.ceilings
     serial = ceilings.serial_share
     share = f"{percent(serial) if serial >= 0.1 else f'{100 * serial:.2g} %'} serial"
@@ -259,7 +249,7 @@ def _apply(plan: Plan) -> Iterator[str]:
     if plan.chosen is None:
         return
     words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
-    yield from _wrapped(words, "  ")
+    yield from wrapped(words, "  ")
 
 
 def _short(seconds: float) -> str:

@@ -66,8 +66,8 @@ def send_s(sent_bytes: float, stride: int, cluster: Cluster, physics: Physics) -
     return physics.node_latency_s + sent_bytes / share
 
 
-def exposed_s(comm_s: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
+def exposed_s(comm_s: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
     """What remains visible of communication that may run beside that much compute."""
     if not overlap:
         return comm_s
-    return comm_s - physics.overlap * min(comm_s, beside_s)
+    return comm_s - physics.overlap * min(comm_s, compute_s)

@@ -125,8 +125,8 @@ class _Step:
             offload_s=0.0 if on_device else self._offload_s(owned, stage.compute_s),
         )
 
-    def _exposed_s(self, comm_s: float, beside_s: float) -> float:
-        return exposed_s(comm_s, beside_s, self.physics, self.placement.runtime.overlap)
+    def _exposed_s(self, comm_s: float, compute_s: float) -> float:
+        return exposed_s(comm_s, compute_s, self.physics, self.placement.runtime.overlap)
 
     def _update_starts_s(self) -> float:
         """Of the update's kernels: launched by the host or, where steps are compiled, ahead of the device."""
@@ -136,7 +136,7 @@ class _Step:
         launches = FUSED_UPDATE_KERNELS if runtime.fused_update else self.collectives * physics.update_launches
         return launches * physics.launch_s
 
-    def _offload_s(self, owned: float, beside_s: float) -> float:
+    def _offload_s(self, owned: float, compute_s: float) -> float:
         """`owned` parameters of one device: gradients go down after each pass, weights come up before they are needed.
 
         Where shards of the weights live in the host too, they come up twice a pass: forward and backward. The host's
@@ -148,7 +148,7 @@ class _Step:
         ups = 2 * numbers.weight_bytes if twice else numbers.weight_bytes / placement.accumulate
         bus_s = owned * (ups + numbers.sent_bytes) / bus
         update_s = owned * numbers.updated_bytes / (HOST_BYTES_S / self.cluster.per_node)
-        return placement.accumulate * self._exposed_s(bus_s, beside_s) + update_s
+        return placement.accumulate * self._exposed_s(bus_s, compute_s) + update_s
 
     def _stage(self) -> _Stage:
         stages, device = self.placement.pipeline, self.cluster.device
@@ -215,7 +215,7 @@ class _Step:
         flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
         return _Travel(flight, in_buckets_s(flight, sent, backward_s, physics, overlap))
 
-    def _tensor(self, layer: BlockShape, beside_s: float) -> _Travel:
+    def _tensor(self, layer: BlockShape, compute_s: float) -> _Travel:
         """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
 
         With sequence parallelism they are gathers and scatters that run in pieces beside the products they feed.
@@ -227,9 +227,9 @@ class _Step:
         sums = 6 if placement.recompute == "full" else 4
         total = sums * all_reduce_s(sent, group(placement.tensor, 1, self.cluster, self.physics), self.physics)
         overlap = placement.runtime.overlap and placement.sequence_parallel
-        return _Travel(total, exposed_s(total, beside_s, self.physics, overlap))
+        return _Travel(total, exposed_s(total, compute_s, self.physics, overlap))
 
-    def _context(self, layer: BlockShape, beside_s: float) -> _Travel:
+    def _context(self, layer: BlockShape, compute_s: float) -> _Travel:
         """Keys and values passed around the ring of a sequence's parts."""
         placement, attention = self.placement, layer.attention
         if placement.context == 1 or attention is None:
@@ -238,13 +238,13 @@ class _Step:
         sent = placement.micro_batch * width * self.numbers.element_bytes / placement.tensor
         members = group(placement.context, placement.tensor, self.cluster, self.physics)
         total = 3 * all_gather_s(sent, members, self.physics)
-        return _Travel(total, exposed_s(total, beside_s, self.physics))
+        return _Travel(total, exposed_s(total, compute_s, self.physics))
 
 
-def in_buckets_s(comm_s: float, sent: float, beside_s: float, physics: Physics, overlap: bool = True) -> float:
+def in_buckets_s(comm_s: float, sent: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
     """What remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
     last = comm_s / max(1.0, sent / BUCKET_BYTES)
-    return last + exposed_s(comm_s - last, beside_s, physics, overlap)
+    return last + exposed_s(comm_s - last, compute_s, physics, overlap)
 
 
 def _thin_elements(block: BlockShape) -> float:
