@@ -231,10 +231,10 @@ def do_explain(arguments: argparse.Namespace) -> int:
     spec = _load(arguments.words, "explain")
     samples = None
     if arguments.data:
-        from paceline.training.rank import foreseen
+        from paceline.training.failures import expected_failures
         from paceline.workload import samples_of, workload_of
 
-        with foreseen(spec):
+        with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(lambda text: print(text, file=sys.stderr))
             samples = workload.documents() if workload.fits else len(samples_of(workload))

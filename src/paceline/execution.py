@@ -55,6 +55,7 @@ class Reason(Enum):
     FULL_PRECISION = "only half precision is compiled"
     OPTIMIZER = "the optimiser asks the host during its update"
     MANY_SHAPES = "samples come in many shapes"
+    OTHER_ENGINE = "another engine runs the step"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.record.run_dir import RunDir
-from paceline.training.rank import _train, silent
+from paceline.training.rank import train_rank
+from paceline.workload import workload_of
 
 CONFIG, PLUGIN = deepspeed_config.config, accelerate._plugin
 LIES = {
@@ -88,4 +89,4 @@ def _train_one(folder, spec, place, device):
             AcceleratorState._reset_state(reset_partial_state=True)  # one process has one, and here come several
             if device.type == "cpu" and accelerate_config.shards(layout_of(spec)):
                 around.enter_context(as_on_cuda())
-        _train(RunDir(Path(folder)), spec, place, device, StopRequest(), silent, False)
+        train_rank(RunDir(Path(folder)), spec, workload_of(spec), place, device, StopRequest())

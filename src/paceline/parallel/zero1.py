@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from paceline.parallel.pieces import Piece, Pieces
-from paceline.record.timers import Flights
+from paceline.parallel.local_parameters import LocalParameter, LocalParameters
+from paceline.record.timers import CollectiveTimer
 
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
-def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, flights: Flights) -> Pieces:
-    """The pieces of a model that every rank holds, for an optimiser that keeps the state of one rank's part."""
+def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: CollectiveTimer) -> LocalParameters:
+    """The rows that this rank updates of a model which every rank holds whole."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    pieces = [_rows(name, p, mesh) for name, p in named]
-    return Pieces(pieces, dist.group.WORLD, _gather([p for _, p in named], mesh, int(bucket_mb * 1e6), flights))
+    gather = _gather([p for _, p in named], mesh, int(bucket_mb * 1e6), timer)
+    return LocalParameters([_rows(name, p, mesh) for name, p in named], dist.group.WORLD, gather)
 
 
-def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> Piece:
+def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
     rank, ranks = mesh.get_local_rank(), mesh.size()
     divisible = param.ndim > 0
 
@@ -43,7 +43,7 @@ def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> Piece:
         return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=param.shape, stride=param.stride())
 
     data = cut(param)
-    return Piece(name, param, data, 1 if divisible else ranks, cut, whole)
+    return LocalParameter(name, param, data, 1 if divisible else ranks, cut, whole)
 
 
 def _mine(rows: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -53,7 +53,9 @@ def _mine(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     return begin, min(each, rows - begin)
 
 
-def _gather(params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, flights: Flights) -> Callable[[], None]:
+def _gather(
+    params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, timer: CollectiveTimer
+) -> Callable[[], None]:
     """Gives each rank the rows that the others have updated."""
     buckets = list(_buckets([p for p in params if p.ndim > 0], bucket_bytes))
     ranks = mesh.size()
@@ -67,9 +69,8 @@ def _gather(params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, fli
             mine = torch.zeros(room, dtype=bucket[0].dtype, device=bucket[0].device)
             _copy([own[mesh.get_local_rank()] for own in parts], mine, into=True)
             everyone = mine.new_empty(ranks * room)
-            started = flights.now()
-            ALL_GATHER(everyone, mine, group=group)
-            flights.waited(started)
+            with timer.blocking():
+                ALL_GATHER(everyone, mine, group=group)
             for rank, row in enumerate(everyone.view(ranks, room)):
                 if rank != mesh.get_local_rank():
                     _copy([own[rank] for own in parts], row, into=False)

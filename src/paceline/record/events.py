@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,10 +24,20 @@ from paceline.errors import RunFailed
 from paceline.record.files import as_json, finite
 
 HELD = 1000
+"""Steps that are kept in memory at most."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "count", "evaluate_s", "seconds")
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=as_json).encode
 _decode = json.JSONDecoder().decode
+
+
+class Status(StrEnum):
+    """How an attempt at a run ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """As asked, after a checkpoint."""
+    FAILED = "failed"
 
 
 class EventWriter:

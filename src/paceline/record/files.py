@@ -29,7 +29,8 @@ def write_atomic(path: Path, text: str | bytes) -> None:
             raise
     except OSError as error:
         raise RunFailed(f"cannot write {path}: {error.strerror}") from error
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # a file system that cannot
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,11 +71,10 @@ def as_json(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

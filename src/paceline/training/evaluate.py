@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.data.order import move
+from paceline.data.prefetch import move
 from paceline.layout import Layout
 from paceline.parallel.precision import autocast
 from paceline.workload import Samples, Workload

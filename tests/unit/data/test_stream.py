@@ -51,10 +51,10 @@ def test_every_token_is_predicted_exactly_once(tmp_path, texts, sequence):
         windows = Windows(ids, sequence)
         order = Order(len(windows), batch=5, seed=1)
         seen = np.zeros(len(ids), np.int64)
-        for turn in order.turns(0, order.steps_per_epoch):
-            batch = windows.batch(turn.ids, turn.keys)
-            assert batch.tokens.shape == batch.targets.shape == (len(turn.ids), sequence)
-            for i, tokens, targets in zip(turn.ids, batch.tokens.numpy(), batch.targets.numpy(), strict=True):
+        for whole in order.global_batches(0, order.steps_per_epoch):
+            batch = windows.batch(whole.ids, whole.keys)
+            assert batch.tokens.shape == batch.targets.shape == (len(whole.ids), sequence)
+            for i, tokens, targets in zip(whole.ids, batch.tokens.numpy(), batch.targets.numpy(), strict=True):
                 counted = int((targets >= 0).sum())
                 assert counted == windows.cost(np.array([i]))[0] > 0
                 begin = i * sequence

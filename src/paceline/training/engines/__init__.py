@@ -6,9 +6,8 @@ ends with one sentence, and the adapter's own start in every rank, which proves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
@@ -16,12 +15,10 @@ from paceline.layout import Layout
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from paceline.launch.environment import Place
-    from paceline.record.timers import Flights
-    from paceline.training.state import State
+    from paceline.execution import Execution
+    from paceline.record.timers import CollectiveTimer
+    from paceline.training.context import RunContext
+    from paceline.training.step import Step
     from paceline.workload import Workload
 
 
@@ -47,19 +44,13 @@ def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
 
 
 def start(
-    spec: RunSpec,
-    layout: Layout,
-    place: Place,
-    workload: Workload,
-    device: torch.device,
-    folder: Path | None,
-    flights: Flights,
-) -> tuple[State, Callable[..., Tensor]]:
-    """(the state of a run under its engine, how a step is done); the configuration is kept in the run folder."""
-    if spec.parallel.engine == "deepspeed":
+    context: RunContext, workload: Workload, layout: Layout, timer: CollectiveTimer, execution: Execution
+) -> Step:
+    """How a step is done under the engine of a run, with the state; the configuration is kept in the run folder."""
+    if context.spec.parallel.engine == "deepspeed":
         from paceline.training.engines import deepspeed
 
-        return deepspeed.start(spec, layout, place, workload, device, folder, flights)
+        return deepspeed.start(context, workload, layout, timer, execution)
     from paceline.training.engines import accelerate
 
-    return accelerate.start(spec, layout, place, workload, device, folder, flights)
+    return accelerate.start(context, workload, layout, timer, execution)

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.execution import Execution
 from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel import ddp, fsdp
-from paceline.parallel.pieces import pieces_of
-from paceline.parallel.precision import HALF, Scaler
-from paceline.parallel.wrapping import Spread, prepared
+from paceline.parallel.local_parameters import local_parameters_of
+from paceline.parallel.precision import HALF
+from paceline.parallel.wrapping import ParallelModel, count, prepared
 from paceline.record.files import write_atomic
-from paceline.record.timers import Flights
+from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
+from paceline.training.context import RunContext
 from paceline.training.engines import accelerate_config
 from paceline.training.engines.proof import must_agree
 from paceline.training.engines.surroundings import alone, as_torchrun_says, surrounded_by
-from paceline.training.optim import optimizer_of
 from paceline.training.state import State
-from paceline.training.step import train_step
+from paceline.training.step import Step
 from paceline.workload import Workload
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -37,20 +37,15 @@ LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 
 def start(
-    spec: RunSpec,
-    layout: Layout,
-    place: Place,
-    workload: Workload,
-    device: torch.device,
-    folder: Path | None,
-    flights: Flights,
-) -> tuple[State, Callable[..., Tensor]]:
-    """(the state of the run, how a step is done). Gradients are summed where Accelerate would take their mean."""
-    model = prepared(workload, layout, spec).to(device)
-    parameters, blocks = sum(p.numel() for p in model.parameters()), workload.blocks(model)
+    context: RunContext, workload: Workload, layout: Layout, timer: CollectiveTimer, execution: Execution
+) -> Step:
+    """Gradients are summed where Accelerate would take their mean."""
+    spec, place, device = context.spec, context.place, context.device
+    model = prepared(workload, spec, layout, execution).to(device)
+    parameters, blocks = count(model), workload.blocks(model)
     config = accelerate_config.config(spec, layout, device.type, [type(block).__name__ for block in blocks])
-    if folder is not None and place.rank == 0:
-        write_atomic(folder / accelerate_config.FILE, yaml.safe_dump(config, sort_keys=False))
+    if place.rank == 0:
+        write_atomic(context.folder / accelerate_config.FILE, yaml.safe_dump(config, sort_keys=False))
     sharded = accelerate_config.shards(layout)
     if sharded:
         fsdp.refuse(model, blocks, layout)
@@ -63,13 +58,12 @@ def start(
         accelerator, net = _wrapped(model, spec, device, config)
     _prove(accelerator, net, blocks, layout, place, device, config)
     if isinstance(net, DistributedDataParallel):
-        ddp.sum_gradients(net, flights)
+        ddp.sum_gradients(net, timer)
     elif sharded:
         _sum_gradients(net)
-    spread = Spread(net, [model], pieces_of([model], layout.ranks, dist.group.WORLD if sharded else None), parameters)
-    state = State(spread, optimizer_of(spec.train, spread.pieces), Scaler(spec.train.precision, device))
-    state.allocate()
-    return state, train_step
+    local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
+    state = State.new(ParallelModel(net, [model], local, parameters), spec.train, device)
+    return Step(workload, state, spec.train, timer)
 
 
 def _wrapped(model: nn.Module, spec: RunSpec, device: torch.device, config: dict[str, Any]) -> tuple[Any, nn.Module]:

@@ -22,7 +22,7 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.spec import TopicsData, TopicsModel
 from paceline.training.explain import shared_documents
-from paceline.workload import Workload
+from paceline.workload import FitEnd, Workload
 from paceline.workloads.topics.blocks import Counts
 from paceline.workloads.topics.engine import WINDOW, Fit, Stop
 from paceline.workloads.topics.model import TopicFit
@@ -142,13 +142,18 @@ class TopicPasses:
         return self._fit
 
     @property
-    def why_done(self) -> str:
-        return "" if self._fit is None else self._fit.why_done
+    def end(self) -> FitEnd | None:
+        if self._fit is None or not self._fit.why_done:
+            return None
+        return FitEnd.CONVERGED if self._fit.converged else FitEnd.MOST_PASSES
+
+    def end_words(self) -> str:
+        return self.fit.why_done
 
     def step(self, flag: bool) -> dict[str, Any]:
         turn = self.fit.step(flag)
         self.seconds += turn.step_s
-        if self.why_done:
+        if self.end is not None:
             self.final_loss = self.fit.final_loss()
         return {
             "loss": turn.loss,
@@ -172,7 +177,7 @@ class TopicPasses:
         return state
 
     def meta(self) -> dict[str, Any]:
-        done = {"final_loss": self.final_loss if self.why_done else None, "seconds": self.seconds}
+        done = {"final_loss": self.final_loss if self.end is not None else None, "seconds": self.seconds}
         return done | {name: getattr(self.fit, name) for name in SAVED}
 
     def room(self) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""The work of one rank, whatever its kind: what a run asks of it, and which kind a workload gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from paceline.data.order import Order
+from paceline.record.events import Status
+from paceline.training.checkpoints.saved import Checkpoint
+from paceline.training.context import RunContext
+from paceline.training.fitting import fit_job
+from paceline.training.setup import gradient_job
+from paceline.workload import Workload
+
+
+class Job(Protocol):
+    context: RunContext
+    workload: Workload
+    evaluation: dict[str, Any]
+    """The newest metrics."""
+
+    @property
+    def order(self) -> Order: ...
+
+    @property
+    def steps(self) -> int:
+        """The last step there can be."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """For people: how a job that is done came to its end."""
+        ...
+
+    @property
+    def layout_equation(self) -> str:
+        """How the work is spread over ranks."""
+        ...
+
+    def equations(self) -> list[str]:
+        """The derived numbers, each as the equation that gives it."""
+        ...
+
+    def notes(self) -> Mapping[str, Any]:
+        """What the "start" event says of this job."""
+        ...
+
+    def restore(self, checkpoint: Checkpoint) -> None: ...
+
+    def run(self) -> Status:
+        """From the present step until it is done, or asked to stop."""
+        ...
+
+    def conclude(self) -> None:
+        """Write what people read beside the last checkpoint; on the main rank, and safe to do again."""
+        ...
+
+
+def job_of(context: RunContext, workload: Workload) -> Job:
+    if workload.fits:
+        return fit_job(context, workload)
+    return gradient_job(context, workload)
