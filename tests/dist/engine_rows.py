@@ -9,8 +9,8 @@ from unittest import mock
 from paceline.training.engines import accelerate
 from paceline.training.engines import accelerate_config
 from paceline.training.engines import deepspeed_config
-from paceline.training.engines import own_file
-from paceline.training.engines import surroundings
+from paceline.training.engines import user_config
+from paceline.training.engines import torchrun_variables
 from paceline.errors import PacelineError
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
@@ -25,14 +25,14 @@ LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
     "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
-    "alone": lambda: mock.patch.object(accelerate, "as_torchrun_says", surroundings_of_one),
+    "alone": lambda: mock.patch.object(accelerate, "variables_of", variables_of_one),
     "whole": lambda: mock.patch.object(accelerate, "_plugin", without_layers),
 }
 """Ways in which an engine may get something else than the run file says."""
 
 
-def surroundings_of_one(place, device):
-    return surroundings.alone()
+def variables_of_one(place, device):
+    return torchrun_variables.without_ranks()
 
 
 def without_layers(said):
@@ -62,7 +62,7 @@ def after_step(step, run, copy):
 
 
 def _asks_deepspeed(instead):
-    return mock.patch.object(deepspeed_config, "config", lambda *args: own_file.laid_over(CONFIG(*args), instead))
+    return mock.patch.object(deepspeed_config, "config", lambda *args: user_config.laid_over(CONFIG(*args), instead))
 
 
 def train_all(runs, lies=(), kind="cpu"):

@@ -118,7 +118,7 @@ def train_rank(
             if not main:
                 job.run()
                 checkpoints.wait()
-                _peaks(device, place.world)
+                _peaks(device)
                 return {}
             _announce(job, run, first, again, speak)
             with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.context.shown:
@@ -126,7 +126,7 @@ def train_rank(
                 checkpoints.wait()
                 job.context.shown({"kind": "end", "status": status})
             events.write("end", status=status)
-            summary = _sum_up(run, job, status, _peaks(device, place.world))
+            summary = _sum_up(run, job, status, _peaks(device))
         except Exception as error:
             if main:
                 _note_failure(run, events, job, error)
@@ -236,15 +236,12 @@ def _show(summary: dict[str, Any], run: RunDir, say: Say) -> None:
         say(f"stopped after a checkpoint, as asked; go on with  {resume}")
 
 
-def _peaks(device: torch.device, world: int) -> list[int]:
+def _peaks(device: torch.device) -> list[int]:
     """Most memory each rank held: of the device, or of the process on a CPU."""
     import torch
-    import torch.distributed as dist
+
+    from paceline.launch.group import gather_objects
 
     cuda = device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peaks: list[Any] = [peak]
-    if world > 1:
-        peaks = [None] * world
-        dist.all_gather_object(peaks, peak)
-    return peaks
+    return gather_objects(peak)

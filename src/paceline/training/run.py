@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, layout_of
-from paceline.record.events import read_events
+from paceline.record.events import Status, read_events
 from paceline.record.run_dir import RunDir
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
 from paceline.training import engines
@@ -47,8 +47,8 @@ class RunResult:
     summary: dict[str, Any]
 
     @property
-    def status(self) -> str:
-        return str(self.summary["status"])
+    def status(self) -> Status:
+        return Status(self.summary["status"])
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Checkpoints that are there: found, verified by their checksums, and read. Damaged ones are skipped."""
+"""Checkpoints that are there: found, verified by their checksums, and read. DamagedCheckpoint ones are skipped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.launch.group import gather_objects
 from paceline.training.checkpoints import storage
 
 FORMAT = 1
@@ -56,29 +56,29 @@ def _first_whole(folder: Path, paths: Iterable[Path], say: Callable[[str], None]
     for path in paths:
         try:
             return verified(path)
-        except Damaged as damage:
+        except DamagedCheckpoint as damage:
             say(f"checkpoint {path} is skipped: {damage}")
     return None
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """Why a folder is not a whole checkpoint, as the end of a sentence."""
 
 
 def sealed_in(folder: Path) -> list[Path]:
     """Folders with the name of a sealed checkpoint, newest first; one that is being replaced after its successor."""
     named = [path for path in folder.glob("step-*") if _SEALED.fullmatch(path.name)]
-    return sorted(named, key=lambda path: (-step_of(path), path.suffix == ".old"))
+    return sorted(named, key=lambda path: (-step_in_name(path), path.suffix == ".old"))
 
 
-def step_of(path: Path) -> int:
+def step_in_name(path: Path) -> int:
     return int(path.name[5:].removesuffix(".old"))
 
 
 def _score(path: Path) -> float:
     try:
         score = _manifest(path)["score"]
-    except Damaged:
+    except DamagedCheckpoint:
         score = None
     return -math.inf if score is None else score
 
@@ -88,13 +88,13 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["format"]
     except FileNotFoundError:
-        raise Damaged(f"it has no {MANIFEST}") from None
+        raise DamagedCheckpoint(f"it has no {MANIFEST}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"its {MANIFEST} cannot be read: {error}") from None
+        raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {error}") from None
     if version != FORMAT:
-        raise Damaged(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
+        raise DamagedCheckpoint(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
     if manifest.pop("seal", None) != seal_of(manifest):
-        raise Damaged(f"its {MANIFEST} is damaged (it differs from its checksum)")
+        raise DamagedCheckpoint(f"its {MANIFEST} is damaged (it differs from its checksum)")
     return manifest
 
 
@@ -103,23 +103,23 @@ def seal_of(manifest: Mapping[str, Any]) -> str:
 
 
 def verified(path: Path, checksums: bool = True) -> Checkpoint:
-    """The checkpoint in a folder, or Damaged: every file is there, has its size and, if asked, its checksum."""
+    """The checkpoint in a folder, of which every file is there, has its size and, if asked, its checksum."""
     manifest = _manifest(path)
-    if manifest["step"] != step_of(path):
-        raise Damaged(f"its {MANIFEST} is of step {manifest['step']}")
+    if manifest["step"] != step_in_name(path):
+        raise DamagedCheckpoint(f"its {MANIFEST} is of step {manifest['step']}")
     files = {path / name: (size, sha256) for name, (size, sha256) in manifest["files"].items()}
     try:
         for file, (size, _) in files.items():
             if (found := file.stat().st_size) != size:
-                raise Damaged(f"its file {file.name} has {found} bytes instead of {size}")
+                raise DamagedCheckpoint(f"its file {file.name} has {found} bytes instead of {size}")
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for file, sha256 in zip(files, pool.map(sha256_of, files) if checksums else (), strict=False):
                 if sha256 != files[file][1]:
-                    raise Damaged(f"its file {file.name} is damaged (it differs from its checksum)")
+                    raise DamagedCheckpoint(f"its file {file.name} is damaged (it differs from its checksum)")
     except FileNotFoundError as error:
-        raise Damaged(f"its file {Path(error.filename).name} is missing") from None
+        raise DamagedCheckpoint(f"its file {Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise Damaged(f"a file cannot be read: {error}") from None
+        raise DamagedCheckpoint(f"a file cannot be read: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
 
 
@@ -147,11 +147,7 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
         wrong = error
     except OSError as error:
         wrong = RunFailed(f"checkpoint {checkpoint.path} cannot be read: {error}")
-    outcomes: list[PacelineError | None] = [wrong]
-    if dist.is_available() and dist.is_initialized():
-        outcomes = [None] * dist.get_world_size()
-        dist.all_gather_object(outcomes, wrong)
-    for outcome in outcomes:
+    for outcome in gather_objects(wrong):
         if outcome is not None:
             raise outcome
 

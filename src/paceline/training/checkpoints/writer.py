@@ -28,19 +28,20 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import RunFailed
+from paceline.launch.group import gather_objects
 from paceline.record.files import sync_folder
 from paceline.training.checkpoints import storage
 from paceline.training.checkpoints.saved import (
     FORMAT,
     MANIFEST,
     Checkpoint,
-    Damaged,
+    DamagedCheckpoint,
     error_words,
     first_failure,
     seal_of,
     sealed_in,
     sha256_of,
-    step_of,
+    step_in_name,
     verified,
 )
 
@@ -167,10 +168,10 @@ class CheckpointWriter:
         whole: list[Checkpoint] = []
         replaced: list[Path] = []
         for path in sealed_in(self._folder):
-            if whole and whole[-1].step == step_of(path):
+            if whole and whole[-1].step == step_in_name(path):
                 replaced.append(path)
                 continue
-            with suppress(Damaged):
+            with suppress(DamagedCheckpoint):
                 whole.append(verified(path, checksums=path not in self._proven))
                 self._proven.add(path)
         scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
@@ -193,10 +194,7 @@ class CheckpointWriter:
             mine = (work(), None)
         except (Exception, CheckpointException) as error:
             mine = (None, _failed(self._rank, error))
-        everyone: list[Any] = [mine]
-        if self._group is not None:
-            everyone = [None] * self._ranks
-            dist.all_gather_object(everyone, mine, group=self._group)
+        everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
         for _, failed in everyone:
             if failed is not None:
                 raise failed

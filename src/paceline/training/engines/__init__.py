@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.layout import Layout
 from paceline.spec import RunSpec
 
@@ -54,3 +54,10 @@ def start(
     from paceline.training.engines import accelerate
 
     return accelerate.start(context, workload, layout, timer, execution)
+
+
+def must_agree(engine: str, has: Mapping[str, tuple[Any, Any]]) -> None:
+    """`has`: for each property, what a started engine has and what it was asked for; some drop requests in silence."""
+    for what, (got, asked) in has.items():
+        if got != asked:
+            raise RunFailed(f"{engine} was asked for {what} {asked} and has {got}: the run was not started")

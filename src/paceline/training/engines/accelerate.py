@@ -25,9 +25,8 @@ from paceline.record.files import write_atomic
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.training.context import RunContext
-from paceline.training.engines import accelerate_config
-from paceline.training.engines.proof import must_agree
-from paceline.training.engines.surroundings import alone, as_torchrun_says, surrounded_by
+from paceline.training.engines import accelerate_config, must_agree
+from paceline.training.engines.torchrun_variables import environment_set, variables_of, without_ranks
 from paceline.training.state import State
 from paceline.training.step import Step
 from paceline.workload import Workload
@@ -52,9 +51,9 @@ def start(
         group_of_one(device)
         # no wrapper does it here, and weights need not come from torch's generator
         ddp.share_buffers((tensor.detach() for tensor in (*model.parameters(), *model.buffers())), layout)
-    place_said = as_torchrun_says(place, device) if sharded or layout.ranks > 1 else alone()
+    place_said = variables_of(place, device) if sharded or layout.ranks > 1 else without_ranks()
     told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
-    with surrounded_by({**place_said, **told, LOADING: None}):
+    with environment_set({**place_said, **told, LOADING: None}):
         accelerator, net = _wrapped(model, spec, device, config)
     _prove(accelerator, net, blocks, layout, place, device, config)
     if isinstance(net, DistributedDataParallel):

@@ -31,10 +31,9 @@ from paceline.record.files import write_json
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.training.context import RunContext
-from paceline.training.engines import deepspeed_config
+from paceline.training.engines import deepspeed_config, must_agree
 from paceline.training.engines.deepspeed_state import ZeroState
-from paceline.training.engines.proof import must_agree
-from paceline.training.engines.surroundings import as_torchrun_says, surrounded_by
+from paceline.training.engines.torchrun_variables import environment_set, variables_of
 from paceline.training.optim import optimizer_of
 from paceline.training.state import State
 from paceline.training.step import Step, loss_and_count
@@ -79,7 +78,7 @@ def start(
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any], place: Place, device: torch.device) -> Any:
-    with surrounded_by({**as_torchrun_says(place, device), "DS_ACCELERATOR": device.type}):
+    with environment_set({**variables_of(place, device), "DS_ACCELERATOR": device.type}):
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
