@@ -31,4 +31,4 @@ def evaluate_again(folder, spec, scratch):
         job.restore(newest(RunDir(Path(folder)).checkpoints, print))
         assert job.state.step > 0
         held_out, precision = job.workload.data("test"), spec.train.precision
-        return evaluate(job.workload, job.state.model.whole, held_out, device, precision, job.layout)
+        return evaluate(job.workload, job.state.model.unwrapped, held_out, device, precision, job.layout)

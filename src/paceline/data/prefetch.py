@@ -36,7 +36,7 @@ class MicroBatch:
 class RankBatch:
     """A data-parallel rank's share of a global batch, ready to compute."""
 
-    whole: GlobalBatch
+    global_batch: GlobalBatch
     micro_batches: list[MicroBatch]
     cost: int
     """Of the global batch, over all ranks: its tokens, for texts."""
@@ -44,6 +44,11 @@ class RankBatch:
     """Among the data-parallel ones."""
     data_s: float = 0.0
     """How long the loop waited for it."""
+
+    @property
+    def samples(self) -> int:
+        """Of the global batch."""
+        return len(self.global_batch.ids)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.ddp import sum_later
-from paceline.parallel.local_sgd import LocalSGD, average, copy_parts
+from paceline.parallel.flat import average, copy_parts, flattened
+from paceline.parallel.local_sgd import LocalSGD
+from paceline.parallel.precision import HALF
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Parallel
 
@@ -24,7 +26,6 @@ RANK = 4
 """Of PowerSGD: columns of the two thin matrices. More sends more and loses less."""
 WORTH = 2
 """A matrix is compressed where that divides what is sent by more than this."""
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOCAL = ("local_sgd", "diloco")
 
 
@@ -165,7 +166,7 @@ class PowerSGD(ExactSum):
         """Replace tensors by their sums over ranks; whether all are finite."""
         if not tensors:
             return True
-        flat = torch.cat([t.reshape(-1) for t in tensors])
+        flat = flattened(tensors)
         with self.timer.blocking():
             dist.all_reduce(flat)
         copy_parts(flat, tensors)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.parallel.local_parameters import shared_parameters
 from paceline.record.timers import CollectiveTimer
 
 
@@ -61,14 +62,11 @@ def shard(
 
 def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
     """What `fully_shard` cannot take, in words."""
-    owner: dict[int, int] = {}
-    for index, block in enumerate(blocks):
-        for name, p in block.named_parameters():
-            if owner.setdefault(id(p), index) != index:
-                raise UserError(
-                    f"parallel.strategy={layout.strategy}: layers {owner[id(p)]} and {index} share {name}, and are "
-                    "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
-                )
+    for name, first, second in shared_parameters(blocks):
+        raise UserError(
+            f"parallel.strategy={layout.strategy}: layers {first} and {second} share {name}, and are "
+            "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
+        )
     for name, p in model.named_parameters():
         if not p.ndim:
             raise UserError(

@@ -7,7 +7,7 @@ beside it, for gradient norms and for checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,3 +120,12 @@ def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
 
     data = param.detach().to_local()
     return LocalParameter(name, param, data, ranks // parts, cut, whole)
+
+
+def shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, int, int]]:
+    """(name, index of a module, index of another that has the same parameter)"""
+    owner: dict[int, int] = {}
+    for index, module in enumerate(modules):
+        for name, p in module.named_parameters():
+            if owner.setdefault(id(p), index) != index:
+                yield name, owner[id(p)], index

@@ -13,18 +13,18 @@ checkpoint they are averaged, on all ranks, so that a resumed run finds what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.parallel.flat import average
 from paceline.record.timers import CollectiveTimer
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
 """Both as the authors of DiLoCo chose them."""
-AT_ONCE_BYTES = 25_000_000
 
 
 class LocalSGD:
@@ -81,33 +81,3 @@ class LocalSGD:
     def average_state(self, moments: Iterable[Tensor]) -> None:
         """The moments of the ranks' optimisers become their mean."""
         average(moments)
-
-
-@torch.no_grad()
-def average(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its mean over ranks; the same bits on all of them."""
-    if not dist.is_initialized():
-        return
-    for chunk in _chunks(tensors):
-        flat = torch.cat([t.reshape(-1) for t in chunk])
-        dist.all_reduce(flat)
-        copy_parts(flat.div_(dist.get_world_size()), chunk)
-
-
-def copy_parts(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the parts of a flat tensor to where they belong."""
-    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-def _chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, as many as are sent at once."""
-    chunk: list[Tensor] = []
-    for tensor in tensors:
-        alike = not chunk or (tensor.dtype, tensor.device) == (chunk[0].dtype, chunk[0].device)
-        if not alike or sum(t.nbytes for t in chunk) >= AT_ONCE_BYTES:
-            yield chunk
-            chunk = []
-        chunk.append(tensor)
-    if chunk:
-        yield chunk

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
 
 from paceline.errors import UserError
 from paceline.layout import LOOPED, Layout
+from paceline.parallel.local_parameters import shared_parameters
 from paceline.workload import Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -71,14 +72,11 @@ def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_ran
             f"stages, but the model has {len(costs)} layers; use parallel.pipeline={most} or fewer"
         )
     stages = [workload.stage(model, layers) for layers in cut(costs, before, after, layout.stages)]
-    held: dict[int, int] = {}
-    for index, stage in enumerate(stages):
-        for name, p in stage.named_parameters():
-            if held.setdefault(id(p), index) != index:
-                raise UserError(
-                    f"parallel.pipeline={layout.pipeline}: {name} is part of stage {held[id(p)]} and of stage {index}, "
-                    "which would each train a copy of it; untie it, or use parallel.pipeline=1"
-                )
+    for name, first, second in shared_parameters(stages):
+        raise UserError(
+            f"parallel.pipeline={layout.pipeline}: {name} is part of stage {first} and of stage {second}, "
+            "which would each train a copy of it; untie it, or use parallel.pipeline=1"
+        )
     return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
 
 

@@ -52,7 +52,7 @@ class ParallelModel:
     reduction: GradientReduction = field(default_factory=ExactSum)
 
     @property
-    def whole(self) -> nn.Module:
+    def unwrapped(self) -> nn.Module:
         """What evaluation is computed with: without the wrapper that sums gradients."""
         return self.net.module if isinstance(self.net, nn.parallel.DistributedDataParallel) else self.net
 

@@ -68,11 +68,11 @@ class EventWriter:
         if kind != "step" or len(self._held) >= HELD:
             self.flush()
 
-    def flush(self, *, to_disk: bool = False) -> None:
-        """Hand over the events held so far: to the system, which a kill does not undo, or down `to_disk`."""
+    def flush(self) -> None:
+        """Hand the events held so far to the system: a kill does not undo that."""
         lines = "".join(f"{line}\n" for line in self._held)
         self._held.clear()
-        self._append(lines.encode(errors="replace"), to_disk)
+        self._append(lines.encode(errors="replace"))
 
     def close(self) -> None:
         if self._file >= 0:
@@ -82,12 +82,10 @@ class EventWriter:
                 os.close(self._file)
                 self._file = -1
 
-    def _append(self, lines: bytes, to_disk: bool = False) -> None:
+    def _append(self, lines: bytes) -> None:
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
-            if to_disk:
-                os.fsync(self._file)
         except OSError as error:
             raise RunFailed(f"cannot write {self.path}: {error.strerror}") from error
 

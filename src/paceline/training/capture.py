@@ -134,7 +134,7 @@ class RecordedStep(Step):
             recorded = self.recorded[sent.leaves] = self._record(sent)
         recorded.row.copy_(sent.row, non_blocking=True)
         self.buffers.give_back(sent.row)
-        recorded.samples.fill_(len(batch.whole.ids))
+        recorded.samples.fill_(batch.samples)
         recorded.graph.replay()
         stats = recorded.stats.clone()
         if stop:

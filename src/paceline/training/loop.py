@@ -96,7 +96,7 @@ class GradientJob:
         state.model.net.train()
 
         for batch in self.loader.prefetch(state.step, self.steps):
-            set_lr(state.optimizer, self.schedule(batch.whole.seen))
+            set_lr(state.optimizer, self.schedule(batch.global_batch.seen))
             stats = self.train_step(batch, stop.requested)
             state.step += 1
             last, epoch_end = self.done, state.step % self.order.steps_per_epoch == 0
@@ -122,7 +122,7 @@ class GradientJob:
     def _evaluate(self, held_out: Samples) -> float:
         """Evaluate the model as it is now; returns its score."""
         share_buffers(self.state.buffers(), self.layout)
-        precision, model = self.context.spec.train.precision, self.state.model.whole
+        precision, model = self.context.spec.train.precision, self.state.model.unwrapped
         self.evaluation = evaluate(self.workload, model, held_out, self.context.device, precision, self.layout)
         score = self.workload.goodness(self.evaluation)
         self.context.event("evaluate", step=self.state.step, **self.evaluation)
@@ -156,7 +156,7 @@ class StepLog:
 
     def add(self, batch: RankBatch, stats: Tensor) -> None:
         """Note a step that was handed to the device."""
-        whole = batch.whole
+        whole = batch.global_batch
         event = {
             "step": self.job.state.step,
             "epoch": whole.epoch,

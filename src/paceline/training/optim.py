@@ -72,15 +72,10 @@ class _LayerWise(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def own_norms(of: Sequence[Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Where every rank holds whole tensors."""
-    return list(torch._foreach_norm(list(parts)))
-
-
 class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
 
-    def __init__(self, params: Any, lr: Tensor, momentum: float, eta: float = 0.001, norms: Norms = own_norms) -> None:
+    def __init__(self, params: Any, lr: Tensor, momentum: float, norms: Norms, eta: float = 0.001) -> None:
         defaults = {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0, "adapt": True}
         super().__init__(params, defaults, norms)
 
@@ -101,9 +96,7 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """Layer-wise adaptive moments for large batches (You et al., 2020)."""
 
-    def __init__(
-        self, params: Any, lr: Tensor, betas: tuple[float, float], eps: float = 1e-6, norms: Norms = own_norms
-    ) -> None:
+    def __init__(self, params: Any, lr: Tensor, betas: tuple[float, float], norms: Norms, eps: float = 1e-6) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True}
         super().__init__(params, defaults, norms)
 

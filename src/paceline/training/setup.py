@@ -54,7 +54,7 @@ def step_of(
         return Step(workload, state, train, timer, padded)
     from paceline.training.capture import AT_ONCE, RecordedStep
 
-    net = state.model.whole
+    net = state.model.unwrapped
     if execution.compiled_whole:
         compiled = torch.compile(net, dynamic=True, options=compiler_options())
         return RecordedStep(workload, state, train, timer, padded, AT_ONCE, compiled=compiled)

@@ -99,7 +99,7 @@ class Step:
         A model that draws from torch's own generator finds it seeded by (seed, step, data-parallel rank, micro-batch):
         after a resume on the same ranks it draws the same.
         """
-        samples, last = len(batch.whole.ids), len(batch.micro_batches) - 1
+        samples, last = batch.samples, len(batch.micro_batches) - 1
         found = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index, micro in enumerate(batch.micro_batches):
             self.seed(batch, index)
@@ -108,7 +108,7 @@ class Step:
         return self.finish(found, samples, stop)
 
     def seed(self, batch: RankBatch, index: int) -> None:
-        torch.manual_seed(int(stream(self.train.seed, batch.whole.step, batch.rank, index)) >> 1)
+        torch.manual_seed(int(stream(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1)
 
     def moved(self, micro: MicroBatch) -> MicroBatch:
         return micro if self.device.type == "cpu" else MicroBatch(move(micro.batch, self.device), micro.weight)
@@ -161,7 +161,7 @@ class PipelineStep(Step):
     """A step where the model is spread over stages: all micro-batches go through them in one schedule."""
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
-        samples, scale = len(batch.whole.ids), self.state.scaler.scale
+        samples, scale = batch.samples, self.state.scaler.scale
         micro_batches = [self.moved(micro) for micro in batch.micro_batches]
         inputs = [self.workload.inputs(micro.batch) for micro in micro_batches]
         first = torch.cat([one for one, _ in inputs])

@@ -129,8 +129,8 @@ def test_prefetching_keeps_order_and_hands_over_errors():
     layout, order = Layout("single", 1, 10, 10), Order(103, 10, 0)
     for at_once in (1, 4):
         found = list(loader(Numbers(103), order, layout, at_once=at_once).prefetch(3, 27))
-        assert [b.whole.step for b in found] == list(range(3, 27))
-        assert all((b.whole.ids == order.global_batch(b.whole.step).ids).all() for b in found)
+        assert [b.global_batch.step for b in found] == list(range(3, 27))
+        assert all((b.global_batch.ids == order.global_batch(b.global_batch.step).ids).all() for b in found)
 
     class Broken(Numbers):
         def batch(self, ids, keys):

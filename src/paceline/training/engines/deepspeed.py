@@ -144,7 +144,7 @@ class DeepSpeedStep(Step):
         self.state.optimizer.register_step_pre_hook(self._before_update)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
-        net, samples, last = self.net, len(batch.whole.ids), len(batch.micro_batches) - 1
+        net, samples, last = self.net, batch.samples, len(batch.micro_batches) - 1
         found = torch.zeros(3, dtype=torch.float64, device=self.device)
         found[2] = float(stop)
         for index, micro in enumerate(batch.micro_batches):
