@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -42,7 +43,7 @@ def compare_steps(spec: RunSpec, out: str, rounds: int) -> tuple[float, float]:
         step = hand_written(job)
         for _ in range(blocks):
             hand += step(block)
-            job.steps = job.state.step + block
+            job.facts = replace(job.facts, steps=job.state.step + block)
             job.run()
     ours = [event["step_s"] for event in read_steps(events_file)]
     return statistics.median(hand[block:]), statistics.median(ours[block:])
@@ -58,7 +59,7 @@ def hand_written(job: GradientJob) -> Callable[[int], list[float]]:
     def block(count: int) -> list[float]:
         nonlocal done
         times = []
-        for whole in job.order.global_batches(done, done + count):
+        for whole in job.loader.order.global_batches(done, done + count):
             began = perf_counter()
             (mine,) = job.loader.load([whole])
             batch = mine.micro_batches[0].batch

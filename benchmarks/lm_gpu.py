@@ -36,14 +36,13 @@ from paceline.hardware.catalogue import known
 from paceline.launch.group import group_of_one
 from paceline.layout import layout_of
 from paceline.parallel import ddp
-from paceline.parallel.wrapping import ability, parallelize
+from paceline.parallel.wrapping import ModelSetup, ability, parallelize
 from paceline.record.files import write_json
 from paceline.record.timers import CudaCollectiveTimer
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec, build
 from paceline.training import setup
 from paceline.training.optim import set_lr
-from paceline.training.state import State
 from paceline.workloads.lm.workload import LanguageModel
 
 TOKENS = 32768
@@ -91,18 +90,18 @@ def paceline_step(spec: RunSpec, way: str) -> Callable[[], Tensor]:
     samples = workload.data("train")
     traits = Traits(equal_layers=workload.compile_layers, few_shapes=way not in ("ddp", "unrecorded"))
     execution = execution_of(spec.train, layout, ability(device), traits)
-    model = parallelize(workload, spec, layout, device, timer, execution)
+    made_from = ModelSetup(workload, spec, layout, device, timer, execution)
+    model = parallelize(made_from)
     if way == "ddp":
         group_of_one(device)
         model = replace(model, net=ddp.wrap(model.net, device, spec.parallel.bucket_mb, timer))
-    state = State.new(model, spec.train, device)
-    step = setup.step_of(workload, state, spec.train, timer, execution, pipeline=False)
+    step = setup.step_of(made_from, model)
     order = Order(len(samples), spec.train.global_batch, spec.train.seed)
     batches = Loader(samples, order, layout, 0, step.collate(samples, layout), step.at_once).prefetch(0, 1000)
     model.net.train()
 
     def once() -> Tensor:
-        set_lr(state.optimizer, 3e-4)
+        set_lr(step.state.optimizer, 3e-4)
         stats = step(next(batches), False)
         timer.take()
         return stats[0] / stats[1]

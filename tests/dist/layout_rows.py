@@ -93,7 +93,7 @@ def parts_after(spec):
     place = detect(os.environ) or ALONE
     with joined(place, "cpu", 1, 60) as device:
         job = job_of(spec, place, device)
-        for batch in job.loader.prefetch(0, job.steps):
+        for batch in job.loader.prefetch(0, job.facts.steps):
             set_lr(job.state.optimizer, 0.01)
             job.train_step(batch, False)
         return [p.data.tolist() for p in job.state.model.local_parameters], [b.tolist() for b in job.state.buffers()]

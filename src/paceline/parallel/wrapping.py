@@ -57,22 +57,28 @@ class ParallelModel:
         return self.net.module if isinstance(self.net, nn.parallel.DistributedDataParallel) else self.net
 
 
-def parallelize(
-    workload: Workload,
-    spec: RunSpec,
-    layout: Layout,
-    device: torch.device,
-    timer: CollectiveTimer,
-    execution: Execution,
-) -> ParallelModel:
+@dataclass(frozen=True)
+class ModelSetup:
+    """What a model is made from on one rank."""
+
+    workload: Workload
+    spec: RunSpec
+    layout: Layout
+    device: torch.device
+    timer: CollectiveTimer
+    execution: Execution
+
+
+def parallelize(setup: ModelSetup) -> ParallelModel:
+    workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
     late = workload.draws_by_name
     with torch.device("meta") if late else nullcontext():
-        model = _model(workload, spec)
+        model = _model(setup)
     if layout.plain or layout.strategy == "zero1":
         if late:
             _draw(model, device, spec)
-        change_layers(model.to(device), workload, spec, layout, device, execution)
-        return _replicated(model, spec, layout, device, timer)
+        change_layers(model.to(device), setup)
+        return _replicated(model, setup)
 
     from paceline.parallel import fsdp, pipeline, tensor
     from paceline.parallel.mesh import mesh_of
@@ -91,10 +97,10 @@ def parallelize(
         blocks = workload.blocks(stage)
         if layout.tensor > 1:
             tensor.divide(stage, workload.shard_rules, mesh["tensor"], layout.sequence)
-        change_layers(stage, workload, spec, layout, device, execution)
+        change_layers(stage, setup)
         if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
             gathered = torch.bfloat16 if workload.casts_layers and spec.train.precision in ("bf16", "fp8") else None
-            fsdp.shard(stage, blocks, mesh, layout, timer, gathered)
+            fsdp.shard(stage, blocks, mesh, layout, setup.timer, gathered)
         if late:
             _draw(stage, torch.device("cpu") if layout.offload else device, spec)
 
@@ -106,30 +112,26 @@ def parallelize(
     return ParallelModel(net, parts, local, parameters, layout.tensor)
 
 
-def prepared(workload: Workload, spec: RunSpec, layout: Layout, execution: Execution) -> nn.Module:
+def prepared(setup: ModelSetup) -> nn.Module:
     """The model before anything wraps it, in host memory: for engines that do so in their own way."""
-    model = _model(workload, spec)
-    change_layers(model, workload, spec, layout, torch.device("cpu"), execution)
+    model = _model(setup)
+    change_layers(model, setup)
     return model
 
 
-def _replicated(
-    model: nn.Module, spec: RunSpec, layout: Layout, device: torch.device, timer: CollectiveTimer
-) -> ParallelModel:
+def _replicated(model: nn.Module, setup: ModelSetup) -> ParallelModel:
     """Every rank holds the model."""
-    reduction = reduction_of(spec.parallel, model, timer)
-    if layout.ranks == 1 or reduction.own_models:
-        local = local_parameters_of([model], 1)
-        return ParallelModel(model, [model], local, count(model), reduction=reduction)
-    net = ddp.wrap(model, device, spec.parallel.bucket_mb, timer, reduction.hook)
-    if layout.strategy == "zero1":
+    layout, device, parallel = setup.layout, setup.device, setup.spec.parallel
+    reduction = reduction_of(parallel, model, setup.timer)
+    alone = layout.ranks == 1 or reduction.own_models
+    net = model if alone else ddp.wrap(model, device, parallel.bucket_mb, setup.timer, reduction.hook)
+    local = local_parameters_of([model], 1 if alone else layout.ranks)
+    if layout.strategy == "zero1" and not alone:
         from paceline.parallel import zero1
         from paceline.parallel.mesh import mesh_of
 
-        mesh, _ = mesh_of(layout, device, spec.parallel.timeout_s)
-        local = zero1.shard_update(model, mesh["shard"], spec.parallel.bucket_mb, timer)
-    else:
-        local = local_parameters_of([model], layout.ranks)
+        mesh, _ = mesh_of(layout, device, parallel.timeout_s)
+        local = zero1.shard_update(model, mesh["shard"], parallel.bucket_mb, setup.timer)
     return ParallelModel(net, [model], local, count(model), reduction=reduction)
 
 
@@ -150,20 +152,14 @@ def ability(device: torch.device) -> Device:
     return CPU if device.type == "cpu" else replace(CUDA, compiles=compiles)
 
 
-def change_layers(
-    model: nn.Module,
-    workload: Workload,
-    spec: RunSpec,
-    layout: Layout,
-    device: torch.device,
-    execution: Execution,
-) -> None:
+def change_layers(model: nn.Module, setup: ModelSetup) -> None:
     """What is done to each layer by itself: products in fp8, activations computed again, compilation."""
+    workload, layout = setup.workload, setup.layout
     blocks = workload.blocks(model)
-    if spec.train.precision == "fp8":
+    if setup.spec.train.precision == "fp8":
         from paceline.parallel.fp8 import use_fp8
 
-        use_fp8(blocks or [model], device)
+        use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
         if not blocks:
             raise UserError(
@@ -173,7 +169,7 @@ def change_layers(
         from paceline.parallel.recompute import recompute
 
         recompute(blocks, layout.checkpointing)
-    if execution.compiled_layers:
+    if setup.execution.compiled_layers:
         _compile(model, blocks, workload.compile_layers)
 
 
@@ -189,10 +185,10 @@ def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None
             block.compile()
 
 
-def _model(workload: Workload, spec: RunSpec) -> nn.Module:
-    found: object = workload.model()
+def _model(setup: ModelSetup) -> nn.Module:
+    found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
     if not any(p.requires_grad for p in found.parameters()):
         raise UserError(f"workload: the model ({type(found).__name__}) has no parameters to train")
-    return found.to(torch.float64 if spec.train.precision == "fp64" else torch.float32)
+    return found.to(torch.float64 if setup.spec.train.precision == "fp64" else torch.float32)

@@ -1,14 +1,15 @@
-"""What every job has of its run, whatever it does: the request, this rank's place in it, and where its record goes."""
+"""What every job has, whatever it does: its run, this rank's place in it, where its record goes, and its size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter
@@ -18,6 +19,8 @@ from paceline.training.checkpoints.writer import CheckpointWriter
 
 @dataclass
 class RunContext:
+    """On one rank."""
+
     spec: RunSpec
     place: Place
     device: torch.device
@@ -33,3 +36,20 @@ class RunContext:
         self.events.write(kind, **values)
         if self.place.rank == 0:
             self.shown({"kind": kind, **values})
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What is known of a job once it is built."""
+
+    order: Order
+    steps: int
+    """The last step there can be."""
+    parameters: int
+    """Of the whole model."""
+    layout: str
+    """How the work is spread over ranks, as an equation."""
+    equations: list[str]
+    """The derived numbers, each as the equation that gives it."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the "start" event says of this job alone."""

@@ -6,17 +6,15 @@ around it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.data.order import Order
-from paceline.layout import layout_of
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import compute_s
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
-from paceline.training.context import RunContext
+from paceline.training.context import JobFacts, RunContext
 from paceline.workload import Passes, Workload
 
 SAVED_EVERY = 50
@@ -28,18 +26,10 @@ class FitJob:
 
     context: RunContext
     workload: Workload
+    facts: JobFacts
     passes: Passes
-    order: Order
     step: int = 0
     evaluation: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def steps(self) -> int:
-        return self.passes.most
-
-    @property
-    def parameters(self) -> int:
-        return self.passes.parameters
 
     @property
     def done(self) -> bool:
@@ -48,16 +38,6 @@ class FitJob:
     @property
     def end(self) -> str:
         return f"{self.step} passes, {self.passes.end_words()}"
-
-    @property
-    def layout_equation(self) -> str:
-        return "; ".join(self.equations())
-
-    def equations(self) -> list[str]:
-        return self.passes.equations(layout_of(self.context.spec).ranks)
-
-    def notes(self) -> Mapping[str, Any]:
-        return {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         restore(checkpoint, self.passes.room())
@@ -106,4 +86,7 @@ class FitJob:
 
 def fit_job(context: RunContext, workload: Workload) -> FitJob:
     passes = workload.passes(context.device)
-    return FitJob(context, workload, passes, Order(passes.samples, passes.samples, context.spec.train.seed))
+    order = Order(passes.samples, passes.samples, context.spec.train.seed)
+    equations = passes.equations(context.place.world)
+    facts = JobFacts(order, passes.most, passes.parameters, "; ".join(equations), equations)
+    return FitJob(context, workload, facts, passes)

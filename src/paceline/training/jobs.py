@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
-from paceline.data.order import Order
 from paceline.record.events import Status
 from paceline.training.checkpoints.saved import Checkpoint
-from paceline.training.context import RunContext
+from paceline.training.context import JobFacts, RunContext
 from paceline.training.fitting import fit_job
 from paceline.training.setup import gradient_job
 from paceline.workload import Workload
@@ -17,21 +15,9 @@ from paceline.workload import Workload
 class Job(Protocol):
     context: RunContext
     workload: Workload
+    facts: JobFacts
     evaluation: dict[str, Any]
     """The newest metrics."""
-
-    @property
-    def order(self) -> Order: ...
-
-    @property
-    def steps(self) -> int:
-        """The last step there can be."""
-        ...
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model."""
-        ...
 
     @property
     def done(self) -> bool:
@@ -41,19 +27,6 @@ class Job(Protocol):
     @property
     def end(self) -> str:
         """For people: how a job that is done came to its end."""
-        ...
-
-    @property
-    def layout_equation(self) -> str:
-        """How the work is spread over ranks."""
-        ...
-
-    def equations(self) -> list[str]:
-        """The derived numbers, each as the equation that gives it."""
-        ...
-
-    def notes(self) -> Mapping[str, Any]:
-        """What the "start" event says of this job."""
         ...
 
     def restore(self, checkpoint: Checkpoint) -> None: ...

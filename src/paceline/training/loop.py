@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
@@ -12,18 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.data.order import Order
 from paceline.data.prefetch import Loader, RankBatch
 from paceline.errors import RunFailed
-from paceline.execution import Execution
 from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
 from paceline.record.events import Status
 from paceline.record.timers import Reading, compute_s
 from paceline.training.checkpoints.saved import Checkpoint, restore
-from paceline.training.context import RunContext
+from paceline.training.context import JobFacts, RunContext
 from paceline.training.evaluate import evaluate
-from paceline.training.explain import equations
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
 from paceline.training.state import State
@@ -40,11 +36,10 @@ class GradientJob:
 
     context: RunContext
     workload: Workload
+    facts: JobFacts
     layout: Layout
-    execution: Execution
     train_step: Step
     loader: Loader
-    steps: int
     schedule: Schedule
     evaluation: dict[str, Any] = field(default_factory=dict)
     best: float | None = None
@@ -55,31 +50,12 @@ class GradientJob:
         return self.train_step.state
 
     @property
-    def order(self) -> Order:
-        return self.loader.order
-
-    @property
-    def parameters(self) -> int:
-        return self.state.model.parameters
-
-    @property
     def done(self) -> bool:
-        return self.state.step == self.steps
+        return self.state.step == self.facts.steps
 
     @property
     def end(self) -> str:
-        return f"all of its {self.steps} steps are done"
-
-    @property
-    def layout_equation(self) -> str:
-        equation = self.layout.equation()
-        return equation if self.layout.plain else f"{self.layout.grid()}; {equation}"
-
-    def equations(self) -> list[str]:
-        return equations(self.context.spec, self.order.samples)
-
-    def notes(self) -> Mapping[str, Any]:
-        return {"execution": self.execution.words()}
+        return f"all of its {self.facts.steps} steps are done"
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.state.restore(partial(restore, checkpoint, partly=self.layout.pipeline > 1))
@@ -95,11 +71,11 @@ class GradientJob:
         log, stop = StepLog(self), self.context.stop
         state.model.net.train()
 
-        for batch in self.loader.prefetch(state.step, self.steps):
+        for batch in self.loader.prefetch(state.step, self.facts.steps):
             set_lr(state.optimizer, self.schedule(batch.global_batch.seen))
             stats = self.train_step(batch, stop.requested)
             state.step += 1
-            last, epoch_end = self.done, state.step % self.order.steps_per_epoch == 0
+            last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
             evaluating = last or due(state.step, train.evaluate_every, epoch_end)
             saving = last or due(state.step, train.checkpoint_every, epoch_end)
             state.model.reduction.average_models(state.step, now=evaluating or saving)

@@ -121,7 +121,8 @@ def train_rank(
                 _peaks(device)
                 return {}
             _announce(job, run, first, again, speak)
-            with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.context.shown:
+            order = job.facts.order
+            with audience(spec, run, order.seen(job.facts.steps), order.seen(first), show) as job.context.shown:
                 status = job.run()
                 checkpoints.wait()
                 job.context.shown({"kind": "end", "status": status})
@@ -179,7 +180,7 @@ def _note_start(job: Job, first: int, again: bool) -> None:
         device=str(job.context.device),
         threads=torch.get_num_threads(),
         data=job.workload.fingerprint(),
-        **job.notes(),
+        **job.facts.notes,
     )
     if again:
         events.write("resume", step=first)
@@ -187,10 +188,10 @@ def _note_start(job: Job, first: int, again: bool) -> None:
 
 def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
     say(f"{run.path}")
-    for line in job.equations():
+    for line in job.facts.equations:
         say(f"  {line}")
     if first:
-        say(f"  going on from step {first} of {job.steps}")
+        say(f"  going on from step {first} of {job.facts.steps}")
     elif again:
         say("  there is no whole checkpoint to go on from: starting from the beginning")
 
@@ -208,13 +209,13 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
     }
     summary = summarise(
         spec,
-        job.layout_equation,
+        job.facts.layout,
         read_steps(run.events_file(0)),
         job.evaluation,
         status,
         seconds=seconds_of(run.events_file(0)),
-        epoch_samples=job.order.samples,
-        parameters=job.parameters,
+        epoch_samples=job.facts.order.samples,
+        parameters=job.facts.parameters,
         peak_bytes_per_rank=peaks,
         best=evaluations[max(evaluations)] if evaluations else None,
         differs_from=differs_from(spec.parallel),

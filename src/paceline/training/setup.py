@@ -8,57 +8,64 @@ from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
 from paceline.execution import Execution, Reason, Traits, execution_of
 from paceline.layout import layout_of
-from paceline.parallel.wrapping import ability, parallelize
-from paceline.record.timers import CollectiveTimer, timer_of
-from paceline.spec import Train
+from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
+from paceline.record.timers import timer_of
 from paceline.training import engines
-from paceline.training.context import RunContext
+from paceline.training.context import JobFacts, RunContext
+from paceline.training.explain import equations
 from paceline.training.loop import GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import PipelineStep, Step
-from paceline.workload import Workload, samples_of
+from paceline.workload import Samples, Workload, samples_of
 
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
-    spec, device = context.spec, context.device
-    train, layout = spec.train, layout_of(spec)
+    spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = samples_of(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
-    timer = timer_of(device.type)
-    torch.manual_seed(train.seed)
-    if spec.parallel.engine == "torch":
-        traits = Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "steady"))
-        execution = execution_of(train, layout, ability(device), traits)
-        model = parallelize(workload, spec, layout, device, timer, execution)
-        step = step_of(workload, State.new(model, train, device), train, timer, execution, layout.pipeline > 1)
-    else:
-        execution = Execution(compiled_layers=train.compile == "on", reason=Reason.OTHER_ENGINE)
-        step = engines.start(context, workload, layout, timer, execution)
-    loader = Loader(
-        samples, order, layout, layout.data_rank(context.place.rank), step.collate(samples, layout), step.at_once
+    setup = ModelSetup(
+        workload, spec, layout, context.device, timer_of(context.device.type), _execution(context, workload, samples)
     )
-    schedule = schedule_of(train, order.seen(steps))
-    return GradientJob(context, workload, layout, execution, step, loader, steps, schedule)
+    torch.manual_seed(train.seed)
+    step = step_of(setup) if spec.parallel.engine == "torch" else engines.start(setup, context)
+    collate = step.collate(samples, layout)
+    loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
+    facts = JobFacts(
+        order,
+        steps,
+        step.state.model.parameters,
+        layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
+        equations(spec, order.samples),
+        {"execution": setup.execution.words()},
+    )
+    return GradientJob(context, workload, facts, layout, step, loader, schedule_of(train, order.seen(steps)))
 
 
-def step_of(
-    workload: Workload, state: State, train: Train, timer: CollectiveTimer, execution: Execution, pipeline: bool
-) -> Step:
-    """The step as it was decided to run; `pipeline`: through the stages of one."""
+def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
+    train = context.spec.train
+    if context.spec.parallel.engine != "torch":
+        return Execution(compiled_layers=train.compile == "on", reason=Reason.OTHER_ENGINE)
+    traits = Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "steady"))
+    return execution_of(train, layout_of(context.spec), ability(context.device), traits)
+
+
+def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
+    """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
+    workload, train, execution = setup.workload, setup.spec.train, setup.execution
+    state = State.new(model or parallelize(setup), train, setup.device)
+    pipeline = setup.layout.pipeline > 1
     padded = pipeline or (execution.compiled_layers and workload.compile_layers)
-    if pipeline:
-        return PipelineStep(workload, state, train, timer, padded)
-    if not execution.recorded:
-        return Step(workload, state, train, timer, padded)
+    if pipeline or not execution.recorded:
+        return (PipelineStep if pipeline else Step)(workload, state, train, setup.timer, padded)
     from paceline.training.capture import AT_ONCE, RecordedStep
 
     net = state.model.unwrapped
-    if execution.compiled_whole:
-        compiled = torch.compile(net, dynamic=True, options=compiler_options())
-        return RecordedStep(workload, state, train, timer, padded, AT_ONCE, compiled=compiled)
-    return RecordedStep(workload, state, train, timer, padded, compiled=net)
+    if not execution.compiled_whole:
+        return RecordedStep(workload, state, train, setup.timer, padded, compiled=net)
+    compiled = torch.compile(net, dynamic=True, options=compiler_options())
+    return RecordedStep(workload, state, train, setup.timer, padded, AT_ONCE, compiled=compiled)
 
 
 def compiler_options() -> dict[str, bool]:

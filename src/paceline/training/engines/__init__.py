@@ -15,11 +15,9 @@ from paceline.layout import Layout
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
-    from paceline.execution import Execution
-    from paceline.record.timers import CollectiveTimer
+    from paceline.parallel.wrapping import ModelSetup
     from paceline.training.context import RunContext
     from paceline.training.step import Step
-    from paceline.workload import Workload
 
 
 def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
@@ -43,17 +41,15 @@ def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
         accelerate_config.check(spec, layout, environ)
 
 
-def start(
-    context: RunContext, workload: Workload, layout: Layout, timer: CollectiveTimer, execution: Execution
-) -> Step:
+def start(setup: ModelSetup, context: RunContext) -> Step:
     """How a step is done under the engine of a run, with the state; the configuration is kept in the run folder."""
-    if context.spec.parallel.engine == "deepspeed":
+    if setup.spec.parallel.engine == "deepspeed":
         from paceline.training.engines import deepspeed
 
-        return deepspeed.start(context, workload, layout, timer, execution)
+        return deepspeed.start(setup, context)
     from paceline.training.engines import accelerate
 
-    return accelerate.start(context, workload, layout, timer, execution)
+    return accelerate.start(setup, context)
 
 
 def must_agree(engine: str, has: Mapping[str, tuple[Any, Any]]) -> None:

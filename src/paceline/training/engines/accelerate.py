@@ -13,34 +13,29 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.execution import Execution
 from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel import ddp, fsdp
 from paceline.parallel.local_parameters import local_parameters_of
 from paceline.parallel.precision import HALF
-from paceline.parallel.wrapping import ParallelModel, count, prepared
+from paceline.parallel.wrapping import ModelSetup, ParallelModel, count, prepared
 from paceline.record.files import write_atomic
-from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.training.context import RunContext
 from paceline.training.engines import accelerate_config, must_agree
 from paceline.training.engines.torchrun_variables import environment_set, variables_of, without_ranks
 from paceline.training.state import State
 from paceline.training.step import Step
-from paceline.workload import Workload
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 """Accelerate's plugin leaves it in the environment."""
 
 
-def start(
-    context: RunContext, workload: Workload, layout: Layout, timer: CollectiveTimer, execution: Execution
-) -> Step:
+def start(setup: ModelSetup, context: RunContext) -> Step:
     """Gradients are summed where Accelerate would take their mean."""
-    spec, place, device = context.spec, context.place, context.device
-    model = prepared(workload, spec, layout, execution).to(device)
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    model = prepared(setup).to(device)
     parameters, blocks = count(model), workload.blocks(model)
     config = accelerate_config.config(spec, layout, device.type, [type(block).__name__ for block in blocks])
     if place.rank == 0:
@@ -57,12 +52,12 @@ def start(
         accelerator, net = _wrapped(model, spec, device, config)
     _prove(accelerator, net, blocks, layout, place, device, config)
     if isinstance(net, DistributedDataParallel):
-        ddp.sum_gradients(net, timer)
+        ddp.sum_gradients(net, setup.timer)
     elif sharded:
         _sum_gradients(net)
     local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
     state = State.new(ParallelModel(net, [model], local, parameters), spec.train, device)
-    return Step(workload, state, spec.train, timer)
+    return Step(workload, state, spec.train, setup.timer)
 
 
 def _wrapped(model: nn.Module, spec: RunSpec, device: torch.device, config: dict[str, Any]) -> tuple[Any, nn.Module]:

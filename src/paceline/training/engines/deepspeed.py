@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from paceline.data.prefetch import RankBatch
 from paceline.errors import UserError
-from paceline.execution import Execution
 from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
 from paceline.parallel.precision import Scaler, autocast
-from paceline.parallel.wrapping import ParallelModel, count, prepared
+from paceline.parallel.wrapping import ModelSetup, ParallelModel, count, prepared
 from paceline.record.files import write_json
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
@@ -37,17 +36,14 @@ from paceline.training.engines.torchrun_variables import environment_set, variab
 from paceline.training.optim import optimizer_of
 from paceline.training.state import State
 from paceline.training.step import Step, loss_and_count
-from paceline.workload import Workload
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
-def start(
-    context: RunContext, workload: Workload, layout: Layout, timer: CollectiveTimer, execution: Execution
-) -> Step:
+def start(setup: ModelSetup, context: RunContext) -> Step:
     """The model is built as for one rank; DeepSpeed divides it."""
-    spec, place, device = context.spec, context.place, context.device
-    model = prepared(workload, spec, layout, execution)
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    model = prepared(setup)
     parameters, local = count(model), local_parameters_of([model], layout.ranks)
     optimizer = optimizer_of(spec.train, local)
     largest = max((p.numel() for p in model.parameters() if p.ndim < 2), default=0)
@@ -65,7 +61,7 @@ def start(
     stage = deepspeed_config.STAGES[layout.strategy]
     _prove(engine, layout, spec, stage, device)
     if device.type == "cpu":
-        _time_collectives(timer)
+        _time_collectives(setup.timer)
     scaler = Scaler(spec.train.precision, device)
     state: State
     if stage == 0:
@@ -74,7 +70,7 @@ def start(
         whole = ParallelModel(engine, [model], LocalParameters([]), parameters)
         state = ZeroState(whole, optimizer, scaler, engine=engine)
     state.allocate()
-    return DeepSpeedStep(workload, state, spec.train, timer, ranks=layout.ranks)
+    return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any], place: Place, device: torch.device) -> Any:
