@@ -36,7 +36,7 @@ def shard(
     """Each block is gathered by itself, and given back after its forward pass.
 
     What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
-    its layers too, or it would gather them again for every pass.
+    its layers too, or it would gather them again for every micro-batch.
 
     Blocks are gathered in the type `gathered`, if one is given; gradients are summed over ranks in fp32 all the same.
     """
