@@ -117,7 +117,7 @@ def powersgd(rank, ranks):
     for name in ours.qt:
         twin.qt[name].copy_(ours.qt[name])
         twin.kept[name].copy_(ours.kept[name])
-    twin.settle([])
+    twin.average_state([])
     found["kept, the same on all"] = all(same_on_all(k) for k in twin.kept.values())
     one, other = draw(rank, 9), draw(rank, 9)
     ours.reduce(one)

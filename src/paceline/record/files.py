@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.errors import RunFailed, UserError
 
@@ -20,8 +20,7 @@ def write_atomic(path: Path, text: str | bytes) -> None:
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
             os.replace(beside, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -69,6 +68,12 @@ def finite(value: Any) -> Any:
 def as_json(value: Any) -> Any:
     """Array scalars and small arrays as numbers and lists; anything else that JSON has no word for as its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Wait until what was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects
-from paceline.record.files import sync_folder
+from paceline.record.files import sync_file, sync_folder
 from paceline.training.checkpoints import storage
 from paceline.training.checkpoints.saved import (
     FORMAT,
@@ -151,8 +150,7 @@ class CheckpointWriter:
                 raise _Unshared(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
         with (writing / MANIFEST).open("w", encoding="utf-8") as stream:
             json.dump(manifest | {"seal": seal_of(manifest)}, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
+            sync_file(stream)
         sync_folder(writing)
         if final.exists():
             aside = final.with_name(f"{final.name}.old")
