@@ -6,21 +6,23 @@ import os
 import statistics
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.data.order import share
-from paceline.launch.environment import Place, detect
+from paceline.launch.environment import detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, read_steps
 from paceline.spec import RunSpec
-from paceline.training.checkpoint import Checkpoints
-from paceline.training.loop import Job, train_loop
-from paceline.training.setup import build_job
+from paceline.training.checkpoints.writer import CheckpointWriter
+from paceline.training.context import RunContext
+from paceline.training.loop import GradientJob
+from paceline.training.setup import gradient_job
+from paceline.workload import workload_of
 
 
 def compare_steps(spec: RunSpec, out: str, rounds: int) -> tuple[float, float]:
@@ -33,20 +35,21 @@ def compare_steps(spec: RunSpec, out: str, rounds: int) -> tuple[float, float]:
     with (
         joined(place, "cpu", 1, 300) as device,
         EventWriter(events_file) as events,
-        closing(Checkpoints(folder / "checkpoints", 1)) as checkpoints,
+        closing(CheckpointWriter(folder / "checkpoints", 1)) as checkpoints,
     ):
-        job = build_job(spec, place, device, events, checkpoints, StopRequest())
+        context = RunContext(spec, place, device, folder, events, checkpoints, StopRequest())
+        job = gradient_job(context, workload_of(spec))
         job.workload.data = lambda split: None  # type: ignore[method-assign]  # no evaluation between the blocks
-        step = hand_written(job, place)
+        step = hand_written(job)
         for _ in range(blocks):
             hand += step(block)
-            job.steps = job.state.step + block
-            train_loop(job)
+            job.facts = replace(job.facts, steps=job.state.step + block)
+            job.run()
     ours = [event["step_s"] for event in read_steps(events_file)]
     return statistics.median(hand[block:]), statistics.median(ours[block:])
 
 
-def hand_written(job: Job, place: Place) -> Callable[[int], list[float]]:
+def hand_written(job: GradientJob) -> Callable[[int], list[float]]:
     """What a careful person writes: DDP with bucket views, fused AdamW, clipping, batches made in the loop."""
     torch.manual_seed(0)
     model = DistributedDataParallel(job.workload.model(), gradient_as_bucket_view=True)
@@ -56,10 +59,10 @@ def hand_written(job: Job, place: Place) -> Callable[[int], list[float]]:
     def block(count: int) -> list[float]:
         nonlocal done
         times = []
-        for turn in job.order.turns(done, done + count):
+        for whole in job.loader.order.global_batches(done, done + count):
             began = perf_counter()
-            (serving,) = share([turn], job.samples, job.layout, place.rank, job.make)
-            batch = serving.passes[0].batch
+            (mine,) = job.loader.load([whole])
+            batch = mine.micro_batches[0].batch
             total, number = job.workload.loss(model, batch)
             (total / number).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

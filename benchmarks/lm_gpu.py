@@ -29,21 +29,20 @@ from torch import Tensor
 
 from gpu import device_name
 from paceline.data.corpora.stream import TokenStreams
-from paceline.data.order import Order, pinned, serve
+from paceline.data.order import Order
+from paceline.data.prefetch import Loader, pinned
+from paceline.execution import Traits, execution_of
 from paceline.hardware.catalogue import known
 from paceline.launch.group import group_of_one
 from paceline.layout import layout_of
 from paceline.parallel import ddp
-from paceline.parallel.precision import Scaler
-from paceline.parallel.wrapping import parallelize
+from paceline.parallel.wrapping import ModelSetup, ability, parallelize
 from paceline.record.files import write_json
-from paceline.record.timers import DeviceFlights
+from paceline.record.timers import CudaCollectiveTimer
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec, build
-from paceline.training.optim import optimizer_of, set_lr
-from paceline.training.setup import way_of
-from paceline.training.state import State
-from paceline.training.step import train_step
+from paceline.training import setup
+from paceline.training.optim import set_lr
 from paceline.workloads.lm.workload import LanguageModel
 
 TOKENS = 32768
@@ -87,37 +86,34 @@ def spec_of(model: str, sequence: int, tokens: int, more: dict[str, Any]) -> Run
 
 def paceline_step(spec: RunSpec, way: str) -> Callable[[], Tensor]:
     """One step of a run, by Paceline's own parts: batches made ahead, forward, backward, update."""
-    workload, layout, device, flights = Synthetic(spec), layout_of(spec), torch.device("cuda", 0), DeviceFlights()
+    workload, layout, device, timer = Synthetic(spec), layout_of(spec), torch.device("cuda", 0), CudaCollectiveTimer()
     samples = workload.data("train")
-    spread = parallelize(workload, layout, device, spec, flights)
-    whole = spread.whole
+    traits = Traits(equal_layers=workload.compile_layers, few_shapes=way not in ("ddp", "unrecorded"))
+    execution = execution_of(spec.train, layout, ability(device), traits)
+    made_from = ModelSetup(workload, spec, layout, device, timer, execution)
+    model = parallelize(made_from)
     if way == "ddp":
         group_of_one(device)
-        spread = replace(spread, net=ddp.wrap(spread.net, device, spec.parallel.bucket_mb, flights))
-    state = State(spread, optimizer_of(spec.train, spread.pieces), Scaler(spec.train.precision, device))
-    state.allocate()
-    unrecorded = spec if way not in ("ddp", "unrecorded") else spec.replace({"train.optimizer": "lamb"})
-    step, make, at_once = way_of(unrecorded, workload, whole, layout, device, samples)
+        model = replace(model, net=ddp.wrap(model.net, device, spec.parallel.bucket_mb, timer))
+    step = setup.step_of(made_from, model)
     order = Order(len(samples), spec.train.global_batch, spec.train.seed)
-    servings = serve(samples, order, layout, 0, 0, 1000, make, at_once)
-    spread.net.train()
+    batches = Loader(samples, order, layout, 0, step.collate(samples, layout), step.at_once).prefetch(0, 1000)
+    model.net.train()
 
     def once() -> Tensor:
-        set_lr(state.optimizer, 3e-4)
-        stats = step(next(servings), workload, spread.net, state, spec.train, flights, False)
-        flights.take()
+        set_lr(step.state.optimizer, 3e-4)
+        stats = step(next(batches), False)
+        timer.take()
         return stats[0] / stats[1]
 
-    if way in ("ddp", "unrecorded"):
-        assert step is train_step, "this way is not to be recorded"
     return once
 
 
 def batches_of(spec: RunSpec) -> Iterator[tuple[Tensor, Tensor]]:
     samples = Synthetic(spec).data("train")
     order = Order(len(samples), spec.train.global_batch, spec.train.seed)
-    for turn in order.turns(0, 1000):
-        yield pinned(tuple(samples.batch(turn.ids, turn.keys)))
+    for whole in order.global_batches(0, 1000):
+        yield pinned(tuple(samples.batch(whole.ids, whole.keys)))
 
 
 def step_of(way: str, spec: RunSpec, shape: DecoderShape) -> Callable[[], Tensor]:

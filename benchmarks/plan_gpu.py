@@ -33,6 +33,7 @@ import torch
 
 import paceline
 from gpu import device_name
+from paceline.data.prefetch import Loader
 from paceline.planning.calibrating.calibrate import measure_device
 from paceline.planning.plan import plan
 from paceline.planning.price import Price
@@ -41,7 +42,7 @@ from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec, build
 from paceline.training import loop
-from paceline.training.checkpoint import Checkpoints
+from paceline.training.checkpoints.writer import CheckpointWriter
 
 GIB = float(1 << 30)
 LM_STEPS, CLASSIFIER_STEPS = 16, 2000
@@ -159,22 +160,22 @@ def make_texts(folder: Path) -> None:
 @contextmanager
 def only_steps(profiled: int, kernels: list[dict[str, Any]]) -> Iterator[None]:
     """Nothing but steps: no evaluation, no checkpoint; the last `profiled` of them under a profiler."""
-    serve = loop.serve
+    prefetch = Loader.prefetch
 
-    def served(samples: Any, order: Any, layout: Any, rank: int, first: int, last: int, *more: Any) -> Iterator[Any]:
+    def watched(loader: Loader, first: int, last: int) -> Iterator[Any]:
         watching = None
-        for index, serving in enumerate(serve(samples, order, layout, rank, first, last, *more)):
+        for index, batch in enumerate(prefetch(loader, first, last)):
             if index == last - profiled:
                 torch.cuda.synchronize()
                 watching = profiler()
-            yield serving
+            yield batch
         if watching is not None:
             kernels.extend(kernel_times(watching, profiled))
 
     with ExitStack() as patched:
-        patched.enter_context(patch.object(loop, "serve", served))
+        patched.enter_context(patch.object(Loader, "prefetch", watched))
         patched.enter_context(patch.object(loop, "evaluate", lambda *_: {"loss": 1.0, "accuracy": 0.0}))
-        patched.enter_context(patch.object(Checkpoints, "save", lambda *_, **__: None))
+        patched.enter_context(patch.object(CheckpointWriter, "save", lambda *_, **__: None))
         yield
 
 

@@ -52,7 +52,7 @@ class UsualClassifier(nn.Module):
 def train_usual(spec: RunSpec, corpus, device: str, steps: int, workers: int) -> tuple[float, list[float]]:
     """(samples per second after a warm-up, loss of every step)"""
     train, order = spec.train, Order(len(corpus.train), spec.train.global_batch, spec.train.seed)
-    batches = [order.turn(step).ids.tolist() for step in range(steps)]
+    batches = [order.global_batch(step).ids.tolist() for step in range(steps)]
     loader = DataLoader(PaddedTexts(corpus.train, spec.data.max_length), batch_sampler=batches, num_workers=workers)
     torch.manual_seed(train.seed)
     model = UsualClassifier(corpus.vocab, spec.model, spec.data.max_length, len(corpus.classes)).to(device).train()

@@ -1,7 +1,7 @@
 """A process that has imported torch and stays, for tests of what ranks compute and not of how they are started.
 
-`paceline.launch.seed` imports torch and then forks the ranks. The import takes two seconds of one core, and the tests
-start ranks more than a hundred times. Here it is done once: every launch is a fork of this process, in which the seed's
+`paceline.launch.fork_server` imports torch and then forks the ranks. The import takes two seconds of one core, and the
+tests start ranks more than a hundred times. Here it is done once: every launch is a fork of this process, in which its
 own code goes on as it would in a new one, with the same pipes, environment, folder and standard streams. The launcher
 does not notice: what it gets in place of a `Popen` has the same methods.
 """
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    *("paceline.launch.group", "paceline.training.loop", "paceline.training.setup", "paceline.workloads.lm.workload"),
+    *("paceline.launch.group", "paceline.training.jobs", "paceline.workloads.lm.workload"),
     *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
-    *("paceline.parallel.fsdp", "paceline.parallel.zero1", "paceline.parallel.compress", "paceline.parallel.local"),
+    *("paceline.parallel.fsdp", "paceline.parallel.zero1", "paceline.parallel.compress", "paceline.parallel.local_sgd"),
     *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
@@ -48,8 +48,8 @@ class Nursery:
         theirs.close()
 
     def start(self, command: list[str], *, stdin: int, pass_fds: list[int], env: dict[str, str]) -> Child:
-        """In place of `subprocess.Popen` of the seed."""
-        assert Path(command[2]).name == "seed.py"
+        """In place of `subprocess.Popen` of the fork server."""
+        assert Path(command[2]).name == "fork_server.py"
         assert command[3:] == [str(descriptor) for descriptor in pass_fds]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -105,7 +105,7 @@ def main(tests: socket.socket) -> None:
         for _, _, data in ancillary:
             descriptors.frombytes(data)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, as in the seed
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, as in the fork server
             pid = os.fork()
         if pid == 0:
             tests.close()
@@ -124,7 +124,7 @@ def main(tests: socket.socket) -> None:
 def _be_the_seed(environ: dict[str, str], folder: str, descriptors: list[int]) -> Any:
     from multiprocessing.connection import Connection
 
-    from paceline.launch import seed
+    from paceline.launch import fork_server
 
     os.environ.clear()
     os.environ.update(environ)
@@ -134,7 +134,7 @@ def _be_the_seed(environ: dict[str, str], folder: str, descriptors: list[int]) -
         os.dup2(theirs, ours)
         os.close(theirs)
     control, *ends = (Connection(pipe) for pipe in pipes)
-    code = seed.main(control, ends)
+    code = fork_server.main(control, ends)
     sys.stdout.flush()
     sys.stderr.flush()
     return code

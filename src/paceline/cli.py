@@ -116,10 +116,10 @@ def do_explain(arguments: argparse.Namespace) -> int:
     spec = _load(arguments.words, "explain")
     samples = None
     if arguments.data:
-        from paceline.training.rank import foreseen
+        from paceline.training.failures import expected_failures
         from paceline.workload import workload_of
 
-        with foreseen(spec):
+        with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(lambda text: print(text, file=sys.stderr))
             samples = workload.sample_count()

@@ -46,6 +46,7 @@ class Reason(Enum):
     FULL_PRECISION = "only half precision is compiled (train.precision=bf16, fp16 or fp8)"
     OPTIMIZER = "the optimiser asks the host during its update"
     MANY_SHAPES = "samples come in many shapes"
+    OTHER_ENGINE = "another engine runs the step"
 
 
 @dataclass(frozen=True)

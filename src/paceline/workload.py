@@ -8,6 +8,7 @@ gradients, `PassWorkload` fits by passes over all of its samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -47,6 +48,13 @@ class Samples(Protocol):
         ...
 
 
+class FitEnd(Enum):
+    """Why a fit makes no more passes."""
+
+    CONVERGED = "converged"
+    MOST_PASSES = "most passes"
+
+
 class Passes(Protocol):
     """One rank's part of a fit that goes through all samples again and again, until it has converged."""
 
@@ -55,8 +63,12 @@ class Passes(Protocol):
     most: int
 
     @property
-    def why_done(self) -> str:
-        """Empty while there is more to do."""
+    def end(self) -> FitEnd | None:
+        """None while there is more to do."""
+        ...
+
+    def end_words(self) -> str:
+        """The end and its numbers, for people."""
         ...
 
     def step(self, flag: bool) -> Mapping[str, Any]:

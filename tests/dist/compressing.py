@@ -9,15 +9,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from paceline.launch.environment import detect
 from paceline.launch.group import joined
-from paceline.record.timers import Flights
+from paceline.record.timers import CollectiveTimer
 from paceline.parallel import ddp
 from paceline.parallel.compress import PowerSGD, Rounded
-from paceline.parallel.local import Local
+from paceline.parallel.local_sgd import LocalSGD
 
 SHAPES = {"wide": (24, 60), "tall": (90, 20), "bias": (17,), "narrow": (3, 5)}
 
 
-class Counted(Flights):
+class Counted(CollectiveTimer):
     """How many collectives were reported, and how."""
 
     def take(self):
@@ -85,15 +85,15 @@ def apart(a, b):
 def powersgd(rank, ranks):
     """Distances of PowerSGD to what it should be."""
     found = {}
-    ours, flights = PowerSGD(model(), Counted()), Counted()
-    ours.flights = flights
+    ours, timer = PowerSGD(model(), Counted()), Counted()
+    ours.timer = timer
     found["compressed"] = sorted(ours.qt)
 
     low = draw(rank, 1, inner=4 // ranks)
     want = total(low)
     ours.reduce(low)
     found["what has rank 4 is sent whole"] = apart(low, want)
-    found["flights"] = flights.take()
+    found["collectives"] = timer.take()
 
     ours, theirs = PowerSGD(model(), Counted()), PowerSGDState(None, 4, start_powerSGD_iter=2, min_compression_rate=2)
     names = list(SHAPES)
@@ -117,7 +117,7 @@ def powersgd(rank, ranks):
     for name in ours.qt:
         twin.qt[name].copy_(ours.qt[name])
         twin.kept[name].copy_(ours.kept[name])
-    twin.settle([])
+    twin.average_state([])
     found["kept, the same on all"] = all(same_on_all(k) for k in twin.kept.values())
     one, other = draw(rank, 9), draw(rank, 9)
     ours.reduce(one)
@@ -135,44 +135,44 @@ def powersgd(rank, ranks):
 
 
 def rounded(rank, ranks):
-    """Distances to the exact sum through DistributedDataParallel, and how flights were reported."""
+    """Distances to the exact sum through DistributedDataParallel, and how collectives were reported."""
     found = {}
     for dtype in (torch.bfloat16, torch.float16):
-        flights = Counted()
+        timer = Counted()
         torch.manual_seed(0)
         net = nn.Linear(40, 30).double()
         weight = torch.rand(30, 40).double() * 1e3
-        wrapped = ddp.wrap(net, torch.device("cpu"), 25, flights, Rounded(dtype, flights).hook)
+        wrapped = ddp.wrap(net, torch.device("cpu"), 25, timer, Rounded(dtype, timer).hook)
         scale = 60.0  # a sum over ranks beyond what fp16 can hold, each term within
         x = torch.eye(40).double() * scale * (rank + 1) / ranks
         (wrapped(x) * weight.T).sum().backward()
         want = weight * sum(scale * (r + 1) / ranks for r in range(ranks))
         assert want.abs().max() > 70_000
         found[str(dtype)] = float(((net.weight.grad - want).abs() / want.abs().max()).max())
-        found[f"flights of {dtype}"] = flights.take()
+        found[f"collectives of {dtype}"] = timer.take()
     return found
 
 
 def local(rank, ranks):
-    """Joining: the mean for local SGD, the same bits on all ranks, one flight each."""
+    """Joining: the mean for local SGD, the same bits on all ranks, one collective each."""
     found = {}
     for outer in (False, True):
-        flights, net = Counted(), model()
-        joiner = Local(net, 3, flights, outer)
+        timer, net = Counted(), model()
+        joiner = LocalSGD(net, 3, timer, outer)
         began = {name: p.detach().clone() for name, p in net.items()}
         for step in range(1, 4):
             for name, g in draw(rank, step).items():
                 net[name].data.sub_(g)
             alone = {name: p.detach().clone() for name, p in net.items()}
-            joiner.join(step, now=False)
-        joiner.join(3, now=True)  # again: nothing happens
-        found["flights", outer] = flights.take()
+            joiner.average_models(step, now=False)
+        joiner.average_models(3, now=True)  # again: nothing happens
+        found["collectives", outer] = timer.take()
         found["same", outer] = all(same_on_all(p.detach()) for p in net.values())
         mean = {name: value / ranks for name, value in total(alone).items()}
         want = {n: began[n] - 0.7 * 1.9 * (began[n] - mean[n]) for n in began} if outer else mean
         found["apart", outer] = apart({name: p.detach() for name, p in net.items()}, want)
     moments = [torch.full((3,), float(rank)), torch.tensor(float(rank)), torch.full((2,), float(rank)).double()]
-    joiner.settle(moments)
+    joiner.average_state(moments)
     found["moments"] = all(bool((m == (ranks - 1) / 2).all()) for m in moments)
     return found
 

@@ -9,29 +9,30 @@ from unittest import mock
 from paceline.training.engines import accelerate
 from paceline.training.engines import accelerate_config
 from paceline.training.engines import deepspeed_config
-from paceline.training.engines import own_file
-from paceline.training.engines import surroundings
+from paceline.training.engines import user_config
+from paceline.training.engines import torchrun_variables
 from paceline.errors import PacelineError
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.record.run_dir import RunDir
-from paceline.training.rank import _train, silent
+from paceline.training.rank import train_rank
+from paceline.workload import workload_of
 
 CONFIG, PLUGIN = deepspeed_config.config, accelerate._plugin
 LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
     "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
-    "alone": lambda: mock.patch.object(accelerate, "as_torchrun_says", surroundings_of_one),
+    "alone": lambda: mock.patch.object(accelerate, "variables_of", variables_of_one),
     "whole": lambda: mock.patch.object(accelerate, "_plugin", without_layers),
 }
 """Ways in which an engine may get something else than the run file says."""
 
 
-def surroundings_of_one(place, device):
-    return surroundings.alone()
+def variables_of_one(place, device):
+    return torchrun_variables.without_ranks()
 
 
 def without_layers(said):
@@ -61,7 +62,7 @@ def after_step(step, run, copy):
 
 
 def _asks_deepspeed(instead):
-    return mock.patch.object(deepspeed_config, "config", lambda *args: own_file.laid_over(CONFIG(*args), instead))
+    return mock.patch.object(deepspeed_config, "config", lambda *args: user_config.laid_over(CONFIG(*args), instead))
 
 
 def train_all(runs, lies=(), kind="cpu"):
@@ -88,4 +89,4 @@ def _train_one(folder, spec, place, device):
             AcceleratorState._reset_state(reset_partial_state=True)  # one process has one, and here come several
             if device.type == "cpu" and accelerate_config.shards(layout_of(spec)):
                 around.enter_context(as_on_cuda())
-        _train(RunDir(Path(folder)), spec, place, device, StopRequest(), silent, False)
+        train_rank(RunDir(Path(folder)), spec, workload_of(spec), place, device, StopRequest())

@@ -4,15 +4,17 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from paceline.launch.environment import detect
+from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoint import Checkpoints
+from paceline.training.checkpoints.saved import newest
+from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.training.evaluate import evaluate
-from paceline.training.rank import ALONE
-from paceline.training.setup import build_job, go_back
+from paceline.training.context import RunContext
+from paceline.training.setup import gradient_job
+from paceline.workload import workload_of
 
 
 def evaluate_again(folder, spec, scratch):
@@ -22,9 +24,11 @@ def evaluate_again(folder, spec, scratch):
     with (
         joined(place, "cpu", spec.parallel.threads, 60) as device,
         EventWriter(scratch / f"rank{place.rank}.jsonl") as events,
-        closing(Checkpoints(scratch, 1)) as checkpoints,
+        closing(CheckpointWriter(scratch, 1)) as checkpoints,
     ):
-        job = build_job(spec, place, device, events, checkpoints, StopRequest())
-        assert go_back(job, RunDir(Path(folder)), place.world, print) > 0
+        context = RunContext(spec, place, device, scratch, events, checkpoints, StopRequest())
+        job = gradient_job(context, workload_of(spec))
+        job.restore(newest(RunDir(Path(folder)).checkpoints, print))
+        assert job.state.step > 0
         held_out, precision = job.workload.data("test"), spec.train.precision
-        return evaluate(job.workload, job.state.spread.whole, held_out, device, precision, job.layout)
+        return evaluate(job.workload, job.state.model.unwrapped, held_out, device, precision, job.layout)

@@ -10,11 +10,16 @@ from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter
-from paceline.training.checkpoint import Checkpoints
-from paceline.data.order import serve
-from paceline.training.loop import train_loop
+from paceline.training.checkpoints.writer import CheckpointWriter
+from paceline.training.context import RunContext
 from paceline.training.optim import set_lr
-from paceline.training.setup import build_job
+from paceline.training.setup import gradient_job
+from paceline.workload import workload_of
+
+
+def job_of(spec, place, device, events=None, checkpoints=None, folder=Path()):
+    context = RunContext(spec, place, device, folder, events, checkpoints, StopRequest())
+    return gradient_job(context, workload_of(spec))
 
 
 def train_rows(rows, scratch):
@@ -25,10 +30,9 @@ def train_rows(rows, scratch):
             folder = Path(scratch) / name
             with (
                 EventWriter(folder / f"rank{place.rank}.jsonl") as events,
-                closing(Checkpoints(folder / "checkpoints", 1)) as checkpoints,
+                closing(CheckpointWriter(folder / "checkpoints", 1)) as checkpoints,
             ):
-                job = build_job(spec, place, device, events, checkpoints, StopRequest())
-                train_loop(job)
+                job_of(spec, place, device, events, checkpoints, folder).run()
                 checkpoints.wait()
 
 
@@ -42,16 +46,16 @@ def held_bytes(rows):
     found = {}
     with joined(place, "cpu", 1, 120) as device:
         for name, spec in rows:
-            job = build_job(spec, place, device, None, None, StopRequest())
+            job = job_of(spec, place, device)
             state, workload = job.state, job.workload
-            batch = job.samples.batch(*2 * [torch.arange(2).numpy()])
-            total, _ = workload.loss(job.net, batch)
-            parameters = _bytes(_parameters_at_work(state.spread.parts))
+            batch = job.loader.samples.batch(*2 * [torch.arange(2).numpy()])
+            total, _ = workload.loss(state.model.net, batch)
+            parameters = _bytes(_parameters_at_work(state.model.parts))
             total.backward()
-            state.spread.pieces.gradients()
+            state.model.local_parameters.gradients()
             found[name] = {
                 "parameters": parameters,
-                "gradients": _bytes(_local(p.grad) for part in state.spread.parts for p in part.parameters()),
+                "gradients": _bytes(_local(p.grad) for part in state.model.parts for p in part.parameters()),
                 "optimizer": _bytes(
                     value for values in state.optimizer.state.values() for value in values.values() if value.ndim
                 ),
@@ -84,12 +88,12 @@ def _bytes(tensors):
     return sum(size for place, size in storages.items() if place)
 
 
-def pieces_after(spec):
+def parts_after(spec):
     """What this rank holds of each parameter after the run's steps, and its buffers."""
     place = detect(os.environ) or ALONE
     with joined(place, "cpu", 1, 60) as device:
-        job = build_job(spec, place, device, None, None, StopRequest())
-        for serving in serve(job.samples, job.order, job.layout, job.layout.data_rank(place.rank), 0, job.steps):
+        job = job_of(spec, place, device)
+        for batch in job.loader.prefetch(0, job.facts.steps):
             set_lr(job.state.optimizer, 0.01)
-            job.step(serving, job.workload, job.net, job.state, spec.train, job.flights, False)
-        return [p.data.tolist() for p in job.state.spread.pieces], [b.tolist() for b in job.state.buffers()]
+            job.train_step(batch, False)
+        return [p.data.tolist() for p in job.state.model.local_parameters], [b.tolist() for b in job.state.buffers()]

@@ -24,8 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from paceline.errors import RunFailed, UserError
-from paceline.training import storage
-from paceline.training.checkpoint import Checkpoint, Checkpoints, newest, read_tensors, restore
+from paceline.training.checkpoints import storage
+from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
+from paceline.training.checkpoints.writer import CheckpointWriter
 
 LONG_S = 200.0  # what would be waited for a rank that died if nobody noticed
 STORIES: dict[str, Callable[[Path], None]] = {}
@@ -68,7 +69,7 @@ def found(folder: Path) -> Checkpoint:
 
 
 def save(folder: Path, state: dict[str, Any], step: int) -> None:
-    checkpoints = Checkpoints(folder, 2)
+    checkpoints = CheckpointWriter(folder, 2)
     checkpoints.save(state, {"step": step})
     checkpoints.close()
 
@@ -147,7 +148,7 @@ def whole(state: dict[str, Any]) -> dict[str, Tensor]:
 def train_sharded_and_save(folder: Path) -> None:
     model, optimizer = sharded(seed=0)
     state = step_once(model, optimizer)
-    checkpoints = Checkpoints(folder, 1)
+    checkpoints = CheckpointWriter(folder, 1)
     checkpoints.save(state, {"step": 1})
     expected = {name: tensor.clone() for name, tensor in whole(state).items()}
     step_once(model, optimizer)  # training goes on; what is being written must not see it
@@ -202,7 +203,7 @@ def each_rank_may_hold_other_tensors(folder: Path) -> None:
 def train_while_saving(folder: Path) -> None:
     """Collectives of different lengths on the training group, never waiting for the checkpoints."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    checkpoints = Checkpoints(folder, 100)
+    checkpoints = CheckpointWriter(folder, 100)
     weight = torch.zeros(200_000)
     for step in range(1, 301):
         gradient = torch.full((1000 * (1 + step % 7),), float(rank))
@@ -239,7 +240,7 @@ def fail_on(rank: int) -> None:
 
 
 def see_the_failure_of(rank: int, folder: Path) -> None:
-    checkpoints = Checkpoints(folder, 2)
+    checkpoints = CheckpointWriter(folder, 2)
     save_and_wait(checkpoints, sample(1.0), 1)
     healthy = storage._Writer._write_data
     said = "no space left on device" + (f" \\(rank {rank}\\)" if rank else "") + "; it needs 0.1 MB"
@@ -273,7 +274,7 @@ def restore_another_model_on_rank_1(folder: Path) -> None:
 
 
 def write_apart(folder: Path) -> None:
-    checkpoints = Checkpoints(folder / str(dist.get_rank()), 2)
+    checkpoints = CheckpointWriter(folder / str(dist.get_rank()), 2)
     checkpoints.save(sample(1.0), {"step": 1})
     with pytest.raises(RunFailed, match="is not seen by rank 0: all ranks must share this folder"):
         checkpoints.close()
@@ -287,13 +288,13 @@ def other_disagreements_are_seen_by_all(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "apart").rglob("*")) == ["0", "1"]
 
 
-def save_and_wait(checkpoints: Checkpoints, state: dict[str, Any], step: int) -> None:
+def save_and_wait(checkpoints: CheckpointWriter, state: dict[str, Any], step: int) -> None:
     checkpoints.save(state, {"step": step})
     checkpoints.wait()
 
 
 def one_rank_dies_while(moment: str, folder: Path) -> None:
-    checkpoints = Checkpoints(folder, 2)
+    checkpoints = CheckpointWriter(folder, 2)
     save_and_wait(checkpoints, sample(1.0), 1)
     if dist.get_rank() == 1:
         if moment == "writing":
@@ -320,7 +321,7 @@ def write_for_ever(folder: Path) -> None:
     seen = newest(folder, lambda text: None)
     dist.barrier()
     step = seen.step if seen else 1
-    checkpoints = Checkpoints(folder, keep=2)
+    checkpoints = CheckpointWriter(folder, keep=2)
     weight = torch.empty(100_000)
     while True:
         weight.fill_(step)

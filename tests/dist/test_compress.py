@@ -12,7 +12,7 @@ from paceline.launch.local import run_ranks
 from paceline.parity import relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoint import newest, read_tensors
+from paceline.training.checkpoints.saved import newest, read_tensors
 from paceline.training.run import resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -50,7 +50,7 @@ def test_powersgd_is_torchs_and_its_error_is_fed_back(found):
     for mine in found["powersgd"]:
         assert mine["compressed"] == ["tall", "wide"], "vectors and small matrices are sent as they are"
         assert mine["what has rank 4 is sent whole"] < 1e-10
-        assert mine["flights"] == (0, 2), "two sums, and nothing is done beside them"
+        assert mine["collectives"] == (0, 2), "two sums, and nothing is done beside them"
         assert mine["torch's own"] < 1e-10
         assert mine["exact sum"] > 0.1, "random matrices are not of low rank"
         assert mine["kept"] > 0
@@ -64,13 +64,13 @@ def test_rounded_sums_do_not_overflow(found):
     for mine in found["rounded"]:
         assert mine["torch.bfloat16"] < 2**-6
         assert mine["torch.float16"] < 2**-9
-        assert mine["flights of torch.bfloat16"] == mine["flights of torch.float16"] == (1, 0)
+        assert mine["collectives of torch.bfloat16"] == mine["collectives of torch.float16"] == (1, 0)
 
 
 def test_joined_models_are_one(found):
     for mine in found["local"]:
         for outer in (False, True):
-            assert mine["flights", outer] == (0, 1)
+            assert mine["collectives", outer] == (0, 1)
             assert mine["same", outer]
             assert mine["apart", outer] < 1e-12
         assert mine["moments"]

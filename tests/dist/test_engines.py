@@ -13,7 +13,8 @@ import yaml
 from engine_rows import after_step, train_all
 from safetensors.torch import load_file
 
-from paceline import engines, train
+from paceline import train
+from paceline.training import engines
 from paceline.training.engines import accelerate_config
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks

@@ -10,7 +10,7 @@ from paceline.launch.local import run_ranks
 from paceline.layout import from_words, layout_of
 from paceline.parity import relative_difference
 from paceline.record.events import read_steps
-from paceline.training.checkpoint import newest, read_tensors
+from paceline.training.checkpoints.saved import newest, read_tensors
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

@@ -3,7 +3,7 @@
 import textwrap
 
 import pytest
-from layout_rows import pieces_after
+from layout_rows import parts_after
 
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
@@ -84,7 +84,7 @@ def test_any_model_can_be_sharded(own):
 def test_all_ranks_begin_with_the_main_ranks_weights(own):
     """Each process draws other weights. Brought together, the two copies of hsdp stay one model."""
     spec = own("Own").replace({"parallel.strategy": "hsdp", "parallel.ranks": 4, "train.steps": 3})
-    held = run_ranks(pieces_after, (spec,), 4)
+    held = run_ranks(parts_after, (spec,), 4)
     assert held[0] == held[2]
     assert held[1] == held[3]
     assert held[0] != held[1]

@@ -13,7 +13,7 @@ import paceline.topics as pt
 from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
-from paceline.training.checkpoint import newest
+from paceline.training.checkpoints.saved import newest
 from paceline.training.run import resume, train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")

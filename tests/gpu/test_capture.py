@@ -43,25 +43,25 @@ def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
     import torch.distributed as dist
 
     from paceline.parallel.ddp import wrap
-    from paceline.record.timers import DeviceFlights
+    from paceline.record.timers import CudaCollectiveTimer
 
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     try:
-        flights = DeviceFlights()
+        timer = CudaCollectiveTimer()
         model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8))).to(device)
-        net = wrap(model, device, 25.0, flights)
+        net = wrap(model, device, 25.0, timer)
         x = torch.randn(4096, 4096, device=device)
         for _ in range(3):
             net(x).square().mean().backward()
             torch.cuda.synchronize()
-            comm, exposed = flights.take()()
+            comm, exposed = timer.take()()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         net(x).square().mean().backward()
         end.record()
         torch.cuda.synchronize()
-        comm, exposed = flights.take()()
+        comm, exposed = timer.take()()
         print(f"step {begin.elapsed_time(end):.2f} ms, comm {comm * 1e3:.3f} ms, exposed {exposed * 1e3:.3f} ms")
         assert 0 < exposed <= comm < begin.elapsed_time(end) / 1e3
     finally:

@@ -70,10 +70,10 @@ def runs(plain, tmp_path_factory):
     """All rows and lies, in one process: ({row: folder}, {lie: how it ended})."""
     from engine_rows import train_all
 
-    from paceline import engines
     from paceline.launch.local import run_ranks
     from paceline.layout import layout_of
     from paceline.record.run_dir import RunDir
+    from paceline.training import engines
 
     out = tmp_path_factory.mktemp("rows")
 

@@ -443,7 +443,7 @@ def check_folder(row: Row, folder: Path, before: set[str]) -> None:
 
 def check_run(run: RunDir) -> None:
     """A failed run is whole: its spec, its events up to the end, and checkpoints that can be read."""
-    from paceline.training.checkpoint import newest
+    from paceline.training.checkpoints.saved import newest
 
     assert run.spec()
     assert [event["status"] for event in read_events(run.events_file(0), "end")][-1:] == ["failed"]
@@ -554,7 +554,7 @@ def test_disk_full_at_a_checkpoint(folder, ask, small_disk):
     assert len(answer.err.splitlines()) == 1
     run = RunDir(small_disk / "small")
     said: list[str] = []
-    from paceline.training.checkpoint import newest
+    from paceline.training.checkpoints.saved import newest
 
     assert newest(run.checkpoints, said.append) is not None
     assert not said, "what is there is whole"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import Place
 
+T = TypeVar("T")
 LEAVE_S = 1.0  # for closing connections after a failure
 
 
@@ -45,7 +46,8 @@ def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s
         return
     _join(place, own, timeout_s)
     try:
-        torch.set_num_threads(threads or fair_share(*_exchange()))
+        mine = Holding(socket.gethostname(), frozenset(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or fair_share(mine, gather_objects(mine)))
         yield own
     except BaseException:
         # No collective any more, and no waiting for those in flight: the peers may never answer.
@@ -110,11 +112,13 @@ def _join(place: Place, own: torch.device, timeout_s: float) -> None:
         ) from error
 
 
-def _exchange() -> tuple[Holding, list[Holding]]:
-    mine = Holding(socket.gethostname(), frozenset(os.sched_getaffinity(0)))
-    everyone: list[Holding] = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return mine, everyone
+def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What each rank has, in their order, on all of them. A rank that has joined no others has its own."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
+    everyone = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone
 
 
 def fair_share(mine: Holding, everyone: Sequence[Holding]) -> int:

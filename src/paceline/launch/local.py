@@ -1,6 +1,6 @@
 """Start the ranks of one machine, wait for them, and say in one message what went wrong if something did.
 
-The ranks are forks of a new Python process (`seed.py`) that imports what they need and nothing of the script or
+The ranks are forks of a new Python process (`fork_server.py`) that imports what they need and nothing of the script or
 notebook that called us, so a script needs no `if __name__ == "__main__"`. The launcher itself never imports torch.
 
     a rank fails       its peers get GRACE_S to end by themselves, then they are killed; the cause is raised
@@ -49,11 +49,11 @@ def run_ranks(
     once for all ranks; they must not touch a GPU at import.
     """
     work = _pack(worker, args, preload)
-    with StopRequest() as stop, _started(ranks, work) as job:
-        _attend(job, stop)
-        failures = job.failures()
+    with StopRequest() as stop, _started(ranks, work) as processes:
+        _attend(processes, stop)
+        failures = processes.failures()
         if not failures:
-            return [rank.result[0] for rank in job.ranks]
+            return [rank.result[0] for rank in processes.ranks]
         if stop.insisted:
             raise RunFailed("killed by the second Ctrl-C")
         first = blame.cause(failures)
@@ -63,7 +63,7 @@ def run_ranks(
 
 
 @dataclass
-class _Rank:
+class _RankProcess:
     number: int
     pipe: Connection
     pid: int | None = None
@@ -94,31 +94,31 @@ class _Rank:
 
 
 @dataclass
-class _Job:
+class _RankProcesses:
     """The process that the ranks come from, and the ranks."""
 
-    seed: subprocess.Popen[bytes]
+    server: subprocess.Popen[bytes]
     control: Connection
-    ranks: list[_Rank]
-    seed_failure: blame.Failure | None = None
+    ranks: list[_RankProcess]
+    server_failure: blame.Failure | None = None
 
     @property
     def over(self) -> bool:
-        return self.seed_failure is not None or all(rank.ended for rank in self.ranks)
+        return self.server_failure is not None or all(rank.ended for rank in self.ranks)
 
     def failures(self) -> list[blame.Failure]:
         known = [rank.failure for rank in self.ranks if rank.failure is not None]
-        return known + ([self.seed_failure] if self.seed_failure is not None else [])
+        return known + ([self.server_failure] if self.server_failure is not None else [])
 
     def listen(self) -> None:
-        """Wait a moment for news: outcomes from the ranks, process ids and ends from the seed."""
+        """Wait a moment for news: outcomes from the ranks, process ids and ends from the server."""
         wait([self.control, *(rank.pipe for rank in self.ranks if not rank.pipe.closed)], POLL_S)
         for rank in self.ranks:
             rank.listen()
         while not self.over and (news := _message(self.control)) is not None:
             match news:
                 case blame.Failure():
-                    self.seed_failure = news
+                    self.server_failure = news
                 case list(pids):
                     for rank, pid in zip(self.ranks, pids, strict=True):
                         rank.pid = pid
@@ -126,11 +126,11 @@ class _Job:
                     self.ranks[number].end(code, time_s)
         if self.control.closed and not self.over:
             who = "the process that starts the ranks"
-            self.seed_failure = blame.of_exit(who, self.seed.wait(), time.time(), echo=False)
+            self.server_failure = blame.of_exit(who, self.server.wait(), time.time(), echo=False)
 
     def signal(self, number: signal.Signals) -> None:
-        if all(rank.pid is None for rank in self.ranks) and self.seed.poll() is None:
-            self.seed.send_signal(number)  # still importing
+        if all(rank.pid is None for rank in self.ranks) and self.server.poll() is None:
+            self.server.send_signal(number)  # still importing
         for rank in self.ranks:
             rank.signal(number)
 
@@ -144,24 +144,24 @@ def _message(pipe: Connection) -> Any:
         return None
 
 
-def _attend(job: _Job, stop: StopRequest) -> None:
+def _attend(processes: _RankProcesses, stop: StopRequest) -> None:
     """Until every rank has ended: listen, pass on the request to stop, and end the peers of a rank that failed."""
     passed_on = False
     deadline_s: float | None = None
-    while not job.over:
-        job.listen()
+    while not processes.over:
+        processes.listen()
         if stop.requested and not passed_on:
             passed_on = True
             hint = " (Ctrl-C again kills them)" if stop.signal_name == "SIGINT" else ""
             print(f"{stop.signal_name}: the ranks stop when they have saved{hint}", file=sys.stderr, flush=True)
-            job.signal(signal.SIGTERM)
+            processes.signal(signal.SIGTERM)
         if deadline_s is None:
-            if job.failures():
+            if processes.failures():
                 deadline_s = time.monotonic() + GRACE_S
-            elif all(rank.result for rank in job.ranks):
+            elif all(rank.result for rank in processes.ranks):
                 deadline_s = time.monotonic() + FAREWELL_S
         if stop.insisted or (deadline_s is not None and time.monotonic() > deadline_s):
-            job.signal(signal.SIGKILL)
+            processes.signal(signal.SIGKILL)
 
 
 class _Packer(pickle.Pickler):
@@ -181,19 +181,19 @@ def _pack(worker: Callable[..., object], args: tuple[object, ...], preload: Sequ
 
 
 @contextlib.contextmanager
-def _started(ranks: int, work: bytes) -> Iterator[_Job]:
+def _started(ranks: int, work: bytes) -> Iterator[_RankProcesses]:
     with _reserved_port() as port:
-        job = _start(ranks, port)
+        processes = _start(ranks, port)
         try:
             with contextlib.suppress(OSError):  # dead already; `listen` will say how
-                job.control.send_bytes(work)
-            yield job
+                processes.control.send_bytes(work)
+            yield processes
         finally:
-            job.signal(signal.SIGKILL)
-            if not job.over:
-                job.seed.kill()
-            job.seed.wait()
-            for pipe in (job.control, *(rank.pipe for rank in job.ranks)):
+            processes.signal(signal.SIGKILL)
+            if not processes.over:
+                processes.server.kill()
+            processes.server.wait()
+            for pipe in (processes.control, *(rank.pipe for rank in processes.ranks)):
                 pipe.close()
 
 
@@ -206,13 +206,13 @@ def _reserved_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def _start(ranks: int, port: int) -> _Job:
+def _start(ranks: int, port: int) -> _RankProcesses:
     ours, theirs = zip(*(Pipe() for _ in range(1 + ranks)), strict=True)
     descriptors = [pipe.fileno() for pipe in theirs]
-    script = str(Path(__file__).with_name("seed.py"))
+    script = str(Path(__file__).with_name("fork_server.py"))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the new process is ready for it
     try:
-        seed = subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-P", script, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
@@ -225,7 +225,7 @@ def _start(ranks: int, port: int) -> _Job:
         for pipe in theirs:
             pipe.close()
     control, *pipes = ours
-    return _Job(seed, control, [_Rank(number, pipe) for number, pipe in enumerate(pipes)])
+    return _RankProcesses(server, control, [_RankProcess(number, pipe) for number, pipe in enumerate(pipes)])
 
 
 def _environment(ranks: int, port: int) -> dict[str, str]:

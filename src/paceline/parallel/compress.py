@@ -1,8 +1,8 @@
 """Sending less than the gradients: each number rounded to 16 bits, or each matrix as the product of two thin ones.
 
 Both are hooks of `DistributedDataParallel` that leave, nearly, the sum over ranks where the exact sum would be. Models
-that are joined only now and then are in `local.py`. All of them change the answer. The run says so, and by how much it
-changed on a task that was tried: `differs_from`.
+that are joined only now and then are in `local_sgd.py`. All of them change the answer. The run says so, and by how
+much it changed on a task that was tried: `differs_from`.
 """
 
 import math
@@ -13,8 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.local import Local, average, spread
-from paceline.record.timers import Flights
+from paceline.parallel.ddp import sum_later
+from paceline.parallel.flat import average, copy_parts, flattened
+from paceline.parallel.local_sgd import LocalSGD
+from paceline.parallel.precision import HALF
+from paceline.record.timers import CollectiveTimer
 from paceline.spec import Parallel
 
 # No annotations from __future__ here: torch compares those of a hook with its own, as types.
@@ -23,16 +26,15 @@ RANK = 4
 """Of PowerSGD: columns of the two thin matrices. More sends more and loses less."""
 WORTH = 2
 """A matrix is compressed where that divides what is sent by more than this."""
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOCAL = ("local_sgd", "diloco")
 
 
-class Saving(Protocol):
-    """One way of sending less."""
+class GradientReduction(Protocol):
+    """How the gradients of the ranks become one: the exact sum, or a way of sending less."""
 
     entry: str
     """Where a checkpoint keeps its state."""
-    alone: bool
+    own_models: bool
     """Whether each rank updates a model of its own."""
     hook: Callable[..., torch.futures.Future[Tensor]] | None
     """Takes the place of the sum of a bucket of gradients over ranks."""
@@ -41,64 +43,57 @@ class Saving(Protocol):
         """Its state, by name."""
         ...
 
-    def join(self, step: int, now: bool) -> None:
+    def average_models(self, step: int, now: bool) -> None:
         """After every step; `now`: the model is about to be looked at."""
         ...
 
-    def settle(self, moments: Iterable[Tensor]) -> None:
+    def average_state(self, moments: Iterable[Tensor]) -> None:
         """Before a checkpoint: what is still each rank's own becomes the same on all."""
         ...
 
 
-def saving_of(parallel: Parallel, model: nn.Module, flights: Flights) -> "Saving":
+def reduction_of(parallel: Parallel, model: nn.Module, timer: CollectiveTimer) -> "GradientReduction":
     match parallel.reduce:
         case "exact":
-            return Exact()
+            return ExactSum()
         case "powersgd":
-            return PowerSGD(model, flights)
+            return PowerSGD(model, timer)
         case "local_sgd" | "diloco":
-            return Local(model, parallel.local_steps, flights, outer=parallel.reduce == "diloco")
+            return LocalSGD(model, parallel.local_steps, timer, outer=parallel.reduce == "diloco")
         case half:
-            return Rounded(HALF[half], flights)
+            return Rounded(HALF[half], timer)
 
 
-class Exact:
-    """Nothing is saved, nothing is kept."""
+class ExactSum:
+    """All gradients are sent, nothing is kept."""
 
     entry = ""
-    alone = False
+    own_models = False
     hook: Callable[..., torch.futures.Future[Tensor]] | None = None
 
     def tensors(self) -> dict[str, Any]:
         return {}
 
-    def join(self, step: int, now: bool) -> None:
+    def average_models(self, step: int, now: bool) -> None:
         pass
 
-    def settle(self, moments: Iterable[Tensor]) -> None:
+    def average_state(self, moments: Iterable[Tensor]) -> None:
         pass
 
 
-class Rounded(Exact):
+class Rounded(ExactSum):
     """Gradients travel in 16 bits. The mean is summed, not the sum: in fp16 a sum over many ranks would overflow."""
 
-    def __init__(self, dtype: torch.dtype, flights: Flights) -> None:
-        self.dtype, self.flights, self.hook = dtype, flights, self._send
+    def __init__(self, dtype: torch.dtype, timer: CollectiveTimer) -> None:
+        self.dtype, self.timer, self.hook = dtype, timer, self._send
 
     def _send(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         exact, ranks = bucket.buffer(), dist.get_world_size()
         rounded = exact.div(ranks).to(self.dtype)
-        started = self.flights.now()
-        future = dist.all_reduce(rounded, async_op=True).get_future()
-
-        def result(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            self.flights.landed(started)
-            return exact.copy_(done.value()[0]).mul_(ranks)
-
-        return future.then(result)
+        return sum_later(rounded, self.timer, lambda summed: exact.copy_(summed).mul_(ranks))
 
 
-class PowerSGD(Exact):
+class PowerSGD(ExactSum):
     """Low-rank gradients (Vogels, Karimireddy and Jaggi, 2019): M ≈ P Qᵀ, of which P = M Q and Q = Mᵀ P are summed.
 
     What a product of rank 4 cannot say is kept and added to the next gradient. Q is where the next step starts from,
@@ -111,8 +106,8 @@ class PowerSGD(Exact):
 
     entry = "powersgd"
 
-    def __init__(self, model: nn.Module, flights: Flights, rank: int = RANK) -> None:
-        self.flights, self.hook = flights, self._collect
+    def __init__(self, model: nn.Module, timer: CollectiveTimer, rank: int = RANK) -> None:
+        self.timer, self.hook = timer, self._collect
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self.kept: dict[str, Tensor] = {}
         """On the scale of the sum over ranks, so that it means the same on any number of them."""
@@ -130,7 +125,7 @@ class PowerSGD(Exact):
     def tensors(self) -> dict[str, Any]:
         return {"kept": self.kept, "qt": self.qt}
 
-    def settle(self, moments: Iterable[Tensor]) -> None:
+    def average_state(self, moments: Iterable[Tensor]) -> None:
         """Only the mean of what is kept matters, and that stays as it is, but for rounding."""
         average(self.kept.values())
 
@@ -171,11 +166,10 @@ class PowerSGD(Exact):
         """Replace tensors by their sums over ranks; whether all are finite."""
         if not tensors:
             return True
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        started = self.flights.now()
-        dist.all_reduce(flat)
-        self.flights.waited(started)
-        spread(flat, tensors)
+        flat = flattened(tensors)
+        with self.timer.blocking():
+            dist.all_reduce(flat)
+        copy_parts(flat, tensors)
         return bool(torch.isfinite(flat).all())
 
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.layout import Layout
-from paceline.record.timers import Flights
+from paceline.record.timers import CollectiveTimer
 
 
 def wrap(
     model: nn.Module,
     device: torch.device,
     bucket_mb: float,
-    flights: Flights,
+    timer: CollectiveTimer,
     hook: Callable[..., torch.futures.Future[Tensor]] | None = None,
 ) -> DistributedDataParallel:
     """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts.
@@ -31,30 +31,36 @@ def wrap(
         gradient_as_bucket_view=True,
     )
     if hook is None:
-        sum_gradients(wrapped, flights)
+        sum_gradients(wrapped, timer)
     else:
         wrapped.register_comm_hook(None, hook)
     return wrapped
 
 
-def sum_gradients(wrapped: DistributedDataParallel, flights: Flights) -> None:
+def sum_gradients(wrapped: DistributedDataParallel, timer: CollectiveTimer) -> None:
     """Let gradients be summed where DistributedDataParallel would take their mean, and note when."""
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        started = flights.now()
-        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-
-        def result(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            flights.landed(started)
-            return done.value()[0]
-
-        return future.then(result)
+        return sum_later(bucket.buffer(), timer, lambda summed: summed)
 
     wrapped.register_comm_hook(None, sum_bucket)
 
 
-def quiet(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """No communication before the last pass of a step."""
+def sum_later(
+    bucket: Tensor, timer: CollectiveTimer, result: Callable[[Tensor], Tensor]
+) -> torch.futures.Future[Tensor]:
+    """Begin to sum a bucket over ranks; `result` makes of the sum what the hook gives back."""
+    started = timer.now()
+
+    def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        timer.bucket_done(started)
+        return result(future.value()[0])
+
+    return dist.all_reduce(bucket, async_op=True).get_future().then(done)
+
+
+def without_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """No communication before the last micro-batch of a step."""
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 

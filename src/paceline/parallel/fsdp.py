@@ -21,7 +21,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.record.timers import Flights
+from paceline.parallel.local_parameters import shared_parameters
+from paceline.record.timers import CollectiveTimer
 
 
 def shard(
@@ -29,13 +30,13 @@ def shard(
     blocks: Sequence[nn.Module],
     mesh: DeviceMesh,
     layout: Layout,
-    flights: Flights,
+    timer: CollectiveTimer,
     gathered: torch.dtype | None = None,
 ) -> nn.Module:
     """Each block is gathered by itself, and given back after its forward pass.
 
     What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
-    its layers too, or it would gather them again for every pass.
+    its layers too, or it would gather them again for every micro-batch.
 
     Blocks are gathered in the type `gathered`, if one is given; gradients are summed over ranks in fp32 all the same.
     """
@@ -54,21 +55,18 @@ def shard(
             wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
             wrapped.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
-            wrapped.set_custom_all_gather(_TimedGather(flights))
-            wrapped.set_custom_reduce_scatter(_TimedScatter(flights))
+            wrapped.set_custom_all_gather(_TimedGather(timer))
+            wrapped.set_custom_reduce_scatter(_TimedScatter(timer))
     return model
 
 
 def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
     """What `fully_shard` cannot take, in words."""
-    owner: dict[int, int] = {}
-    for index, block in enumerate(blocks):
-        for name, p in block.named_parameters():
-            if owner.setdefault(id(p), index) != index:
-                raise UserError(
-                    f"parallel.strategy={layout.strategy}: layers {owner[id(p)]} and {index} share {name}, and are "
-                    "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
-                )
+    for name, first, second in shared_parameters(blocks):
+        raise UserError(
+            f"parallel.strategy={layout.strategy}: layers {first} and {second} share {name}, and are "
+            "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
+        )
     for name, p in model.named_parameters():
         if not p.ndim:
             raise UserError(
@@ -77,25 +75,20 @@ def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> Non
             )
 
 
-class _TimedGather(DefaultAllGather):
+class _Timed:
     """On a CPU nothing else is done while a layer is gathered."""
 
-    def __init__(self, flights: Flights) -> None:
-        self.flights = flights
+    def __init__(self, timer: CollectiveTimer) -> None:
+        self.timer = timer
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        started = self.flights.now()
-        work = super().__call__(*args, **options)
-        self.flights.waited(started)
-        return work
+        with self.timer.blocking():
+            return super().__call__(*args, **options)  # type: ignore[misc]
 
 
-class _TimedScatter(DefaultReduceScatter):
-    def __init__(self, flights: Flights) -> None:
-        self.flights = flights
+class _TimedGather(_Timed, DefaultAllGather):
+    pass
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        started = self.flights.now()
-        work = super().__call__(*args, **options)
-        self.flights.waited(started)
-        return work
+
+class _TimedScatter(_Timed, DefaultReduceScatter):
+    pass

@@ -1,6 +1,6 @@
-"""Pipeline parallelism: each rank holds some consecutive layers, and passes of a step follow each other through them.
+"""Pipeline parallelism: each rank holds some consecutive layers, through which the micro-batches of a step go.
 
-The order of passes is torch's (`torch.distributed.pipelining`). Here: where to cut, what a step is, and evaluation.
+Their order is torch's (`torch.distributed.pipelining`). Here: where to cut, what a step is, and evaluation.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
 
 from paceline.errors import UserError
 from paceline.layout import LOOPED, Layout
+from paceline.parallel.local_parameters import shared_parameters
 from paceline.workload import Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -30,8 +31,6 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-MOST_AXES = 4
 
 
 def cut(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
@@ -71,14 +70,11 @@ def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_ran
             f"stages, but the model has {len(costs)} layers; use parallel.pipeline={most} or fewer"
         )
     stages = [workload.stage(model, layers) for layers in cut(costs, before, after, layout.stages)]
-    held: dict[int, int] = {}
-    for index, stage in enumerate(stages):
-        for name, p in stage.named_parameters():
-            if held.setdefault(id(p), index) != index:
-                raise UserError(
-                    f"parallel.pipeline={layout.pipeline}: {name} is part of stage {held[id(p)]} and of stage {index}, "
-                    "which would each train a copy of it; untie it, or use parallel.pipeline=1"
-                )
+    for name, first, second in shared_parameters(stages):
+        raise UserError(
+            f"parallel.pipeline={layout.pipeline}: {name} is part of stage {first} and of stage {second}, "
+            "which would each train a copy of it; untie it, or use parallel.pipeline=1"
+        )
     return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
 
 
@@ -86,7 +82,7 @@ class Pipeline(nn.Module):
     """The stages of one rank, run with those of the others; called like the model to evaluate, by `step` to train."""
 
     def __init__(
-        self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, passes: int
+        self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, micro_batches: int
     ) -> None:
         super().__init__()
         self.stages, self.count, self.device = stages, layout.stages, device
@@ -99,7 +95,7 @@ class Pipeline(nn.Module):
         ]
         self.schedule = SCHEDULES[layout.schedule](
             built if layout.schedule in LOOPED else built[0],
-            passes,
+            micro_batches,
             loss_fn=lambda output, index: self._loss(output, index),
             scale_grads=False,
         )
@@ -109,15 +105,15 @@ class Pipeline(nn.Module):
             stage.train(mode)
         return super().train(mode)
 
-    def step(self, first: Tensor, every: dict[str, Tensor], loss: Callable[[Tensor, int], Tensor], passes: int) -> None:
-        """Forward and backward of all passes. `first` goes to the first stage, `every` to all that this rank holds.
+    def step(self, first: Tensor, every: dict[str, Tensor], loss: Callable[[Tensor, int], Tensor], count: int) -> None:
+        """Forward and backward of `count` micro-batches. `first` goes to the first stage, `every` to all that are here.
 
-        On the last stage, `loss` turns the output of pass i into what is to be made smaller.
+        On the last stage, `loss` turns the output of micro-batch i into what is to be made smaller.
         """
         self._loss = lambda output, index: loss(output, int(index[0]))
-        rows = len(first) // passes
+        rows = len(first) // count
         inputs = (first,) if self.first else ()
-        indices = torch.arange(passes).repeat_interleave(rows)
+        indices = torch.arange(count).repeat_interleave(rows)
         options: dict[str, Any] = {"target": indices, "losses": []} if self.last else {}
         self.schedule.step(*inputs, **options, **every, return_outputs=False)
 
@@ -136,31 +132,22 @@ class Pipeline(nn.Module):
         return self._from_last(x)
 
     def _send(self, x: Tensor, to: int) -> None:
-        dist.send(_described(x).to(self.device), group=self.group, group_dst=to)
+        dist.send_object_list([x.dtype, x.shape], group=self.group, device=self.device, group_dst=to)
         dist.send(x.contiguous(), group=self.group, group_dst=to)
 
     def _receive(self, source: int) -> Tensor:
-        head = torch.empty(MOST_AXES + 2, dtype=torch.int64, device=self.device)
-        dist.recv(head, group=self.group, group_src=source)
-        x = _empty(head, self.device)
+        described: list[Any] = [None, None]
+        dist.recv_object_list(described, group=self.group, device=self.device, group_src=source)
+        x = torch.empty(described[1], dtype=described[0], device=self.device)
         dist.recv(x, group=self.group, group_src=source)
         return x
 
     def _from_last(self, x: Tensor) -> Tensor:
         last = (self.count - 1) % self.ranks
-        head = _described(x).to(self.device)
-        dist.broadcast(head, group=self.group, group_src=last)
-        x = x.contiguous() if self.rank == last else _empty(head, self.device)
+        described: list[Any] = [x.dtype, x.shape]
+        dist.broadcast_object_list(described, group=self.group, device=self.device, group_src=last)
+        if self.rank != last:
+            x = torch.empty(described[1], dtype=described[0], device=self.device)
+        x = x.contiguous()
         dist.broadcast(x, group=self.group, group_src=last)
         return x
-
-
-def _described(x: Tensor) -> Tensor:
-    """Type and shape of a tensor, as a tensor of fixed size."""
-    shape = [*x.shape, *[0] * (MOST_AXES - x.ndim)]
-    return torch.tensor([TYPES.index(x.dtype) if x.dtype in TYPES else -1, x.ndim, *shape])
-
-
-def _empty(head: Tensor, device: torch.device) -> Tensor:
-    kind, axes, *shape = head.tolist()
-    return torch.empty(shape[:axes], dtype=TYPES[kind], device=device)

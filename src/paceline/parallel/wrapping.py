@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -25,48 +25,60 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import UserError
+from paceline.execution import CPU, CUDA, Device, Execution
 from paceline.layout import Layout
 from paceline.parallel import ddp
-from paceline.parallel.compress import Exact, Saving, saving_of
-from paceline.parallel.pieces import Pieces, pieces_of
-from paceline.parallel.precision import HALF
-from paceline.record.timers import Flights
+from paceline.parallel.compress import ExactSum, GradientReduction, reduction_of
+from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
+from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.workload import Workload
 
 
 @dataclass(frozen=True)
-class Spread:
+class ParallelModel:
     """A model as one rank holds it."""
 
     net: nn.Module
     """What the loss is computed with."""
     parts: Sequence[nn.Module]
     """The modules this rank holds, with the names that checkpoints use; several only in a pipeline."""
-    pieces: Pieces
+    local_parameters: LocalParameters
     """What this rank updates."""
     parameters: int
     """Of the whole model."""
     same_samples: int = 1
     """Ranks that compute the loss of the same samples."""
-    saving: Saving = field(default_factory=Exact)
-    """How less than all gradients is sent."""
+    reduction: GradientReduction = field(default_factory=ExactSum)
 
     @property
-    def whole(self) -> nn.Module:
+    def unwrapped(self) -> nn.Module:
         """What evaluation is computed with: without the wrapper that sums gradients."""
         return self.net.module if isinstance(self.net, nn.parallel.DistributedDataParallel) else self.net
 
 
-def parallelize(workload: Workload, layout: Layout, device: torch.device, spec: RunSpec, flights: Flights) -> Spread:
-    kind = torch.float64 if spec.train.precision == "fp64" else torch.float32
+@dataclass(frozen=True)
+class ModelSetup:
+    """What a model is made from on one rank."""
+
+    workload: Workload
+    spec: RunSpec
+    layout: Layout
+    device: torch.device
+    timer: CollectiveTimer
+    execution: Execution
+
+
+def parallelize(setup: ModelSetup) -> ParallelModel:
+    workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
     late = workload.draws_by_name
     with torch.device("meta") if late else nullcontext():
-        model = _model(workload).to(kind)
+        model = _model(setup)
     if layout.plain or layout.strategy == "zero1":
         if late:
             _draw(model, device, spec)
-        return _whole(model.to(device), workload, layout, device, spec, flights)
+        change_layers(model.to(device), setup)
+        return _replicated(model, setup)
 
     from paceline.parallel import fsdp, pipeline, tensor
     from paceline.parallel.mesh import mesh_of
@@ -77,7 +89,7 @@ def parallelize(workload: Workload, layout: Layout, device: torch.device, spec: 
         for tensor_of_main in (*model.parameters(), *model.buffers()):  # weights need not come from torch's generator
             dist.broadcast(tensor_of_main.detach(), src=0)
 
-    parameters = _count(model)
+    parameters = count(model)
     stages = {0: model}
     if layout.pipeline > 1:
         stages = pipeline.stages_of(workload, model, layout, mesh.get_local_rank("pipeline"))
@@ -85,46 +97,42 @@ def parallelize(workload: Workload, layout: Layout, device: torch.device, spec: 
         blocks = workload.blocks(stage)
         if layout.tensor > 1:
             tensor.divide(stage, workload.shard_rules, mesh["tensor"], layout.sequence)
-        _per_block(stage, workload, layout, spec, device)
+        change_layers(stage, setup)
         if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
-            narrow = torch.bfloat16 if workload.casts_layers and spec.train.precision in ("bf16", "fp8") else None
-            fsdp.shard(stage, blocks, mesh, layout, flights, narrow)
+            gathered = torch.bfloat16 if workload.casts_layers and spec.train.precision in ("bf16", "fp8") else None
+            fsdp.shard(stage, blocks, mesh, layout, setup.timer, gathered)
         if late:
             _draw(stage, torch.device("cpu") if layout.offload else device, spec)
 
     parts = list(stages.values())
-    pieces = pieces_of(parts, layout.tensor * layout.data, group)
+    local = local_parameters_of(parts, layout.tensor * layout.data, group)
     net: nn.Module = parts[0]
     if layout.pipeline > 1:
         net = pipeline.Pipeline(stages, layout, mesh, device, layout.passes(layout.global_batch))
-    return Spread(net, parts, pieces, parameters, layout.tensor)
+    return ParallelModel(net, parts, local, parameters, layout.tensor)
 
 
-def prepared(workload: Workload, layout: Layout, spec: RunSpec) -> nn.Module:
+def prepared(setup: ModelSetup) -> nn.Module:
     """The model before anything wraps it, in host memory: for engines that do so in their own way."""
-    model = _model(workload).to(torch.float64 if spec.train.precision == "fp64" else torch.float32)
-    _per_block(model, workload, layout, spec, torch.device("cpu"))
+    model = _model(setup)
+    change_layers(model, setup)
     return model
 
 
-def _whole(
-    model: nn.Module, workload: Workload, layout: Layout, device: torch.device, spec: RunSpec, flights: Flights
-) -> Spread:
+def _replicated(model: nn.Module, setup: ModelSetup) -> ParallelModel:
     """Every rank holds the model."""
-    _per_block(model, workload, layout, spec, device)
-    saving = saving_of(spec.parallel, model, flights)
-    if layout.ranks == 1 or saving.alone:
-        return Spread(model, [model], pieces_of([model], 1), _count(model), saving=saving)
-    net = ddp.wrap(model, device, spec.parallel.bucket_mb, flights, saving.hook)
-    if layout.strategy == "zero1":
+    layout, device, parallel = setup.layout, setup.device, setup.spec.parallel
+    reduction = reduction_of(parallel, model, setup.timer)
+    alone = layout.ranks == 1 or reduction.own_models
+    net = model if alone else ddp.wrap(model, device, parallel.bucket_mb, setup.timer, reduction.hook)
+    local = local_parameters_of([model], 1 if alone else layout.ranks)
+    if layout.strategy == "zero1" and not alone:
         from paceline.parallel import zero1
         from paceline.parallel.mesh import mesh_of
 
-        mesh, _ = mesh_of(layout, device, spec.parallel.timeout_s)
-        pieces = zero1.shard_update(model, mesh["shard"], spec.parallel.bucket_mb, flights)
-    else:
-        pieces = pieces_of([model], layout.ranks)
-    return Spread(net, [model], pieces, _count(model), saving=saving)
+        mesh, _ = mesh_of(layout, device, parallel.timeout_s)
+        local = zero1.shard_update(model, mesh["shard"], parallel.bucket_mb, setup.timer)
+    return ParallelModel(net, [model], local, count(model), reduction=reduction)
 
 
 def _draw(model: nn.Module, device: torch.device, spec: RunSpec) -> None:
@@ -133,30 +141,25 @@ def _draw(model: nn.Module, device: torch.device, spec: RunSpec) -> None:
     cast(Any, model).initialise(spec.train.seed)
 
 
-def _count(model: nn.Module) -> int:
+def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def can_compile(device: torch.device) -> bool:
-    """Whether `train.compile=auto` may compile: a CUDA device, Triton, and a C compiler, which Triton calls."""
+def ability(device: torch.device) -> Device:
+    """What the device can do, as far as it decides how a step runs."""
     compiler = os.environ.get("CC") or "gcc"
-    found = any(map(shutil.which, (compiler, "cc", "clang")))
-    return device.type == "cuda" and found and find_spec("triton") is not None
+    compiles = any(map(shutil.which, (compiler, "cc", "clang"))) and find_spec("triton") is not None
+    return CPU if device.type == "cpu" else replace(CUDA, compiles=compiles)
 
 
-def compiles_layers(spec: RunSpec, workload: Workload, device: torch.device) -> bool:
-    """Whether each layer is compiled by itself."""
-    if spec.train.compile == "auto":
-        return workload.compile_layers and spec.train.precision in HALF and can_compile(device)
-    return spec.train.compile == "on"
-
-
-def _per_block(model: nn.Module, workload: Workload, layout: Layout, spec: RunSpec, device: torch.device) -> None:
+def change_layers(model: nn.Module, setup: ModelSetup) -> None:
+    """What is done to each layer by itself: products in fp8, activations computed again, compilation."""
+    workload, layout = setup.workload, setup.layout
     blocks = workload.blocks(model)
-    if spec.train.precision == "fp8":
+    if setup.spec.train.precision == "fp8":
         from paceline.parallel.fp8 import use_fp8
 
-        use_fp8(blocks or [model], device)
+        use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
         if not blocks:
             raise UserError(
@@ -166,26 +169,26 @@ def _per_block(model: nn.Module, workload: Workload, layout: Layout, spec: RunSp
         from paceline.parallel.recompute import recompute
 
         recompute(blocks, layout.checkpointing)
-    if compiles_layers(spec, workload, device):
+    if setup.execution.compiled_layers:
         _compile(model, blocks, workload.compile_layers)
 
 
-def _compile(model: nn.Module, blocks: Sequence[nn.Module], alike: bool) -> None:
+def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None:
     if blocks:
         # DistributedDataParallel's own way would cut each layer in pieces, by buckets that layers already suit
         torch._dynamo.config.optimize_ddp = False
     for block in blocks or [model]:
-        if alike:
+        if equal:
             # its forward pass alone: hooks, such as those that gather a layer, stay outside, where they cost nothing
             block.forward = torch.compile(block.forward, dynamic=False)
         else:  # a copy of the model, such as an average of its weights, must be compiled with weights of its own
             block.compile()
 
 
-def _model(workload: Workload) -> nn.Module:
-    found: object = workload.model()
+def _model(setup: ModelSetup) -> nn.Module:
+    found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
     if not any(p.requires_grad for p in found.parameters()):
         raise UserError(f"workload: the model ({type(found).__name__}) has no parameters to train")
-    return found
+    return found.to(torch.float64 if setup.spec.train.precision == "fp64" else torch.float32)

@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,10 +24,20 @@ from paceline.errors import RunFailed
 from paceline.record.files import as_json, finite
 
 HELD = 1000
+"""Steps that are kept in memory at most."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "count", "evaluate_s", "seconds")
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=as_json).encode
 _decode = json.JSONDecoder().decode
+
+
+class Status(StrEnum):
+    """How an attempt at a run ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """As asked, after a checkpoint."""
+    FAILED = "failed"
 
 
 class EventWriter:
@@ -57,11 +68,11 @@ class EventWriter:
         if kind != "step" or len(self._held) >= HELD:
             self.flush()
 
-    def flush(self, *, to_disk: bool = False) -> None:
-        """Hand over the events held so far: to the system, which a kill does not undo, or down `to_disk`."""
+    def flush(self) -> None:
+        """Hand the events held so far to the system: a kill does not undo that."""
         lines = "".join(f"{line}\n" for line in self._held)
         self._held.clear()
-        self._append(lines.encode(errors="replace"), to_disk)
+        self._append(lines.encode(errors="replace"))
 
     def close(self) -> None:
         if self._file >= 0:
@@ -71,12 +82,10 @@ class EventWriter:
                 os.close(self._file)
                 self._file = -1
 
-    def _append(self, lines: bytes, to_disk: bool = False) -> None:
+    def _append(self, lines: bytes) -> None:
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
-            if to_disk:
-                os.fsync(self._file)
         except OSError as error:
             raise RunFailed(f"cannot write {self.path}: {error.strerror}") from error
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.errors import RunFailed, UserError
 
@@ -20,8 +20,7 @@ def write_atomic(path: Path, text: str | bytes) -> None:
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
             os.replace(beside, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -29,7 +28,8 @@ def write_atomic(path: Path, text: str | bytes) -> None:
             raise
     except OSError as error:
         raise RunFailed(f"cannot write {path}: {error.strerror}") from error
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # a file system that cannot
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,11 +70,16 @@ def as_json(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def sync_file(file: IO[Any]) -> None:
+    """Wait until what was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -15,7 +15,8 @@ streams, and are read when the loop reads its numbers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -24,10 +25,6 @@ TIMES = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s")
 Interval = tuple[float, float]
 Reading = Callable[[], tuple[float, float]]
 """Gives (comm_s, exposed_s), once the device has done the step."""
-
-
-def compute_s(step_s: float, data_s: float, exposed_s: float) -> float:
-    return max(0.0, step_s - data_s - exposed_s)
 
 
 def union(intervals: Iterable[Interval]) -> float:
@@ -39,15 +36,20 @@ def union(intervals: Iterable[Interval]) -> float:
     return total
 
 
+def compute_s(step_s: float, data_s: float, exposed_s: float) -> float:
+    """What is left of a step when waiting for data and for collectives is taken away."""
+    return max(0.0, step_s - data_s - exposed_s)
+
+
 def comm_and_exposed(buckets: list[Interval], blocking: list[Interval]) -> tuple[float, float]:
-    """From the flights of the gradient buckets and of the collectives that were waited for from their start."""
+    """From the intervals of the gradient buckets and of the collectives that were waited for from their start."""
     tail = max((end for _, end in buckets), default=0.0) - max((begin for begin, _ in buckets), default=0.0)
     comm = union([*buckets, *blocking])
     return comm, min(comm, tail + union(blocking))
 
 
-class Flights:
-    """The collectives of the present step, reported by whoever starts them; results may land on other threads."""
+class CollectiveTimer:
+    """When the collectives of the present step were in flight; results may come on other threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,17 +60,20 @@ class Flights:
         """A mark of the present moment."""
         return perf_counter()
 
-    def landed(self, started: Any) -> None:
+    def bucket_done(self, started: Any) -> None:
         """A bucket's result is there."""
         with self._lock:
             self._buckets.append((started, self.now()))
 
-    def waited(self, started: Any) -> None:
-        """A collective that nothing was done beside is over."""
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Around a collective beside which this rank does nothing."""
+        started = self.now()
+        yield
         self._blocking.append((started, self.now()))
 
     def take(self) -> Reading:
-        """The flights since the last call."""
+        """Those since the last call."""
         with self._lock:
             buckets, self._buckets = self._buckets, []
         blocking, self._blocking = self._blocking, []
@@ -78,7 +83,11 @@ class Flights:
         return marks
 
 
-class DeviceFlights(Flights):
+def timer_of(device: str) -> CollectiveTimer:
+    return CudaCollectiveTimer() if device == "cuda" else CollectiveTimer()
+
+
+class CudaCollectiveTimer(CollectiveTimer):
     """The same by events in the streams of a CUDA device."""
 
     def __init__(self) -> None:

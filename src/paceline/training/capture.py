@@ -1,67 +1,56 @@
 """A whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
 
 A small model's step is hundreds of kernels of microseconds each, and starting them one by one takes longer than they
-run. Here a step is recorded once per shape and then replayed with a single call. Its batch travels as one parcel, so
-that a step costs the host one copy and one call.
+run. Here a step is recorded once per shape and then replayed with a single call. Its batch travels as one row of
+bytes, so that a step costs the host one copy and one call.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from paceline.data.order import Cut, Make, Pass, Serving
-from paceline.record.timers import Flights
-from paceline.spec import Train
-from paceline.training.state import State
-from paceline.training.step import run_pass, train_step, update
-from paceline.workload import Workload
+from paceline.data.prefetch import Collate, IdsAndKeys, MicroBatch, RankBatch
+from paceline.layout import Layout
+from paceline.training.step import Step, update
 
 AT_ONCE = 16
-"""Batches made at a time."""
+"""Batches made at a time, where making one takes about as long as a step."""
 WARM_UP = 3
 MOST_GRAPHS = 32
 """Shapes beyond these are run without a graph: a workload with so many is not what graphs are for."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedBatch:
     """A batch as one row of bytes, and how to take it apart."""
 
     row: Tensor
-    pieces: tuple[tuple[torch.dtype, tuple[int, ...]] | Any, ...]
-    shape: Any
+    leaves: tuple[tuple[torch.dtype, tuple[int, ...]] | Any, ...]
+    tree: Any
 
-    def opened(self, row: Tensor) -> Any:
+    def unpacked(self, row: Tensor) -> Any:
         """The batch, as views of a copy of the row."""
         leaves, begin = [], 0
-        for piece in self.pieces:
-            if not _is_tensor(piece):
-                leaves.append(piece)
+        for leaf in self.leaves:
+            if not (isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[0], torch.dtype)):
+                leaves.append(leaf)
                 continue
-            dtype, shape = piece
-            end = begin + dtype.itemsize * _numel(shape)
+            dtype, shape = leaf
+            end = begin + dtype.itemsize * torch.Size(shape).numel()
             leaves.append(row[begin:end].view(dtype).view(shape))
             begin = -(-end // 8) * 8
-        return tree_unflatten(leaves, self.shape)
+        return tree_unflatten(leaves, self.tree)
 
 
-def _is_tensor(piece: Any) -> bool:
-    return isinstance(piece, tuple) and len(piece) == 2 and isinstance(piece[0], torch.dtype)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
-
-
-class Shelf:
+class PinnedBuffers:
     """Pinned memory that is used again: to pin some anew takes as long as a whole step of a small model.
 
     The thread that makes batches takes rows from here, and calls CUDA only for one that is not there yet; the thread
@@ -70,41 +59,34 @@ class Shelf:
 
     def __init__(self) -> None:
         self.free: defaultdict[int, list[Tensor]] = defaultdict(list)
-        self.flying: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        self.in_flight: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
     def row(self, size: int) -> Tensor:
         """One that is free, of just this size: batches come in few."""
         rows = self.free[size]
         return rows.pop() if rows else torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def put_back(self, row: Tensor) -> None:
+    def give_back(self, row: Tensor) -> None:
         """Once the copy to the device that was just begun is over."""
         event = torch.cuda.Event()
         event.record()
-        self.flying.append((event, row))
-        while self.flying and self.flying[0][0].query():
-            row = self.flying.popleft()[1]
+        self.in_flight.append((event, row))
+        while self.in_flight and self.in_flight[0][0].query():
+            row = self.in_flight.popleft()[1]
             self.free[len(row)].append(row)
 
 
-def parcel(batch: Any, shelf: Shelf) -> Parcel:
-    leaves, shape = tree_flatten(batch)
-    pieces = tuple((leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+def pack(batch: Any, buffers: PinnedBuffers) -> PackedBatch:
+    leaves, tree = tree_flatten(batch)
+    described = tuple((leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     rows = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             rows.append(leaf.numpy().reshape(-1).view(np.uint8))
             rows.append(np.zeros(-rows[-1].size % 8, np.uint8))
-    row = shelf.row(sum(map(len, rows)))
+    row = buffers.row(sum(map(len, rows)))
     np.concatenate(rows, out=row.numpy())
-    return Parcel(row, pieces, shape)
-
-
-def in_parcels(samples: Any, most: int, shelf: Shelf) -> Make:
-    def make(cuts: list[Cut]) -> list[Parcel]:
-        return [parcel(batch, shelf) for batch in samples.steady(cuts, most)]
-
-    return make
+    return PackedBatch(row, described, tree)
 
 
 @dataclass(frozen=True)
@@ -118,59 +100,62 @@ class Recorded:
     stats: Tensor
 
 
-class CapturedStep:
-    """Called like `train_step`, and gives the same numbers."""
+@dataclass
+class RecordedStep(Step):
+    """The same numbers as those of a `Step`."""
 
-    def __init__(self, compiled: Callable[..., Any], shelf: Shelf) -> None:
-        self.compiled, self.shelf = compiled, shelf
+    compiled: Callable[..., Any] = field(kw_only=True)
+    buffers: PinnedBuffers = field(default_factory=PinnedBuffers)
+
+    def __post_init__(self) -> None:
         self.recorded: dict[Any, Recorded] = {}
         self.pool: Any = None
         self.side = torch.cuda.Stream()
 
-    def __call__(
-        self,
-        serving: Serving,
-        workload: Workload,
-        net: nn.Module,
-        state: State,
-        train: Train,
-        flights: Flights,
-        stop: bool,
-    ) -> Tensor:
-        sent: Parcel = serving.passes[0].batch
-        recorded = self.recorded.get(sent.pieces)
+    def collate(self, samples: Any, layout: Layout) -> Collate:
+        super().collate(samples, layout)  # what cannot be done without a graph is refused
+
+        def packed(wanted: list[IdsAndKeys]) -> list[PackedBatch]:
+            return [pack(batch, self.buffers) for batch in samples.steady(wanted, layout.micro_batch)]
+
+        return packed
+
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        sent: PackedBatch = batch.micro_batches[0].batch
+        recorded = self.recorded.get(sent.leaves)
         if recorded is None and len(self.recorded) >= MOST_GRAPHS:
-            device = state.scaler.scale.device
-            opened = [replace(p, batch=p.batch.opened(p.batch.row.to(device))) for p in serving.passes]
-            self.shelf.put_back(sent.row)
-            return train_step(replace(serving, passes=opened), workload, net, state, train, flights, stop)
+            unpacked = [
+                replace(micro, batch=micro.batch.unpacked(micro.batch.row.to(self.device)))
+                for micro in batch.micro_batches
+            ]
+            self.buffers.give_back(sent.row)
+            return super().__call__(replace(batch, micro_batches=unpacked), stop)
         if recorded is None:
-            recorded = self.recorded[sent.pieces] = self._record(sent, workload, state, train)
+            recorded = self.recorded[sent.leaves] = self._record(sent)
         recorded.row.copy_(sent.row, non_blocking=True)
-        self.shelf.put_back(sent.row)
-        recorded.samples.fill_(len(serving.turn.ids))
+        self.buffers.give_back(sent.row)
+        recorded.samples.fill_(batch.samples)
         recorded.graph.replay()
         stats = recorded.stats.clone()
         if stop:
             stats[3] = 1.0
         return stats
 
-    def _record(self, sent: Parcel, workload: Workload, state: State, train: Train) -> Recorded:
+    def _record(self, sent: PackedBatch) -> Recorded:
         """Run the step a few times without effect, then once more under the recorder."""
-        device = state.scaler.scale.device
+        state, device = self.state, self.device
         row = sent.row.to(device, copy=True)
-        batch = sent.opened(row)
+        batch = sent.unpacked(row)
         samples = torch.ones((), device=device)
         effective = torch.zeros((), dtype=torch.bool, device=device)
         stats = torch.zeros(4, dtype=torch.float64, device=device)
         kept = [t.clone() for t in state.scaler.state().values()]
+        local = state.model.local_parameters
 
         def step() -> None:
-            state.spread.pieces.clear()
-            loss_sum, count = run_pass(
-                workload, self.compiled, Pass(batch, 1), samples, state.scaler.scale, train.precision
-            )
-            norm = update(state, train, samples, loss_sum, count, state.spread.pieces.square(), effective)
+            local.clear()
+            loss_sum, count = self.forward_backward(self.compiled, MicroBatch(batch, 1), samples)
+            norm = update(state, self.train, samples, loss_sum, count, local.square(), effective)
             stats[:3].copy_(torch.stack([loss_sum, count, norm.double()]))
 
         self.side.wait_stream(torch.cuda.current_stream())

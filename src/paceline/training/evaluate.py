@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.data.order import move
+from paceline.data.prefetch import move
+from paceline.launch.group import gather_objects
 from paceline.layout import Layout
 from paceline.parallel.precision import autocast
 from paceline.workload import Samples, Workload
@@ -50,7 +51,10 @@ def evaluate(
         if chunk < chunks:
             mine[chunk] = [float(sums[name]) for name in names] + [float(len(ids))]
     model.train(was_training)
-    table = _gather(mine, names, chunks, layout.ranks)
+    everyone = gather_objects((names, mine))
+    names = next(found for found, _ in everyone if found)  # a rank without a chunk learns them from the others
+    table = {chunk: row for _, rows in reversed(everyone) for chunk, row in rows.items()}
+    assert len(table) == chunks, "a chunk was lost"
     totals = [math.fsum(column) for column in zip(*table.values(), strict=True)]
     metrics = workload.metrics(dict(zip(names, totals, strict=False)))
     return {"n": int(totals[-1]), **metrics}
@@ -59,15 +63,3 @@ def evaluate(
 def _uncompiled(device: torch.device) -> AbstractContextManager[object]:
     """Layers that are compiled for training run as they are written: a compilation would take longer than it saves."""
     return torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
-
-
-def _gather(mine: dict[int, list[float]], names: list[str], chunks: int, world: int) -> dict[int, list[float]]:
-    """The rows of all ranks; a rank without a chunk learns the names from the others."""
-    if world == 1:
-        return mine
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, (names, mine))
-    names[:] = next(n for n, _ in everyone if n)
-    table = {chunk: row for _, rows in reversed(everyone) for chunk, row in rows.items()}
-    assert len(table) == chunks, "a chunk was lost"
-    return table

@@ -15,7 +15,7 @@ def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
     from safetensors.torch import save
 
     from paceline.record.files import write_atomic
-    from paceline.training.checkpoint import best, newest, read_tensors
+    from paceline.training.checkpoints.saved import best, newest, read_tensors
 
     folder, out = RunDir.open(Path(run)), Path(out)
     if out.suffix != ".safetensors":

@@ -6,149 +6,87 @@ around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.data.order import Order
-from paceline.launch.environment import Place
-from paceline.launch.signals import StopRequest
-from paceline.layout import Layout, layout_of
-from paceline.record.events import EventWriter
+from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec
-from paceline.training.checkpoint import Checkpoints, newest, read_tensors, restore
-from paceline.training.setup import newest_for_all
-from paceline.workload import Passes, PassWorkload, workload_of
+from paceline.record.timers import compute_s
+from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
+from paceline.training.context import JobFacts, RunContext
+from paceline.workload import Passes, PassWorkload
 
 SAVED_EVERY = 50
 
 
 @dataclass
 class FitJob:
-    """What one rank needs to fit; it answers the same questions as a `Job`."""
+    """A job that fits by passes (paceline.training.jobs.Job)."""
 
-    spec: RunSpec
+    context: RunContext
     workload: PassWorkload
-    layout: Layout
-    rank: int
-    device: torch.device
+    facts: JobFacts
     passes: Passes
-    order: Order
-    steps: int
-    checkpoints: Checkpoints
-    events: EventWriter
-    shown: Callable[[dict[str, Any]], None]
-    stop: StopRequest
-    folder: Path
     step: int = 0
     evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def parameters(self) -> int:
-        return self.passes.parameters
+    def done(self) -> bool:
+        return self.passes.end is not None
 
     @property
-    def spread_over(self) -> str:
-        return "; ".join(self.equations())
+    def end(self) -> str:
+        return f"{self.step} passes, {self.passes.end_words()}"
 
-    def over(self, step: int) -> bool:
-        return bool(self.passes.why_done)
+    def restore(self, checkpoint: Checkpoint) -> None:
+        restore(checkpoint, self.passes.room())
+        self.passes.restored(checkpoint.meta["fit"])
+        self.step = checkpoint.step
 
-    @property
-    def ended(self) -> str:
-        return f"{self.step} passes, {self.passes.why_done}"
-
-    def equations(self) -> list[str]:
-        return self.passes.equations(self.layout.ranks)
+    def run(self) -> Status:
+        """Pass after pass."""
+        self.passes.begin()
+        every = self.context.spec.train.checkpoint_every or SAVED_EVERY
+        while not self.done:
+            found = dict(self.passes.step(self.context.stop.requested))
+            stopping = found.pop("flagged")
+            self.step += 1
+            self._note(found)
+            if self.done or stopping or self.step % every == 0:
+                meta = {"step": self.step, "evaluation": {}, "best": None, "fit": self.passes.meta()}
+                self.context.checkpoints.save(self.passes.tensors(), meta)
+                self.context.event("checkpoint", step=self.step)
+            if stopping and not self.done:
+                return Status.STOPPED
+        self.context.checkpoints.wait()
+        self.context.event("done", step=self.step, why=self.passes.end_words())
+        if self.context.place.rank == 0:
+            self.conclude()
+        return Status.FINISHED
 
     def conclude(self) -> None:
-        """The result of the last checkpoint, for people; on the main rank, and again if a kill came before it."""
-        checkpoint = newest(self.folder / "checkpoints", lambda text: None)
+        """The result of the last checkpoint, for people."""
+        checkpoint = newest(RunDir(self.context.folder).checkpoints, lambda text: None)
         assert checkpoint is not None
-        self.passes.conclude(read_tensors(checkpoint), self.folder)
+        self.passes.conclude(read_tensors(checkpoint), self.context.folder)
+
+    def _note(self, found: dict[str, Any]) -> None:
+        self.context.event(
+            "step",
+            step=self.step,
+            epoch=self.step - 1,
+            samples=self.step * self.passes.samples,
+            batch=self.passes.samples,
+            compute_s=compute_s(found["step_s"], found["data_s"], found["exposed_s"]),
+            skipped=False,
+            **found,
+        )
 
 
-def build_fit(
-    spec: RunSpec,
-    place: Place,
-    device: torch.device,
-    events: EventWriter,
-    checkpoints: Checkpoints,
-    stop: StopRequest,
-    folder: Path,
-) -> FitJob:
-    workload = workload_of(spec)
-    passes = workload.passes(device)
-    order = Order(passes.samples, passes.samples, spec.train.seed)
-    return FitJob(
-        spec=spec,
-        workload=workload,
-        layout=layout_of(spec),
-        rank=place.rank,
-        device=device,
-        passes=passes,
-        order=order,
-        steps=passes.most,
-        checkpoints=checkpoints,
-        events=events,
-        shown=lambda event: None,
-        stop=stop,
-        folder=folder,
-    )
-
-
-def go_back(job: FitJob, run: RunDir, world: int, say: Callable[[str], None]) -> int:
-    """Restore the newest whole checkpoint, if there is one; returns the pass the run goes on from."""
-    checkpoint = newest_for_all(run, job.rank, world, say)
-    if checkpoint is None:
-        return 0
-    restore(checkpoint, job.passes.room())
-    job.passes.restored(checkpoint.meta["fit"])
-    job.step = checkpoint.step
-    return checkpoint.step
-
-
-def fit_loop(job: FitJob) -> str:
-    """Pass after pass, until the fit is done or asked to stop; returns how it ended."""
-    job.passes.begin()
-    every = job.spec.train.checkpoint_every or SAVED_EVERY
-    while not job.passes.why_done:
-        found = dict(job.passes.step(job.stop.requested))
-        stopping = found.pop("flagged")
-        job.step += 1
-        _note(job, found)
-        if job.passes.why_done or stopping or job.step % every == 0:
-            meta = {"step": job.step, "evaluation": {}, "best": None, "fit": job.passes.meta()}
-            job.checkpoints.save(job.passes.tensors(), meta)
-            _event(job, "checkpoint", step=job.step)
-        if stopping and not job.passes.why_done:
-            return "stopped"
-    job.checkpoints.wait()
-    _event(job, "done", step=job.step, why=job.passes.why_done)
-    if job.rank == 0:
-        job.conclude()
-    return "finished"
-
-
-def _note(job: FitJob, found: dict[str, Any]) -> None:
-    _event(
-        job,
-        "step",
-        step=job.step,
-        epoch=job.step - 1,
-        samples=job.step * job.passes.samples,
-        batch=job.passes.samples,
-        compute_s=max(0.0, found["step_s"] - found["data_s"] - found["exposed_s"]),
-        skipped=False,
-        **found,
-    )
-
-
-def _event(job: FitJob, kind: str, **values: Any) -> None:
-    job.events.write(kind, **values)
-    if job.rank == 0:
-        job.shown({"kind": kind, **values})
+def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
+    passes = workload.passes(context.device)
+    order = Order(passes.samples, passes.samples, context.spec.train.seed)
+    equations = passes.equations(context.place.world)
+    facts = JobFacts(order, passes.most, passes.parameters, "; ".join(equations), equations)
+    return FitJob(context, workload, facts, passes)

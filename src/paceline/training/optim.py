@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.parallel.pieces import Pieces
+from paceline.parallel.local_parameters import LocalParameters
 from paceline.spec import Train
 
 Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 """The norms of whole tensors, given the parameters they belong to and this rank's parts of them."""
 
 
-def optimizer_of(train: Train, pieces: Pieces) -> torch.optim.Optimizer:
+def optimizer_of(train: Train, local: LocalParameters) -> torch.optim.Optimizer:
     """Matrices decay; biases, norms and other vectors do not. The learning rate is a tensor, set before each step."""
-    named = [piece.data for piece in pieces]
-    device = named[0].device
+    tensors = [part.data for part in local]
+    device = tensors[0].device
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in named if p.ndim >= 2], "weight_decay": train.weight_decay, "adapt": True},
-        {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
+        {"params": [p for p in tensors if p.ndim >= 2], "weight_decay": train.weight_decay, "adapt": True},
+        {"params": [p for p in tensors if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
     groups = [g for g in groups if g["params"]]
     lr = torch.tensor(0.0, dtype=torch.float32, device=device)
@@ -32,9 +32,9 @@ def optimizer_of(train: Train, pieces: Pieces) -> torch.optim.Optimizer:
         case "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=train.momentum, fused=True)
         case "lars":
-            return LARS(groups, lr=lr, momentum=train.momentum, norms=pieces.norms)
+            return LARS(groups, lr=lr, momentum=train.momentum, norms=local.norms)
         case _:
-            return LAMB(groups, lr=lr, betas=betas, norms=pieces.norms)
+            return LAMB(groups, lr=lr, betas=betas, norms=local.norms)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -72,15 +72,10 @@ class _LayerWise(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def own_norms(of: Sequence[Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Where every rank holds whole tensors."""
-    return list(torch._foreach_norm(list(parts)))
-
-
 class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
 
-    def __init__(self, params: Any, lr: Tensor, momentum: float, eta: float = 0.001, norms: Norms = own_norms) -> None:
+    def __init__(self, params: Any, lr: Tensor, momentum: float, norms: Norms, eta: float = 0.001) -> None:
         defaults = {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0, "adapt": True}
         super().__init__(params, defaults, norms)
 
@@ -101,9 +96,7 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """Layer-wise adaptive moments for large batches (You et al., 2020)."""
 
-    def __init__(
-        self, params: Any, lr: Tensor, betas: tuple[float, float], eps: float = 1e-6, norms: Norms = own_norms
-    ) -> None:
+    def __init__(self, params: Any, lr: Tensor, betas: tuple[float, float], norms: Norms, eps: float = 1e-6) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True}
         super().__init__(params, defaults, norms)
 

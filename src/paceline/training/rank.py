@@ -1,49 +1,38 @@
-"""One rank's life: join the others, build the job, train, sum up. The main rank alone speaks."""
+"""One rank: join the others, build the job, run it, sum up. The main rank alone speaks."""
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
-from paceline.own_code import one_line, own_trace
-from paceline.record.events import EventWriter, metrics_of, read_events, read_steps, seconds_of
+from paceline.own_code import one_line
+from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
 from paceline.record.summary import show as show_summary
 from paceline.spec import RunSpec
-from paceline.workload import PassWorkload, workload_of
+from paceline.training.failures import expected_failures
+from paceline.workload import BaseWorkload, workload_of
 
 if TYPE_CHECKING:
     import torch
 
-    from paceline.training.loop import Job
+    from paceline.training.jobs import Job
 
 Say = Callable[[str], None]
-Claim = Callable[[RunSpec, Say], RunDir]
-
-
-TORCH_SAYS = {
-    "'DistributedDataParallel' object has no attribute": (
-        "workload: on several ranks the model that loss() gets can only be called; use nothing else of it there"
-    ),
-    "Expected to have finished reduction in the prior iteration": (
-        "workload: on several ranks every parameter must take part in the loss, and some had no gradient"
-    ),
-}
 
 
 def say(text: str) -> None:
@@ -56,10 +45,13 @@ def silent(text: str) -> None:
     pass
 
 
-def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, Summary]:
+def run_rank(
+    spec: RunSpec, show: bool, folder: RunDir | Callable[[Say], RunDir], workload: BaseWorkload | None = None
+) -> tuple[Path, Summary]:
     """Train as the rank that the environment says; returns (run folder, summary), the same on every rank.
 
-    `folder` is the run's, or what the main rank must do to get one where no process before it was asked.
+    `folder` is the run's, or what the main rank must do to get one where no process before it was asked. `workload` is
+    that of the spec, where this process has built it already.
     """
     import torch
 
@@ -69,39 +61,12 @@ def live(spec: RunSpec, show: bool, folder: RunDir | Claim) -> tuple[Path, Summa
     kind = spec.parallel.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    speak = say if show and place.rank == 0 else silent
     together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
-    with foreseen(spec), StopRequest(impatient=place is ALONE) as stop, together as device:
-        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(spec, speak))
-        summary = _train(run, spec, place, device, stop, speak, show)
+    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, together as device:
+        speak = say if show and place.rank == 0 else silent
+        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
+        summary = train_rank(run, spec, workload or workload_of(spec), place, device, stop, show)
         return run.path, _from_main(place, lambda: summary)
-
-
-@contextmanager
-def foreseen(spec: RunSpec) -> Iterator[None]:
-    """Lost peers, memory that runs out and mistakes in the user's own code are failures of the run, said as such.
-
-    Any other exception is a mistake of ours and stays what it is.
-    """
-    try:
-        yield
-    except PacelineError:
-        raise
-    except Exception as error:
-        if spec.parallel.ranks > 1 and is_echo(error):
-            raise RunFailed(f"another rank failed or cannot be reached ({one_line(error)})") from error
-        wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-        if isinstance(error, MemoryError) or wanted:
-            for_what = f" for {wanted[1]} more" if wanted else ""
-            raise RunFailed(
-                f"there is no memory{for_what}; use a smaller parallel.micro_batch, more ranks or a smaller model"
-            ) from error
-        for told, meant in TORCH_SAYS.items():
-            if told in str(error):
-                raise RunFailed(f"{meant} ({one_line(error)})") from error
-        if trace := own_trace(error, spec.workload):
-            raise RunFailed(f"the workload failed: {one_line(error)}\n\n{trace}") from error
-        raise
 
 
 def _from_main(place: Place, get: Callable[[], Any]) -> Any:
@@ -121,58 +86,59 @@ def _from_main(place: Place, get: Callable[[], Any]) -> Any:
     return box[0]
 
 
-def _train(
-    run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, say: Say, show: bool
+def train_rank(
+    run: RunDir,
+    spec: RunSpec,
+    workload: BaseWorkload,
+    place: Place,
+    device: torch.device,
+    stop: StopRequest,
+    show: bool = False,
 ) -> Summary | None:
+    """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
     from paceline.record.audience import audience
-    from paceline.training.checkpoint import Checkpoints
+    from paceline.training.checkpoints.saved import newest
+    from paceline.training.checkpoints.writer import CheckpointWriter
+    from paceline.training.context import RunContext
+    from paceline.training.jobs import job_of
 
-    build_job, go_back, work = _way_of(spec)
-
+    main, speak = place.rank == 0, say if show and place.rank == 0 else silent
     with (
-        run.held(say) if place.rank == 0 else nullcontext(),
+        run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
-        closing(Checkpoints(run.checkpoints, spec.train.keep)) as checkpoints,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep)) as checkpoints,
     ):
         job: Job | None = None
         try:
-            job = build_job(spec, place, device, events, checkpoints, stop, run.path)
-            first = go_back(job, run, place.world, say)
-            if job.over(first):
-                return _done_already(run, job, say) if place.rank == 0 else None
+            job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop), workload)
+            checkpoint = _from_main(place, lambda: newest(run.checkpoints, speak))
+            if checkpoint is not None:
+                job.restore(checkpoint)
+            if job.done:
+                return _done_already(run, job, speak) if main else None
+            first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
-            _note_start(job, place, first, again)
-            if place.rank > 0:
-                work(job)
+            _note_start(job, first, again)
+            if not main:
+                job.run()
                 checkpoints.wait()
-                _peaks(device, place.world)
+                _peaks(device)
                 return None
-            _announce(job, run, first, again, say)
-            with audience(spec, run, job.order.seen(job.steps), job.order.seen(first), show) as job.shown:
-                status = work(job)
+            _announce(job, run, first, again, speak)
+            order = job.facts.order
+            with audience(spec, run, order.seen(job.facts.steps), order.seen(first), show) as job.context.shown:
+                status = job.run()
                 checkpoints.wait()
-                job.shown({"kind": "end", "status": status})
+                job.context.shown({"kind": "end", "status": status})
             events.write("end", status=status)
-            summary = _sum_up(run, job, status, _peaks(device, place.world))
+            summary = _sum_up(run, job, status, _peaks(device))
         except Exception as error:
-            if place.rank == 0:
+            if main:
                 _note_failure(run, events, job, error)
             raise
     if show:
-        _show(summary, run, say)
+        _show(summary, run, speak)
     return summary
-
-
-def _way_of(spec: RunSpec) -> tuple[Callable[..., Any], Callable[..., int], Callable[[Any], str]]:
-    """(build the job, go back to its newest checkpoint, do it): by gradients, or as a fit of the workload's own."""
-    if isinstance(workload_of(spec), PassWorkload):
-        from paceline.training import fitting
-
-        return fitting.build_fit, fitting.go_back, fitting.fit_loop
-    from paceline.training.loop import train_loop
-    from paceline.training.setup import build_job, go_back
-
-    return build_job, go_back, train_loop
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -182,28 +148,29 @@ def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exce
     why = str(error) if isinstance(error, PacelineError) else one_line(error)
     why = "another rank failed" if dist.is_initialized() and is_echo(error) else why
     with suppress(PacelineError):
-        events.write("end", status="failed", why=why)
+        events.write("end", status=Status.FAILED, why=why)
         if job is not None:
-            _sum_up(run, job, "failed", [], why=why)
+            _sum_up(run, job, Status.FAILED, [], why=why)
 
 
 def _done_already(run: RunDir, job: Job, say: Say) -> Summary:
     """Nothing is left to train: the summary as it was written, or now, if a kill came before it."""
     job.conclude()
-    say(f"{run.path} is finished: {job.ended}")
+    say(f"{run.path} is finished: {job.end}")
     with suppress(UserError):
-        if (summary := read_summary(run.summary_file)).status == "finished":
+        if (summary := read_summary(run.summary_file)).status == Status.FINISHED:
             return summary
-    job.events.write("end", status="finished")
-    return _sum_up(run, job, "finished", [])
+    job.context.events.write("end", status=Status.FINISHED)
+    return _sum_up(run, job, Status.FINISHED, [])
 
 
-def _note_start(job: Job, place: Place, first: int, again: bool) -> None:
+def _note_start(job: Job, first: int, again: bool) -> None:
     import torch
 
     from paceline.record.environment import environment
 
-    job.events.write(
+    events, place = job.context.events, job.context.place
+    events.write(
         "start",
         **environment(),
         argv=sys.argv,
@@ -211,40 +178,42 @@ def _note_start(job: Job, place: Place, first: int, again: bool) -> None:
         rank=place.rank,
         ranks=place.world,
         launcher=place.launcher,
-        device=str(job.device),
+        device=str(job.context.device),
         threads=torch.get_num_threads(),
         data=job.workload.fingerprint(),
+        **job.facts.notes,
     )
     if again:
-        job.events.write("resume", step=first)
+        events.write("resume", step=first)
 
 
 def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
     say(f"{run.path}")
-    for line in job.equations():
+    for line in job.facts.equations:
         say(f"  {line}")
     if first:
-        say(f"  going on from step {first} of {job.steps}")
+        say(f"  going on from step {first} of {job.facts.steps}")
     elif again:
         say("  there is no whole checkpoint to go on from: starting from the beginning")
 
 
-def _sum_up(run: RunDir, job: Job, status: str, peaks: list[int], why: str = "") -> Summary:
+def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = "") -> Summary:
     from paceline.parallel.compress import differs_from
 
-    job.events.flush()
+    spec, facts = job.context.spec, job.facts
+    job.context.events.flush()
     evaluations = {
         goodness: event
         for event in read_events(run.events_file(0), "evaluate")
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
     summary = replace(
-        summarise(job.spec, job.spread_over, read_steps(run.events_file(0)), status, job.order.samples),
+        summarise(spec, facts.layout, read_steps(run.events_file(0)), status, facts.order.samples),
         why=why,
         seconds=seconds_of(run.events_file(0)),
-        parameters=job.parameters,
+        parameters=facts.parameters,
         evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
-        differs_from=differs_from(job.spec.parallel),
+        differs_from=differs_from(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )
     write_json(run.summary_file, summary.to_json())
@@ -256,20 +225,17 @@ def _show(summary: Summary, run: RunDir, say: Say) -> None:
 
     show_summary(summary, Console())
     say(f"run folder {run.path}")
-    if summary.status == "stopped":
+    if summary.status == Status.STOPPED:
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"
         say(f"stopped after a checkpoint, as asked; go on with  {resume}")
 
 
-def _peaks(device: torch.device, world: int) -> list[int]:
+def _peaks(device: torch.device) -> list[int]:
     """Most memory each rank held: of the device, or of the process on a CPU."""
     import torch
-    import torch.distributed as dist
+
+    from paceline.launch.group import gather_objects
 
     cuda = device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peaks: list[Any] = [peak]
-    if world > 1:
-        peaks = [None] * world
-        dist.all_gather_object(peaks, peak)
-    return peaks
+    return gather_objects(peak)

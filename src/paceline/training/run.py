@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, layout_of
-from paceline.record.events import read_events
+from paceline.record.events import Status, read_events
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
 from paceline.training import engines
-from paceline.training.rank import foreseen, live, say, silent
+from paceline.training.failures import expected_failures
+from paceline.training.rank import Say, run_rank, say, silent
 from paceline.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ MAY_CHANGE = (
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
-PRELOAD = ("paceline.launch.group", "paceline.training.loop", "paceline.training.setup")
+PRELOAD = ("paceline.launch.group", "paceline.training.jobs")
 """Imported once, before the ranks part ways."""
 
 
@@ -47,8 +48,8 @@ class RunResult:
     summary: Summary
 
     @property
-    def status(self) -> str:
-        return self.summary.status
+    def status(self) -> Status:
+        return Status(self.summary.status)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -56,7 +57,7 @@ class RunResult:
 
     def weights(self) -> dict[str, Tensor]:
         """The trained tensors, from the newest checkpoint."""
-        from paceline.training.checkpoint import newest, read_tensors
+        from paceline.training.checkpoints.saved import newest, read_tensors
 
         checkpoint = newest(RunDir(self.path).checkpoints, say)
         if checkpoint is None:
@@ -68,25 +69,24 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
     """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
     place = detect(os.environ)
     if place is not None:
-        with foreseen(spec):  # before the ranks join: a large corpus may take longer than they wait for each other
-            workload_of(spec).prepare(say if show and place.rank == 0 else silent)
-        answer = live(_as_placed(spec, place), show, lambda spec, say: open_run(spec, Path(out), resume, say))
-        return RunResult(*answer)
-    run = open_run(spec, Path(out), resume, say if show else silent)
+        spec = _as_placed(spec, place)
+        with expected_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
+            workload = workload_of(spec)
+            workload.prepare(say if show and place.rank == 0 else silent)
+        return RunResult(
+            *run_rank(spec, show, lambda say: open_run(spec, Path(out), resume, say, workload)[0], workload)
+        )
+    run, workload = open_run(spec, Path(out), resume, say if show else silent)
     try:
-        return RunResult(*_on_ranks(spec, show, run))
+        if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
+            return RunResult(*run_rank(spec, show, run, workload))
+        from paceline.launch.local import run_ranks
+
+        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, PRELOAD)[0])
     except UserError:
         if resume is None and not any(run.checkpoints.glob("*")):
             shutil.rmtree(run.path, ignore_errors=True)  # the request was wrong: nothing is left of it
         raise
-
-
-def _on_ranks(spec: RunSpec, show: bool, run: RunDir) -> tuple[Path, Summary]:
-    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
-        return live(spec, show, run)
-    from paceline.launch.local import run_ranks
-
-    return run_ranks(live, (spec, show, run), spec.parallel.ranks, PRELOAD)[0]
 
 
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
@@ -107,7 +107,9 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     return build(changed.dump(), changed._origins)
 
 
-def open_run(spec: RunSpec, out: Path, resume: str | Path | None, say: Callable[[str], None]) -> RunDir:
+def open_run(
+    spec: RunSpec, out: Path, resume: str | Path | None, say: Say, workload: Workload | None = None
+) -> tuple[RunDir, Workload]:
     """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder."""
     from paceline.record.loggers import check_loggers
 
@@ -122,13 +124,13 @@ def open_run(spec: RunSpec, out: Path, resume: str | Path | None, say: Callable[
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
-    with foreseen(spec):
-        workload = workload_of(spec)
+    with expected_failures(spec):
+        workload = workload or workload_of(spec)
         workload.suits(layout)
         workload.prepare(say)
         if run is not None:
             _same_data(run, workload)
-    return run or RunDir.claim(out, spec.name, spec)
+    return run or RunDir.claim(out, spec.name, spec), workload
 
 
 def _same_data(run: RunDir, workload: Workload) -> None:

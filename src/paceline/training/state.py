@@ -14,47 +14,54 @@ import torch
 from torch import Tensor
 
 from paceline.parallel.precision import Scaler
-from paceline.parallel.wrapping import Spread
-from paceline.training.optim import set_lr
+from paceline.parallel.wrapping import ParallelModel
+from paceline.spec import Train
+from paceline.training.optim import optimizer_of, set_lr
 
 
 @dataclass
 class State:
-    spread: Spread
+    model: ParallelModel
     optimizer: torch.optim.Optimizer
     scaler: Scaler
     step: int = 0
 
+    @classmethod
+    def new(cls, model: ParallelModel, train: Train, device: torch.device) -> State:
+        """That of a run which begins."""
+        state = cls(model, optimizer_of(train, model.local_parameters), Scaler(train.precision, device))
+        state.allocate()
+        return state
+
     def tensors(self) -> dict[str, Any]:
         """Everything to be saved, by name; loading writes into these very tensors."""
-        model = {name: value for part in self.spread.parts for name, value in part.state_dict().items()}
+        model = {name: value for part in self.model.parts for name, value in part.state_dict().items()}
         optim = {
-            f"{piece.name}.{key}": piece.whole(value)
-            for piece in self.spread.pieces
-            for key, value in self.optimizer.state[piece.data].items()
+            f"{local.name}.{key}": local.whole(value)
+            for local in self.model.local_parameters
+            for key, value in self.optimizer.state[local.data].items()
             if isinstance(value, Tensor)
         }
-        kept = self.spread.saving.tensors()
+        kept = self.model.reduction.tensors()
         return {
             "model": model,
             "optim": optim,
             "scaler": self.scaler.state(),
-            **({self.spread.saving.entry: kept} if kept else {}),
+            **({self.model.reduction.entry: kept} if kept else {}),
         }
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
         """Take over what `read` puts into tensors of these names and shapes."""
         read(self.tensors())
 
-    def settle(self) -> None:
+    def average_over_ranks(self) -> None:
         """Before a checkpoint: what ranks still hold apart becomes the same on all of them, and stays so."""
-        saving = self.spread.saving
-        saving.join(self.step, now=True)
-        saving.settle(v for values in self.optimizer.state.values() for v in values.values() if isinstance(v, Tensor))
+        self.model.reduction.average_models(self.step, now=True)
+        self.model.reduction.average_state(self._optimizer_tensors())
 
     def buffers(self) -> Iterator[Tensor]:
         """Running statistics and the like."""
-        for part in self.spread.parts:
+        for part in self.model.parts:
             yield from part.buffers()
 
     def allocate(self) -> None:
@@ -68,7 +75,9 @@ class State:
         set_lr(self.optimizer, 0.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        for value in self._optimizer_tensors():
+            value.zero_()
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
         for values in self.optimizer.state.values():
-            for value in values.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+            yield from (value for value in values.values() if isinstance(value, Tensor))

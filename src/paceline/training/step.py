@@ -1,35 +1,28 @@
-"""One optimiser step on one rank: passes forward and backward, one sum over ranks, one update.
+"""One optimiser step on one rank: micro-batches forward and backward, one sum over ranks, one update.
 
 Nothing here waits for the device: what a step found out stays in a small tensor until the loop reads it.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from paceline.data.order import Pass, Serving, move, stream
-from paceline.parallel.ddp import quiet
+from paceline.data.order import stream
+from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collate_each, collate_padded, move
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import autocast
-from paceline.record.timers import Flights
+from paceline.record.timers import CollectiveTimer
 from paceline.spec import Train
 from paceline.training.state import State
-from paceline.workload import Workload
-
-
-def run_pass(workload: Workload, net: Any, part: Pass, samples: int | Tensor, scale: Tensor, precision: str) -> Tensor:
-    """Forward and backward of one pass; adds to the gradients, returns (sum of losses, count).
-
-    The sum is divided by the samples of the global batch so that gradients keep a normal size; `update` puts in what
-    that leaves out where the loss counts something else (tokens, pixels).
-    """
-    with autocast(precision, scale.device):
-        total, count = workload.loss(net, part.batch)
-    (total * (scale * (part.weight / samples))).backward()
-    return part.weight * torch.stack([total.detach().double(), torch.as_tensor(count, device=total.device).double()])
+from paceline.workload import Samples, Workload
 
 
 def update(
@@ -45,101 +38,148 @@ def update(
 
     `square` is the squared norm of the gradients as they are, over all ranks.
     """
-    pieces, optimizer = state.spread.pieces, cast(Any, state.optimizer)
+    local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
     factor = samples / (count.clamp(min=1) * state.scaler.scale)
     norm = square.sqrt() * factor
     if train.clip:
         factor = factor * (train.clip / (norm + 1e-12)).clamp(max=1.0)
     finite = torch.isfinite(norm) & torch.isfinite(loss_sum) & effective
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        where = pieces[0].data.device  # the host's where the state is kept there
+        where = local[0].data.device  # the host's where the state is kept there
         optimizer.grad_scale, optimizer.found_inf = (1 / factor).float().to(where), (~finite).float().to(where)
         optimizer.step()
     elif bool(finite):
-        grads = [piece.data.grad for piece in pieces if piece.data.grad is not None]
+        grads = [part.data.grad for part in local if part.data.grad is not None]
         torch._foreach_mul_(grads, factor.to(grads[0].dtype))
         optimizer.step()
-    pieces.after_update()
-    pieces.clear()
+    local.after_update()
+    local.clear()
     state.scaler.update(finite)
     return norm
 
 
-def train_step(
-    serving: Serving, workload: Workload, net: nn.Module, state: State, train: Train, flights: Flights, stop: bool
-) -> Tensor:
-    """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
+@dataclass
+class Step:
+    """A step, operation by operation; subclasses do the same in other ways."""
 
-    A model that draws from torch's own generator finds it seeded by (seed, step, data-parallel rank, pass): after a
-    resume on the same ranks it draws the same.
-    """
-    samples, scale = len(serving.turn.ids), state.scaler.scale
-    found = torch.zeros(2, dtype=torch.float64, device=scale.device)
-    for index, part in enumerate(serving.passes):
-        torch.manual_seed(int(stream(train.seed, serving.turn.step, serving.rank, index)) >> 1)
-        with quiet(net, last=index == len(serving.passes) - 1):
-            found += run_pass(workload, net, moved(part, scale.device), samples, scale, train.precision)
-    return finish_step(found, samples, state, train, flights, stop)
+    workload: Workload
+    state: State
+    train: Train
+    timer: CollectiveTimer
+    padded: bool = False
+    """Whether all micro-batches must have the same shape."""
+    at_once: int = 1
+    """Steps whose batches are made together."""
+
+    @property
+    def net(self) -> Any:
+        return self.state.model.net
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.scaler.scale.device
+
+    def collate(self, samples: Samples, layout: Layout) -> Collate:
+        """How batches are made for this step."""
+        pin = self.device.type == "cuda"
+        if not self.padded:
+            return collate_each(samples, pin)
+        if not hasattr(samples, "padded"):
+            why = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
+            raise UserError(
+                f"{why}: {type(samples).__name__} has no method padded(ids, keys, rows), and all passes must have the "
+                "same shape; see paceline.workload.Samples"
+            )
+        rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
+        return collate_padded(samples, rows, pin)
+
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
+
+        A model that draws from torch's own generator finds it seeded by (seed, step, data-parallel rank, micro-batch):
+        after a resume on the same ranks it draws the same.
+        """
+        samples, last = batch.samples, len(batch.micro_batches) - 1
+        found = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index, micro in enumerate(batch.micro_batches):
+            self.seed(batch, index)
+            with without_sync(self.net, last=index == last):
+                found += self.forward_backward(self.net, self.moved(micro), samples)
+        return self.finish(found, samples, stop)
+
+    def seed(self, batch: RankBatch, index: int) -> None:
+        torch.manual_seed(int(stream(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1)
+
+    def moved(self, micro: MicroBatch) -> MicroBatch:
+        return micro if self.device.type == "cpu" else MicroBatch(move(micro.batch, self.device), micro.weight)
+
+    def forward_backward(self, net: Any, micro: MicroBatch, samples: int | Tensor) -> Tensor:
+        """Adds to the gradients, returns (sum of losses, count).
+
+        The sum is divided by the samples of the global batch so that gradients keep a normal size; `update` puts in
+        what that leaves out where the loss counts something else (tokens, pixels).
+        """
+        with autocast(self.train.precision, self.device):
+            total, count = self.workload.loss(net, micro.batch)
+        (total * (self.state.scaler.scale * (micro.weight / samples))).backward()
+        return loss_and_count(total, count, micro.weight)
+
+    def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
+        """What follows the micro-batches: one sum over ranks of what they found (sum of losses, count), the update."""
+        model = self.state.model
+        if model.reduction.own_models:
+            return self._finish_own_model(found, samples, stop)
+        model.local_parameters.gradients()
+        square = model.local_parameters.square().to(found.device)
+        totals = torch.cat([found / model.same_samples, found.new_full((1,), float(stop)), square[None]])
+        if dist.is_initialized():
+            with self.timer.blocking():
+                dist.all_reduce(totals)
+        loss_sum, count, stops, square = totals
+        norm = update(self.state, self.train, samples, loss_sum, count, square)
+        return torch.stack([loss_sum, count, norm.double(), stops])
+
+    def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
+        """The same where each rank updates a model of its own, by the mean over its own samples.
+
+        The norm that is reported is the root of the mean over ranks of their squared norms. A step that is not finite
+        on one rank is applied by none, so that their loss scales stay the same. A rank without a sample has a gradient
+        of 0.
+        """
+        loss_sum, count = found
+        square = self.state.model.local_parameters.square()
+        factor = samples / (count.clamp(min=1) * self.state.scaler.scale)
+        totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
+        with self.timer.blocking():
+            dist.all_reduce(totals)
+        update(self.state, self.train, samples, loss_sum, count, square, effective=torch.isfinite(totals).all())
+        loss_of_all, count_of_all, stops, squares = totals
+        return torch.stack([loss_of_all, count_of_all, (squares / dist.get_world_size()).sqrt(), stops])
 
 
-def pipeline_step(
-    serving: Serving, workload: Workload, net: Any, state: State, train: Train, flights: Flights, stop: bool
-) -> Tensor:
-    """The same where the model is spread over stages: all passes go through them in one schedule."""
-    samples, scale = len(serving.turn.ids), state.scaler.scale
-    passes = [moved(part, scale.device) for part in serving.passes]
-    inputs = [workload.inputs(part.batch) for part in passes]
-    first = torch.cat([one for one, _ in inputs])
-    every = {name: torch.cat([more[name] for _, more in inputs]) for name in inputs[0][1]}
-    by_pass: dict[int, Tensor] = {}  # not a sum: torch also calls the loss of pass 0 to learn its shape
+class PipelineStep(Step):
+    """A step where the model is spread over stages: all micro-batches go through them in one schedule."""
 
-    def loss(output: Tensor, index: int) -> Tensor:
-        total, count = workload.loss(cast(Any, lambda *_, **__: output), passes[index].batch)
-        counted = torch.stack([total.detach().double(), torch.as_tensor(count, device=total.device).double()])
-        by_pass[index] = passes[index].weight * counted
-        return total * (scale * (passes[index].weight / samples))
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        samples, scale = batch.samples, self.state.scaler.scale
+        micro_batches = [self.moved(micro) for micro in batch.micro_batches]
+        inputs = [self.workload.inputs(micro.batch) for micro in micro_batches]
+        first = torch.cat([one for one, _ in inputs])
+        every = {name: torch.cat([more[name] for _, more in inputs]) for name in inputs[0][1]}
+        by_index: dict[int, Tensor] = {}  # not a sum: torch also calls the loss of micro-batch 0 to learn its shape
 
-    torch.manual_seed(int(stream(train.seed, serving.turn.step, serving.rank, net.rank)) >> 1)
-    with autocast(train.precision, scale.device):
-        net.step(first, every, loss, len(passes))
-    found = sum(by_pass.values(), torch.zeros(2, dtype=torch.float64, device=scale.device))
-    return finish_step(found, samples, state, train, flights, stop)
+        def loss(output: Tensor, index: int) -> Tensor:
+            micro = micro_batches[index]
+            total, count = self.workload.loss(cast(Any, lambda *_, **__: output), micro.batch)
+            by_index[index] = loss_and_count(total, count, micro.weight)
+            return total * (scale * (micro.weight / samples))
 
-
-def finish_step(found: Tensor, samples: int, state: State, train: Train, flights: Flights, stop: bool) -> Tensor:
-    """What follows the passes: one sum over ranks of what they found (sum of losses, count), then the update."""
-    if state.spread.saving.alone:
-        return _finish_alone(found, samples, state, train, flights, stop)
-    spread = state.spread
-    spread.pieces.gradients()
-    square = spread.pieces.square().to(found.device)
-    totals = torch.cat([found / spread.same_samples, found.new_full((1,), float(stop)), square[None]])
-    if dist.is_initialized():
-        started = flights.now()
-        dist.all_reduce(totals)
-        flights.waited(started)
-    loss_sum, count, stops, square = totals
-    norm = update(state, train, samples, loss_sum, count, square)
-    return torch.stack([loss_sum, count, norm.double(), stops])
+        self.seed(batch, self.net.rank)
+        with autocast(self.train.precision, self.device):
+            self.net.step(first, every, loss, len(micro_batches))
+        found = sum(by_index.values(), torch.zeros(2, dtype=torch.float64, device=self.device))
+        return self.finish(found, samples, stop)
 
 
-def _finish_alone(found: Tensor, samples: int, state: State, train: Train, flights: Flights, stop: bool) -> Tensor:
-    """The same where each rank updates a model of its own, by the mean over its own samples.
-
-    The norm that is reported is the root of the mean over ranks of their squared norms. A step that is not finite on
-    one rank is applied by none, so that their loss scales stay the same. A rank without a sample has a gradient of 0.
-    """
-    loss_sum, count = found
-    square = state.spread.pieces.square()
-    factor = samples / (count.clamp(min=1) * state.scaler.scale)
-    totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
-    started = flights.now()
-    dist.all_reduce(totals)
-    flights.waited(started)
-    update(state, train, samples, loss_sum, count, square, effective=torch.isfinite(totals).all())
-    loss_of_all, count_of_all, stops, squares = totals
-    return torch.stack([loss_of_all, count_of_all, (squares / dist.get_world_size()).sqrt(), stops])
-
-
-def moved(part: Pass, device: torch.device) -> Pass:
-    return part if device.type == "cpu" else Pass(move(part.batch, device), part.weight)
+def loss_and_count(total: Tensor, count: Tensor | int, weight: int) -> Tensor:
+    return weight * torch.stack([total.detach().double(), torch.as_tensor(count, device=total.device).double()])

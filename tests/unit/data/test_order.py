@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.order import Order, deal, one_by_one, permute, sample_keys, serve, share
+from paceline.data.order import Order, permute, sample_keys, split_by_cost
+from paceline.data.prefetch import Loader, collate_each
 from paceline.layout import Layout
 
 
@@ -42,21 +43,21 @@ def test_the_order_looks_random():
 
 @given(
     cost=st.lists(st.integers(1, 300), min_size=1, max_size=200),
-    hands=st.integers(1, 12),
+    shares=st.integers(1, 12),
 )
 @settings(max_examples=100, deadline=None)
-def test_dealing_loses_nothing_and_is_even(cost, hands):
+def test_splitting_loses_nothing_and_is_even(cost, shares):
     cost = np.array(cost)
-    dealt = deal(cost, hands)
-    assert sorted(np.concatenate(dealt)) == list(range(len(cost)))
-    sizes = [len(hand) for hand in dealt]
+    split = split_by_cost(cost, shares)
+    assert sorted(np.concatenate(split)) == list(range(len(cost)))
+    sizes = [len(share) for share in split]
     assert max(sizes) - min(sizes) <= 1
-    assert all((np.diff(cost[hand]) >= 0).all() for hand in dealt)
+    assert all((np.diff(cost[share]) >= 0).all() for share in split)
 
 
-def test_dealing_balances_cost():
+def test_splitting_balances_cost():
     cost = np.random.default_rng(0).integers(20, 120, 128)
-    totals = [cost[hand].sum() for hand in deal(cost, 4)]
+    totals = [cost[share].sum() for share in split_by_cost(cost, 4)]
     assert (max(totals) - min(totals)) / np.mean(totals) < 0.01
 
 
@@ -76,9 +77,13 @@ class Numbers:
         return ids, keys
 
 
-def mine(turn, samples, layout, rank):
-    (serving,) = share([turn], samples, layout, rank, one_by_one(samples))
-    return serving
+def mine(step, order, samples, layout, rank):
+    (batch,) = loader(samples, order, layout, rank).load([order.global_batch(step)])
+    return batch
+
+
+def loader(samples, order, layout, rank=0, at_once=1):
+    return Loader(samples, order, layout, rank, collate_each(samples), at_once)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -89,25 +94,25 @@ def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
     layout = Layout("ddp", ranks, 10, micro_batch)
     seen = {epoch: [] for epoch in range(epochs)}
     for step in range(order.steps_per_epoch * epochs):
-        servings = [mine(order.turn(step), samples, layout, rank) for rank in range(ranks)]
-        assert len({len(s.passes) for s in servings}) == 1, "ranks make the same number of passes"
-        batch = [part.batch[0] for s in servings for part in s.passes if part.weight]
-        assert sorted(np.concatenate(batch)) == sorted(order.turn(step).ids)
+        of_ranks = [mine(step, order, samples, layout, rank) for rank in range(ranks)]
+        assert len({len(b.micro_batches) for b in of_ranks}) == 1, "ranks have the same number of micro-batches"
+        batch = [micro.batch[0] for b in of_ranks for micro in b.micro_batches if micro.weight]
+        assert sorted(np.concatenate(batch)) == sorted(order.global_batch(step).ids)
         assert max(len(b) for b in batch) <= micro_batch
-        seen[order.turn(step).epoch] += np.concatenate(batch).tolist()
+        seen[order.global_batch(step).epoch] += np.concatenate(batch).tolist()
     assert all(sorted(ids) == list(range(103)) for ids in seen.values())
 
 
 def test_a_tail_smaller_than_the_ranks_gives_stand_ins_of_weight_zero():
     order = Order(11, 10, seed=0)
-    servings = [mine(order.turn(1), Numbers(11), Layout("ddp", 4, 10, 3), rank) for rank in range(4)]
-    assert sum(part.weight for s in servings for part in s.passes) == 1
+    of_ranks = [mine(1, order, Numbers(11), Layout("ddp", 4, 10, 3), rank) for rank in range(4)]
+    assert sum(micro.weight for b in of_ranks for micro in b.micro_batches) == 1
 
 
 def test_seen_counts_samples_over_uneven_epochs():
     order = Order(103, 10, seed=0)
     assert [order.seen(s) for s in (0, 1, 10, 11, 12, 22)] == [0, 10, 100, 103, 113, 206]
-    assert order.turn(10).seen + len(order.turn(10).ids) == order.seen(11)
+    assert order.global_batch(10).seen + len(order.global_batch(10).ids) == order.seen(11)
 
 
 def test_sample_keys_depend_on_sample_epoch_and_seed_only():
@@ -120,16 +125,16 @@ def test_sample_keys_depend_on_sample_epoch_and_seed_only():
     assert keys.max() < 2**31
 
 
-def test_serving_ahead_keeps_order_and_hands_over_errors():
+def test_prefetching_keeps_order_and_hands_over_errors():
     layout, order = Layout("single", 1, 10, 10), Order(103, 10, 0)
     for at_once in (1, 4):
-        served = list(serve(Numbers(103), order, layout, 0, 3, 27, at_once=at_once))
-        assert [s.turn.step for s in served] == list(range(3, 27))
-        assert all((s.turn.ids == order.turn(s.turn.step).ids).all() for s in served)
+        found = list(loader(Numbers(103), order, layout, at_once=at_once).prefetch(3, 27))
+        assert [b.global_batch.step for b in found] == list(range(3, 27))
+        assert all((b.global_batch.ids == order.global_batch(b.global_batch.step).ids).all() for b in found)
 
     class Broken(Numbers):
         def batch(self, ids, keys):
             raise ValueError("row 17 is broken")
 
     with pytest.raises(ValueError, match="row 17"):
-        list(serve(Broken(103), order, layout, 0, 0, 5))
+        list(loader(Broken(103), order, layout).prefetch(0, 5))

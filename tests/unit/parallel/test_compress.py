@@ -11,9 +11,9 @@ from torch import nn
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.parallel.compress import MEASURED, NOTES, differs_from
-from paceline.parallel.local import OUTER_LR, OUTER_MOMENTUM, Local
+from paceline.parallel.local_sgd import OUTER_LR, OUTER_MOMENTUM, LocalSGD
 from paceline.record.summary import show, summarise
-from paceline.record.timers import Flights
+from paceline.record.timers import CollectiveTimer
 from paceline.spec import Parallel, build
 
 MODES = {"bf16", "fp16", "powersgd", "local_sgd", "diloco"}
@@ -22,7 +22,7 @@ MODES = {"bf16", "fp16", "powersgd", "local_sgd", "diloco"}
 def test_the_outer_step_is_that_of_torchs_nesterov():
     torch.manual_seed(0)
     net = nn.Linear(5, 3)
-    joiner = Local(net, every=2, flights=Flights(), outer=True)
+    joiner = LocalSGD(net, every=2, timer=CollectiveTimer(), outer=True)
     twin = [nn.Parameter(p.detach().clone()) for p in net.parameters()]
     reference = torch.optim.SGD(twin, lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
     for step in range(1, 9):
@@ -32,7 +32,7 @@ def test_the_outer_step_is_that_of_torchs_nesterov():
             for ours, theirs in zip(net.parameters(), twin, strict=True):
                 theirs.grad = theirs.detach() - ours.detach()
             reference.step()
-        joiner.join(step, now=False)
+        joiner.average_models(step, now=False)
         if step % 2 == 0:
             for ours, theirs in zip(net.parameters(), twin, strict=True):
                 assert torch.allclose(ours, theirs, atol=1e-6)
@@ -40,10 +40,10 @@ def test_the_outer_step_is_that_of_torchs_nesterov():
 
 def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
     net = nn.Linear(5, 3)
-    joiner = Local(net, every=1, flights=Flights(), outer=True, lr=1.0, momentum=0.0)
+    joiner = LocalSGD(net, every=1, timer=CollectiveTimer(), outer=True, lr=1.0, momentum=0.0)
     net.weight.data.add_(1.0)
     want = net.weight.detach().clone()
-    joiner.join(1, now=False)
+    joiner.average_models(1, now=False)
     assert torch.allclose(net.weight, want, atol=1e-6)
 
 

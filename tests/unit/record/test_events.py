@@ -54,7 +54,7 @@ def test_steps_are_held_until_flush_and_other_events_take_them_along(tmp_path: P
     events = EventWriter(file)
     events.write("step", step=1)
     assert list(read_events(file)) == []
-    events.flush(to_disk=True)
+    events.flush()
     assert len(list(read_events(file))) == 1
     events.write("step", step=2)
     events.write("checkpoint", step=2)

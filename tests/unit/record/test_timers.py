@@ -1,10 +1,10 @@
-"""The arithmetic of the four times, against flights whose times are known."""
+"""The arithmetic of the four times, against intervals whose times are known."""
 
 import time
 
 import pytest
 
-from paceline.record.timers import Flights, comm_and_exposed, union
+from paceline.record.timers import CollectiveTimer, comm_and_exposed, union
 
 
 @pytest.mark.parametrize(
@@ -40,31 +40,33 @@ def test_comm_and_exposed(buckets, blocking, comm, exposed):
 def test_flights_belong_to_one_step(monkeypatch):
     clock = iter([10.0, 12.0, 12.5, 13.5])
     monkeypatch.setattr("paceline.record.timers.perf_counter", lambda: next(clock))
-    flights = Flights()
-    flights.landed(flights.now())
-    flights.waited(flights.now())
-    comm, exposed = flights.take()()
+    timer = CollectiveTimer()
+    timer.bucket_done(timer.now())
+    with timer.blocking():
+        pass
+    comm, exposed = timer.take()()
     assert comm == 2 + 1
     assert exposed == comm, "the only bucket was handed over at the start"
-    assert flights.take()() == (0, 0)
+    assert timer.take()() == (0, 0)
 
 
 def test_the_clock_is_that_of_the_host():
-    flights = Flights()
-    before, started = time.perf_counter(), flights.now()
+    timer = CollectiveTimer()
+    before, started = time.perf_counter(), timer.now()
     time.sleep(0.01)
-    flights.landed(started)
-    comm, _ = flights.take()()
+    timer.bucket_done(started)
+    comm, _ = timer.take()()
     assert 0.01 <= comm <= time.perf_counter() - before
 
 
 def test_the_timers_cost_microseconds():
     """Ten buckets a step: far under 1 % of a step of 10 ms."""
-    flights = Flights()
+    timer = CollectiveTimer()
     began = time.process_time()
     for _ in range(200):
         for _ in range(10):
-            flights.landed(flights.now())
-        flights.waited(flights.now())
-        flights.take()()
+            timer.bucket_done(timer.now())
+        with timer.blocking():
+            pass
+        timer.take()()
     assert (time.process_time() - began) / 200 < 1e-4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.training import capture
-from paceline.training.capture import Shelf, parcel
+from paceline.training.capture import PinnedBuffers, pack
 
 
 class Event:
@@ -26,33 +26,33 @@ class Event:
 
 
 @pytest.fixture
-def shelf(monkeypatch):
+def buffers(monkeypatch):
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sides, pin_memory=False, **more: empty(*sides, **more))
     monkeypatch.setattr(capture.torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "waiting", [])
-    return Shelf()
+    return PinnedBuffers()
 
 
-def test_a_row_is_used_again_once_its_copy_is_over(shelf):
-    first, second = shelf.row(64), shelf.row(64)
+def test_a_row_is_used_again_once_its_copy_is_over(buffers):
+    first, second = buffers.row(64), buffers.row(64)
     assert first.data_ptr() != second.data_ptr()
-    shelf.put_back(first)
-    assert shelf.row(64).data_ptr() not in (first.data_ptr(), second.data_ptr())  # the copy still reads it
+    buffers.give_back(first)
+    assert buffers.row(64).data_ptr() not in (first.data_ptr(), second.data_ptr())  # the copy still reads it
     Event.waiting[0].over = True
-    shelf.put_back(second)
-    assert shelf.row(64).data_ptr() == first.data_ptr()
-    assert shelf.row(64).data_ptr() != second.data_ptr()
-    assert len(shelf.row(72)) == 72  # another size
+    buffers.give_back(second)
+    assert buffers.row(64).data_ptr() == first.data_ptr()
+    assert buffers.row(64).data_ptr() != second.data_ptr()
+    assert len(buffers.row(72)) == 72  # another size
 
 
-def test_what_is_put_in_comes_out(shelf):
+def test_what_is_put_in_comes_out(buffers):
     batches = [{"ids": torch.arange(n, dtype=torch.int32), "keys": torch.arange(3) + n, "name": "x"} for n in (5, 5, 8)]
     for batch in batches:
-        sent = parcel(batch, shelf)
-        opened = sent.opened(sent.row)
+        sent = pack(batch, buffers)
+        opened = sent.unpacked(sent.row)
         assert opened["name"] == "x"
         for name in ("ids", "keys"):
             assert torch.equal(opened[name], batch[name])
-        shelf.put_back(sent.row)
+        buffers.give_back(sent.row)
         Event.waiting[-1].over = True

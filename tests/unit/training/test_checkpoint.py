@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunFailed, UserError
-from paceline.training import checkpoint as module
-from paceline.training import storage
-from paceline.training.checkpoint import MANIFEST, Checkpoint, Checkpoints, best, newest, read_tensors, restore
+from paceline.training.checkpoints import saved, storage, writer
+from paceline.training.checkpoints.saved import MANIFEST, Checkpoint, best, newest, read_tensors, restore
+from paceline.training.checkpoints.writer import CheckpointWriter
 
 
 def state_of(step: int, n: int = 6) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def state_of(step: int, n: int = 6) -> dict[str, Any]:
 
 
 def save(folder: Path, *steps: int, keep: int = 9, scores: dict[int, float] | None = None) -> None:
-    checkpoints = Checkpoints(folder, keep)
+    checkpoints = CheckpointWriter(folder, keep)
     for step in steps:
         checkpoints.save(state_of(step), {"step": step}, score=(scores or {}).get(step))
     checkpoints.close()
@@ -59,7 +59,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     model["empty"] = torch.empty(0, 7)
     state = {"model": model, "optim": {0: {"m": torch.randn(4, requires_grad=True)}}, "scaler": {}}
     meta = {"step": 7, "loss": 0.25, "name": "é", "nested": {"a": [1, None]}}
-    checkpoints = Checkpoints(tmp_path / "runs" / "checkpoints", 2)
+    checkpoints = CheckpointWriter(tmp_path / "runs" / "checkpoints", 2)
     checkpoints.save(state, meta, score=0.5)
     checkpoints.close()
     checkpoint = newest(tmp_path / "runs" / "checkpoints", nothing_to_say)
@@ -83,20 +83,20 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_training_may_change_the_tensors_once_save_returns(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, 9)
+    checkpoints = CheckpointWriter(tmp_path, 9)
     state = state_of(0, n=100_000)
     for step in (1, 2, 3):
         state["model"]["a.weight"].fill_(step)
         checkpoints.save(state, {"step": step})
         state["model"]["a.weight"].fill_(-1)
     checkpoints.close()
-    for path in module._sealed(tmp_path):
-        checkpoint = module._verify(path)
+    for path in saved.sealed_in(tmp_path):
+        checkpoint = saved.verified(path)
         assert (read_tensors(checkpoint)["a.weight"] == checkpoint.step).all()
 
 
 def test_the_state_may_change_its_shape_between_saves(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, 9)
+    checkpoints = CheckpointWriter(tmp_path, 9)
     checkpoints.save({"model": {"a": torch.ones(3), "gone": torch.ones(2)}}, {"step": 1})
     checkpoints.save({"model": {"a": torch.ones(5), "new": torch.ones(4)}}, {"step": 2})
     checkpoints.close()
@@ -106,7 +106,7 @@ def test_the_state_may_change_its_shape_between_saves(tmp_path: Path) -> None:
 
 
 def test_only_tensors_are_state(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints = CheckpointWriter(tmp_path, 1)
     with pytest.raises(AssertionError, match=r"optim\.lr is a float"):
         checkpoints.save({"optim": {"lr": 0.1}}, {"step": 1})
     with pytest.raises(AssertionError, match=r"two tensors of the state are called a\.b"):
@@ -143,7 +143,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: dict[str, Tensor], message: str) -> None:
-    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints = CheckpointWriter(tmp_path, 1)
     checkpoints.save({"model": {"embed": torch.ones(8, 2), "bias": torch.ones(2)}}, {"step": 1})
     checkpoints.close()
     checkpoint = newest(tmp_path, nothing_to_say)
@@ -204,7 +204,7 @@ def test_the_one_just_sealed_is_kept_even_if_later_steps_exist(tmp_path: Path) -
 
 def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        checkpoints = Checkpoints(tmp_path, 1)
+        checkpoints = CheckpointWriter(tmp_path, 1)
         checkpoints.save({"model": {"a": torch.full((3,), value)}}, {"step": 1})
         checkpoints.close()
     assert names(tmp_path) == ["step-00000001"]
@@ -241,8 +241,8 @@ def reseal(folder: Path) -> None:
     """Make the checksums agree with the files, as someone who means harm would."""
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["seal"]
-    manifest["files"] = {n: [(folder / n).stat().st_size, module._sha256(folder / n)] for n in manifest["files"]}
-    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": module._seal(manifest)}))
+    manifest["files"] = {n: [(folder / n).stat().st_size, saved.sha256_of(folder / n)] for n in manifest["files"]}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": saved.seal_of(manifest)}))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -357,7 +357,7 @@ def test_every_dtype_of_a_checkpoint_can_be_described(tmp_path: Path) -> None:
     dtypes = {str(d) for d in vars(torch).values() if isinstance(d, torch.dtype)}
     assert {"torch.float8_e4m3fn", "torch.complex64", "torch.bfloat16"} <= dtypes
     state = {"model": {"eight": torch.ones(4).to(torch.float8_e4m3fn), "complex": torch.ones(4, dtype=torch.complex64)}}
-    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints = CheckpointWriter(tmp_path, 1)
     checkpoints.save(state, {"step": 1})
     checkpoints.close()
     checkpoint = newest(tmp_path, nothing_to_say)
@@ -382,7 +382,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_said_and_nothing_is_lost(small_disk: Path) -> None:
     folder = small_disk / "checkpoints"
     save(folder, 1)
-    checkpoints = Checkpoints(folder, 2)
+    checkpoints = CheckpointWriter(folder, 2)
     large = state_of(2, n=300_000)
     before = large["model"]["a.weight"].clone()
     checkpoints.save(large, {"step": 2})
@@ -413,7 +413,7 @@ def test_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
     for pages_left in (0, 1, 2, 16):
         ballast = small_disk / "ballast"
         ballast.write_bytes(bytes((os.statvfs(small_disk).f_bavail - pages_left) * page))
-        checkpoints = Checkpoints(folder, 2)
+        checkpoints = CheckpointWriter(folder, 2)
         checkpoints.save(state_of(2), {"step": 2})
         if pages_left < 3:
             with pytest.raises(RunFailed, match="no space left on device"):
@@ -427,7 +427,7 @@ def test_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    checkpoints = Checkpoints(small_disk / "checkpoints", 2)
+    checkpoints = CheckpointWriter(small_disk / "checkpoints", 2)
     checkpoints.save(state_of(1), {"step": 1})
     with pytest.raises(RunFailed, match=r"read-only file system; it needs 0\.0 MB .*; make the folder writable"):
         checkpoints.close()
@@ -435,7 +435,7 @@ def test_a_folder_that_cannot_be_written(small_disk: Path) -> None:
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 2)
+    checkpoints = CheckpointWriter(tmp_path / "checkpoints", 2)
     checkpoints.save(state_of(1), {"step": 1})
     with pytest.raises(RunFailed, match="not a directory"):
         checkpoints.close()
@@ -447,8 +447,8 @@ def test_an_old_one_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(module, "_delete", refuse)
-    checkpoints = Checkpoints(tmp_path, 1)
+    monkeypatch.setattr(writer, "_delete", refuse)
+    checkpoints = CheckpointWriter(tmp_path, 1)
     checkpoints.save(state_of(2), {"step": 2})
     with pytest.raises(RunFailed, match="step 2 is sealed, but an older one could not be removed"):
         checkpoints.close()
@@ -472,7 +472,7 @@ def write_for_ever(folder: Path) -> None:
     torch.set_num_threads(1)
     checkpoint = newest(folder, lambda text: None)
     step = checkpoint.step if checkpoint else 1  # the same step again: as a resumed run may do
-    checkpoints = Checkpoints(folder, keep=2)
+    checkpoints = CheckpointWriter(folder, keep=2)
     state = {"model": {str(i): torch.empty(50_000) for i in range(8)}}
     while True:
         for tensor in state["model"].values():

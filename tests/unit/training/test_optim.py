@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.parallel.pieces import pieces_of
+from paceline.parallel.local_parameters import local_parameters_of
 from paceline.parallel.precision import Scaler
-from paceline.parallel.wrapping import Spread
+from paceline.parallel.wrapping import ParallelModel
 from paceline.spec import Train
-from paceline.training.optim import optimizer_of, set_lr
+from paceline.training.optim import set_lr
 from paceline.training.schedule import scaled_lr, schedule_of
 from paceline.training.state import State
 from paceline.training.step import update
@@ -52,18 +52,17 @@ def state_of(rule, **changes):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     train = Train(optimizer=rule, clip=0.0, **changes)
-    spread = Spread(model, [model], pieces_of([model], 1), parameters=15)
-    state = State(spread, optimizer_of(train, spread.pieces), Scaler("fp32", torch.device("cpu")))
-    state.allocate()
+    whole = ParallelModel(model, [model], local_parameters_of([model], 1), parameters=15)
+    state = State.new(whole, train, torch.device("cpu"))
     set_lr(state.optimizer, 0.1)
     return state, train
 
 
 def apply(state, train, gradients, loss=1.0):
-    for p, g in zip(state.spread.net.parameters(), gradients, strict=True):
+    for p, g in zip(state.model.net.parameters(), gradients, strict=True):
         p.grad = g.clone()
     found = torch.tensor([loss, 1.0], dtype=torch.float64)
-    return update(state, train, 1, found[0], found[1], state.spread.pieces.square())
+    return update(state, train, 1, found[0], found[1], state.model.local_parameters.square())
 
 
 def gradients(seed):
@@ -97,11 +96,11 @@ def by_hand(rule, weights, steps, decay, lr=0.1, momentum=0.9, beta1=0.9, beta2=
 @pytest.mark.parametrize("rule", ["adamw", "lars", "lamb"])
 def test_rules_follow_their_formulas(rule, decay):
     state, train = state_of(rule, weight_decay=decay)
-    before = [p.detach().clone() for p in state.spread.net.parameters()]
+    before = [p.detach().clone() for p in state.model.net.parameters()]
     steps = [gradients(seed) for seed in range(5)]
     for step in steps:
         apply(state, train, step)
-    for got, want in zip(state.spread.net.parameters(), by_hand(rule, before, steps, decay), strict=True):
+    for got, want in zip(state.model.net.parameters(), by_hand(rule, before, steps, decay), strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
@@ -132,7 +131,7 @@ def test_clipping_cuts_the_global_norm(rule):
     norm = torch.cat([g.flatten() for g in step]).norm()
     assert apply(state, train, step) == pytest.approx(float(norm))
     apply(other, Train(optimizer=rule, clip=0.0), [g * 0.5 / norm for g in step])
-    for a, b in zip(state.spread.net.parameters(), other.spread.net.parameters(), strict=True):
+    for a, b in zip(state.model.net.parameters(), other.model.net.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -160,7 +159,7 @@ def test_state_is_complete_before_the_first_step_and_untouched_by_it():
     state, _ = state_of("adamw")
     torch.manual_seed(0)
     assert all(
-        torch.equal(a, b) for a, b in zip(state.spread.net.parameters(), nn.Linear(4, 3).parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(state.model.net.parameters(), nn.Linear(4, 3).parameters(), strict=True)
     )
     assert sorted(state.tensors()["optim"]) == sorted(
         f"{p}.{k}" for p in ("weight", "bias") for k in ("step", "exp_avg", "exp_avg_sq")

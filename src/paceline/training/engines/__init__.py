@@ -6,23 +6,18 @@ ends with one sentence, and the adapter's own start in every rank, which proves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.layout import Layout
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from paceline.launch.environment import Place
-    from paceline.record.timers import Flights
-    from paceline.training.state import State
-    from paceline.workload import Workload
+    from paceline.parallel.wrapping import ModelSetup
+    from paceline.training.context import RunContext
+    from paceline.training.step import Step
 
 
 def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
@@ -46,20 +41,19 @@ def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
         accelerate_config.check(spec, layout, environ)
 
 
-def start(
-    spec: RunSpec,
-    layout: Layout,
-    place: Place,
-    workload: Workload,
-    device: torch.device,
-    folder: Path | None,
-    flights: Flights,
-) -> tuple[State, Callable[..., Tensor]]:
-    """(the state of a run under its engine, how a step is done); the configuration is kept in the run folder."""
-    if spec.parallel.engine == "deepspeed":
+def start(setup: ModelSetup, context: RunContext) -> Step:
+    """How a step is done under the engine of a run, with the state; the configuration is kept in the run folder."""
+    if setup.spec.parallel.engine == "deepspeed":
         from paceline.training.engines import deepspeed
 
-        return deepspeed.start(spec, layout, place, workload, device, folder, flights)
+        return deepspeed.start(setup, context)
     from paceline.training.engines import accelerate
 
-    return accelerate.start(spec, layout, place, workload, device, folder, flights)
+    return accelerate.start(setup, context)
+
+
+def must_agree(engine: str, has: Mapping[str, tuple[Any, Any]]) -> None:
+    """`has`: for each property, what a started engine has and what it was asked for; some drop requests in silence."""
+    for what, (got, asked) in has.items():
+        if got != asked:
+            raise RunFailed(f"{engine} was asked for {what} {asked} and has {got}: the run was not started")

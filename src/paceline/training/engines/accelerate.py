@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -18,58 +17,47 @@ from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel import ddp, fsdp
-from paceline.parallel.pieces import pieces_of
-from paceline.parallel.precision import HALF, Scaler
-from paceline.parallel.wrapping import Spread, prepared
+from paceline.parallel.local_parameters import local_parameters_of
+from paceline.parallel.precision import HALF
+from paceline.parallel.wrapping import ModelSetup, ParallelModel, count, prepared
 from paceline.record.files import write_atomic
-from paceline.record.timers import Flights
 from paceline.spec import RunSpec
-from paceline.training.engines import accelerate_config
-from paceline.training.engines.proof import must_agree
-from paceline.training.engines.surroundings import alone, as_torchrun_says, surrounded_by
-from paceline.training.optim import optimizer_of
+from paceline.training.context import RunContext
+from paceline.training.engines import accelerate_config, must_agree
+from paceline.training.engines.torchrun_variables import environment_set, variables_of, without_ranks
 from paceline.training.state import State
-from paceline.training.step import train_step
-from paceline.workload import Workload
+from paceline.training.step import Step
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 """Accelerate's plugin leaves it in the environment."""
 
 
-def start(
-    spec: RunSpec,
-    layout: Layout,
-    place: Place,
-    workload: Workload,
-    device: torch.device,
-    folder: Path | None,
-    flights: Flights,
-) -> tuple[State, Callable[..., Tensor]]:
-    """(the state of the run, how a step is done). Gradients are summed where Accelerate would take their mean."""
-    model = prepared(workload, layout, spec).to(device)
-    parameters, blocks = sum(p.numel() for p in model.parameters()), workload.blocks(model)
+def start(setup: ModelSetup, context: RunContext) -> Step:
+    """Gradients are summed where Accelerate would take their mean."""
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    model = prepared(setup).to(device)
+    parameters, blocks = count(model), workload.blocks(model)
     config = accelerate_config.config(spec, layout, device.type, [type(block).__name__ for block in blocks])
-    if folder is not None and place.rank == 0:
-        write_atomic(folder / accelerate_config.FILE, yaml.safe_dump(config, sort_keys=False))
+    if place.rank == 0:
+        write_atomic(context.folder / accelerate_config.FILE, yaml.safe_dump(config, sort_keys=False))
     sharded = accelerate_config.shards(layout)
     if sharded:
         fsdp.refuse(model, blocks, layout)
         group_of_one(device)
         # no wrapper does it here, and weights need not come from torch's generator
         ddp.share_buffers((tensor.detach() for tensor in (*model.parameters(), *model.buffers())), layout)
-    place_said = as_torchrun_says(place, device) if sharded or layout.ranks > 1 else alone()
+    place_said = variables_of(place, device) if sharded or layout.ranks > 1 else without_ranks()
     told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
-    with surrounded_by({**place_said, **told, LOADING: None}):
+    with environment_set({**place_said, **told, LOADING: None}):
         accelerator, net = _wrapped(model, spec, device, config)
     _prove(accelerator, net, blocks, layout, place, device, config)
     if isinstance(net, DistributedDataParallel):
-        ddp.sum_gradients(net, flights)
+        ddp.sum_gradients(net, setup.timer)
     elif sharded:
         _sum_gradients(net)
-    spread = Spread(net, [model], pieces_of([model], layout.ranks, dist.group.WORLD if sharded else None), parameters)
-    state = State(spread, optimizer_of(spec.train, spread.pieces), Scaler(spec.train.precision, device))
-    state.allocate()
-    return state, train_step
+    local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
+    state = State.new(ParallelModel(net, [model], local, parameters), spec.train, device)
+    return Step(workload, state, spec.train, setup.timer)
 
 
 def _wrapped(model: nn.Module, spec: RunSpec, device: torch.device, config: dict[str, Any]) -> tuple[Any, nn.Module]:

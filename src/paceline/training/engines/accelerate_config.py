@@ -8,7 +8,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.spec import RunSpec
-from paceline.training.engines import own_file
+from paceline.training.engines import user_config
 
 FILE = "accelerate.yaml"
 NOT_HERE = {
@@ -121,8 +121,8 @@ def config(spec: RunSpec, layout: Layout, device: str | None, layers: Sequence[s
     path = spec.parallel.engine_config
     if path is None:
         return {**ours, "num_machines": 1, "machine_rank": 0, "main_training_function": "main", "debug": False}
-    theirs = own_file.read(path)
-    own_file.refuse(path, theirs, NOT_HERE)
+    theirs = user_config.read(path)
+    user_config.refuse(path, theirs, NOT_HERE)
     said: dict[str, tuple[Any, str]] = {
         "num_processes": (layout.ranks, f"parallel.ranks={layout.ranks}"),
         "mixed_precision": (_mixed(spec), f"train.precision={spec.train.precision}"),
@@ -135,16 +135,16 @@ def config(spec: RunSpec, layout: Layout, device: str | None, layers: Sequence[s
         said |= {f"fsdp_config.{name}": what for name, what in sharding.items()}
         kinds: tuple[str, ...] = ("FSDP",)
     else:
-        own_file.refuse(path, theirs, {"fsdp_config": f"the run file says {_strategy(spec)}"})
+        user_config.refuse(path, theirs, {"fsdp_config": f"the run file says {_strategy(spec)}"})
         kinds = ("MULTI_CPU", "MULTI_GPU", *(() if many else ("NO",)))
-    own_file.agree(path, theirs, said)
+    user_config.agree(path, theirs, said)
     kind = theirs.get("distributed_type")
-    if kind not in (None, own_file.AUTO, *kinds):
+    if kind not in (None, user_config.AUTO, *kinds):
         raise UserError(
             f"{path}: distributed_type is {kind}, but the run file says {_strategy(spec)} "
             f"on {layout.ranks} rank{'s' * many}; write {ours['distributed_type']}"
         )
-    return own_file.laid_over(theirs, ours)
+    return user_config.laid_over(theirs, ours)
 
 
 def _fsdp(spec: RunSpec, layout: Layout, layers: Sequence[str] | None) -> dict[str, tuple[Any, str]]:

@@ -11,53 +11,45 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.data.order import Serving, stream
+from paceline.data.prefetch import RankBatch
 from paceline.errors import UserError
 from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
-from paceline.parallel.pieces import Pieces, pieces_of
+from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
 from paceline.parallel.precision import Scaler, autocast
-from paceline.parallel.wrapping import Spread, prepared
+from paceline.parallel.wrapping import ModelSetup, ParallelModel, count, prepared
 from paceline.record.files import write_json
-from paceline.record.timers import Flights
-from paceline.spec import RunSpec, Train
-from paceline.training.engines import deepspeed_config
+from paceline.record.timers import CollectiveTimer
+from paceline.spec import RunSpec
+from paceline.training.context import RunContext
+from paceline.training.engines import deepspeed_config, must_agree
 from paceline.training.engines.deepspeed_state import ZeroState
-from paceline.training.engines.proof import must_agree
-from paceline.training.engines.surroundings import as_torchrun_says, surrounded_by
+from paceline.training.engines.torchrun_variables import environment_set, variables_of
 from paceline.training.optim import optimizer_of
 from paceline.training.state import State
-from paceline.training.step import moved
-from paceline.workload import Workload
+from paceline.training.step import Step, loss_and_count
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
-def start(
-    spec: RunSpec,
-    layout: Layout,
-    place: Place,
-    workload: Workload,
-    device: torch.device,
-    folder: Path | None,
-    flights: Flights,
-) -> tuple[State, Callable[..., Tensor]]:
-    """(the state of the run, how a step is done). The model is built as for one rank; DeepSpeed divides it."""
-    model = prepared(workload, layout, spec)
-    parameters, vectors = sum(p.numel() for p in model.parameters()), [p for p in model.parameters() if p.ndim < 2]
-    optimizer = optimizer_of(spec.train, pieces_of([model], layout.ranks))
-    largest = max((p.numel() for p in vectors), default=0)
+def start(setup: ModelSetup, context: RunContext) -> Step:
+    """The model is built as for one rank; DeepSpeed divides it."""
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    model = prepared(setup)
+    parameters, local = count(model), local_parameters_of([model], layout.ranks)
+    optimizer = optimizer_of(spec.train, local)
+    largest = max((p.numel() for p in model.parameters() if p.ndim < 2), default=0)
     config = deepspeed_config.config(spec, layout, device.type == "cuda", largest)
-    if folder is not None and place.rank == 0:
-        write_json(folder / deepspeed_config.FILE, config)
+    if place.rank == 0:
+        write_json(context.folder / deepspeed_config.FILE, config)
     group_of_one(device)
     try:
         engine = _initialize(model, optimizer, config, place, device)
@@ -69,19 +61,20 @@ def start(
     stage = deepspeed_config.STAGES[layout.strategy]
     _prove(engine, layout, spec, stage, device)
     if device.type == "cpu":
-        _time_collectives(flights)
+        _time_collectives(setup.timer)
     scaler = Scaler(spec.train.precision, device)
     state: State
     if stage == 0:
-        state = State(Spread(engine, [model], pieces_of([model], layout.ranks), parameters), optimizer, scaler)
+        state = State(ParallelModel(engine, [model], local, parameters), optimizer, scaler)
     else:
-        state = ZeroState(Spread(engine, [model], Pieces([]), parameters), optimizer, scaler, engine=engine)
+        whole = ParallelModel(engine, [model], LocalParameters([]), parameters)
+        state = ZeroState(whole, optimizer, scaler, engine=engine)
     state.allocate()
-    return state, Step(engine, optimizer, layout.ranks)
+    return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any], place: Place, device: torch.device) -> Any:
-    with surrounded_by({**as_torchrun_says(place, device), "DS_ACCELERATOR": device.type}):
+    with environment_set({**variables_of(place, device), "DS_ACCELERATOR": device.type}):
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -135,39 +128,36 @@ def _division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]
     return {"a part of the optimiser state": (total <= held * ranks <= total + room * ranks, True)}
 
 
-class Step:
-    """How a step is done: passes, one sum over ranks, and our update where DeepSpeed calls the optimiser."""
+@dataclass
+class DeepSpeedStep(Step):
+    """Micro-batches, one sum over ranks, and our update where DeepSpeed calls the optimiser."""
 
-    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer, ranks: int) -> None:
-        self.engine, self.ranks = engine, ranks
-        self.clip = 0.0
+    ranks: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         self.factor = self.loss_sum = self.norm = torch.zeros(())
         self.fresh = False
-        optimizer.register_step_pre_hook(self._before_update)
+        self.state.optimizer.register_step_pre_hook(self._before_update)
 
-    def __call__(
-        self, serving: Serving, workload: Workload, net: Any, state: State, train: Train, flights: Flights, stop: bool
-    ) -> Tensor:
-        samples, device = len(serving.turn.ids), state.scaler.scale.device
-        found = torch.zeros(3, dtype=torch.float64, device=device)
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        net, samples, last = self.net, batch.samples, len(batch.micro_batches) - 1
+        found = torch.zeros(3, dtype=torch.float64, device=self.device)
         found[2] = float(stop)
-        for index, part in enumerate(serving.passes):
-            torch.manual_seed(int(stream(train.seed, serving.turn.step, serving.rank, index)) >> 1)
-            net.set_gradient_accumulation_boundary(index == len(serving.passes) - 1)
-            with autocast(train.precision, device):
-                total, count = workload.loss(net, moved(part, device).batch)
+        for index, micro in enumerate(batch.micro_batches):
+            self.seed(batch, index)
+            net.set_gradient_accumulation_boundary(index == last)
+            with autocast(self.train.precision, self.device):
+                total, count = self.workload.loss(net, self.moved(micro).batch)
             # DeepSpeed takes the mean over ranks, and the sum is wanted.
-            net.backward(total * (self.ranks * part.weight / samples), scale_wrt_gas=False)
-            counted = torch.as_tensor(count, device=device)
-            found[:2] += part.weight * torch.stack([total.detach().double(), counted.double()])
-        started = flights.now()
-        dist.all_reduce(found)
-        flights.waited(started)
-        self.loss_sum, count, stops = found
-        self.factor, self.clip, self.fresh = samples / count.clamp(min=1), train.clip, True
-        self.norm = torch.full_like(count, math.inf)  # stays so where DeepSpeed passes the step over by itself
+            net.backward(total * (self.ranks * micro.weight / samples), scale_wrt_gas=False)
+            found[:2] += loss_and_count(total, count, micro.weight)
+        with self.timer.blocking():
+            dist.all_reduce(found)
+        self.loss_sum, number, stops = found
+        self.factor, self.fresh = samples / number.clamp(min=1), True
+        self.norm = torch.full_like(number, math.inf)  # stays so where DeepSpeed passes the step over by itself
         net.step()
-        return torch.stack([self.loss_sum, count, self.norm, stops])
+        return torch.stack([self.loss_sum, number, self.norm, stops])
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
         """Tell the optimiser by what to divide the gradients, and whether to apply them: the same for every part."""
@@ -176,32 +166,28 @@ class Step:
         self.fresh = False
         factor = self.factor
         self.norm = norm = self._raw_norm().to(factor) * factor
-        if self.clip:
-            factor = factor * (self.clip / (norm + 1e-12)).clamp(max=1.0)
+        if self.train.clip:
+            factor = factor * (self.train.clip / (norm + 1e-12)).clamp(max=1.0)
         finite = torch.isfinite(norm) & torch.isfinite(self.loss_sum)
         where = next(p.device for group in optimizer.param_groups for p in group["params"])  # the host, if offloaded
         optimizer.grad_scale, optimizer.found_inf = (1 / factor).float().to(where), (~finite).float().to(where)
 
     def _raw_norm(self) -> Tensor:
         """Of the summed gradients, over all parts; DeepSpeed has -1 for what is not finite."""
-        if not self.engine.zero_optimization():
-            return torch.nn.utils.get_total_norm(
-                [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-            )
-        norm = torch.as_tensor(self.engine.optimizer._global_grad_norm)
+        if not self.net.zero_optimization():
+            return torch.nn.utils.get_total_norm([p.grad for p in self.net.module.parameters() if p.grad is not None])
+        norm = torch.as_tensor(self.net.optimizer._global_grad_norm)
         return torch.where(norm < 0, math.inf, norm)
 
 
-def _time_collectives(flights: Flights) -> None:
+def _time_collectives(timer: CollectiveTimer) -> None:
     """On a CPU nothing else is done while DeepSpeed's collectives are under way."""
     from deepspeed.comm import comm
 
     def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            started = flights.now()
-            work = collective(*args, **options)
-            flights.waited(started)
-            return work
+            with timer.blocking():
+                return collective(*args, **options)
 
         return call
 

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.spec import RunSpec
-from paceline.training.engines import own_file
+from paceline.training.engines import user_config
 
 FILE = "deepspeed.json"
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
@@ -90,19 +90,19 @@ def config(spec: RunSpec, layout: Layout, pinned: bool, largest_vector: int) -> 
     if spec.parallel.engine_config is not None:
         theirs = _theirs(spec, layout, spec.parallel.engine_config)
         theirs.pop("train_batch_size", None)  # DeepSpeed's product of the three, which need not divide evenly
-    if spec.train.precision == "bf16" and not own_file.get(theirs, "bf16.enabled"):
+    if spec.train.precision == "bf16" and not user_config.get(theirs, "bf16.enabled"):
         ours["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
-    return own_file.laid_over(own_file.laid_over(defaults, theirs), ours)
+    return user_config.laid_over(user_config.laid_over(defaults, theirs), ours)
 
 
 def _theirs(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
     """The user's own JSON, if it says nothing else than the run file."""
-    theirs, train, parallel = own_file.read(path), spec.train, spec.parallel
+    theirs, train, parallel = user_config.read(path), spec.train, spec.parallel
     stage, passes = STAGES[layout.strategy], layout.passes(layout.global_batch)
-    own_file.refuse(path, theirs, NOT_HERE)
+    user_config.refuse(path, theirs, NOT_HERE)
     where = "cpu" if parallel.offload else "none"
     half = train.precision == "bf16"
-    own_file.agree(
+    user_config.agree(
         path,
         theirs,
         {
@@ -129,7 +129,7 @@ def _theirs(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
             ),
         },
     )
-    if own_file.get(theirs, "bf16.enabled") is True and stage == 0:
+    if user_config.get(theirs, "bf16.enabled") is True and stage == 0:
         raise UserError(
             f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "
             "or leave bf16 out: train.precision=bf16 is then done by autocast, over fp32 weights"

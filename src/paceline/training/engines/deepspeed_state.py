@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.training import storage
+from paceline.training.checkpoints import storage
 from paceline.training.state import State
 
 
@@ -76,7 +76,7 @@ class ZeroState(State):
 
     @property
     def _model(self) -> nn.Module:
-        return self.spread.parts[0]
+        return self.model.parts[0]
 
     def _moments(self) -> tuple[str, ...]:
         if isinstance(self.optimizer, torch.optim.AdamW):

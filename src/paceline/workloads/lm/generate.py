@@ -12,7 +12,7 @@ from paceline.data.corpora.stream import END_ID
 from paceline.errors import UserError
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoint import best, newest, read_tensors
+from paceline.training.checkpoints.saved import best, newest, read_tensors
 from paceline.workload import workload_of
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.workload import LanguageModel

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.training.explain import shared_documents
-from paceline.workload import PassWorkload
+from paceline.workload import FitEnd, PassWorkload
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.documents import is_text
@@ -138,8 +138,11 @@ class TopicPasses:
         return self._fit
 
     @property
-    def why_done(self) -> str:
-        return "" if self._fit is None else self._fit.why_done
+    def end(self) -> FitEnd | None:
+        return None if self._fit is None else self._fit.end
+
+    def end_words(self) -> str:
+        return self.fit.why_done
 
     def step(self, flag: bool) -> dict[str, Any]:
         done = self.fit.step(flag)

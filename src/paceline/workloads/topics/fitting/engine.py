@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
+from paceline.workload import FitEnd
 from paceline.workloads.topics.device.plain import ReadPasses
-from paceline.workloads.topics.fitting.options import FitEnd, FitOptions
+from paceline.workloads.topics.fitting.options import FitOptions
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 LEAST = 1e-20  # of any share: what divides and multiplies stays far from the ends of float32
@@ -84,10 +85,9 @@ class AcceleratedEM:
     @property
     def why_done(self) -> str:
         """The end in words; empty while there is none."""
-        if self.end is None:
-            return ""
-        gain = self.gain(self.window) if len(self.losses) > self.window else math.nan
-        return self.end.words(passes=self.options.most_passes, gain=gain, residual=self.residual)
+        if self.end is FitEnd.CONVERGED:
+            return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
+        return f"{self.options.most_passes} passes were done" if self.end is FitEnd.MOST_PASSES else ""
 
     @property
     def window(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from paceline.errors import UserError
@@ -11,18 +10,6 @@ from paceline.workloads.topics.sizes import MOST_PASSES
 
 STARTS = ("auto", "race", "least_squares", "random")
 ROWS = ("em", "newton")
-
-
-class FitEnd(Enum):
-    """Why a fit is over."""
-
-    CONVERGED = auto()
-    MOST_PASSES = auto()
-
-    def words(self, *, passes: int, gain: float, residual: float) -> str:
-        if self is FitEnd.CONVERGED:
-            return f"converged: gain {gain:.1e} a pass, residual {residual:.1e}"
-        return f"{passes} passes were done"
 
 
 @dataclass(frozen=True)

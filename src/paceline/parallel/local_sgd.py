@@ -13,21 +13,21 @@ checkpoint they are averaged, on all ranks, so that a resumed run finds what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.record.timers import Flights
+from paceline.parallel.flat import average
+from paceline.record.timers import CollectiveTimer
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
 """Both as the authors of DiLoCo chose them."""
-AT_ONCE_BYTES = 25_000_000
 
 
-class Local:
+class LocalSGD:
     """The models of all ranks: apart between two joins, one after each."""
 
     entry = "outer"
@@ -37,16 +37,16 @@ class Local:
         self,
         model: nn.Module,
         every: int,
-        flights: Flights,
+        timer: CollectiveTimer,
         outer: bool,
         lr: float = OUTER_LR,
         momentum: float = OUTER_MOMENTUM,
     ) -> None:
         """`outer`: DiLoCo. All ranks begin with the main rank's model."""
-        self.every, self.flights, self.lr, self.momentum = every, flights, lr, momentum
+        self.every, self.timer, self.lr, self.momentum = every, timer, lr, momentum
         self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-        self.alone = dist.is_initialized()
-        if self.alone:
+        self.own_models = dist.is_initialized()
+        if self.own_models:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
         self.anchor = {name: p.clone() for name, p in self.params.items()} if outer else {}
@@ -57,14 +57,13 @@ class Local:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {"anchor": self.anchor, "velocity": self.velocity} if self.anchor else {}
 
-    def join(self, step: int, now: bool) -> None:
+    def average_models(self, step: int, now: bool) -> None:
         """Make the models one where that is due, and once after a step however often it is asked for."""
         if step == self._joined_at or not (now or step % self.every == 0):
             return
         self._joined_at = step
-        started = self.flights.now()
-        average(self.params.values())
-        self.flights.waited(started)
+        with self.timer.blocking():
+            average(self.params.values())
         if self.anchor:
             self._outer_step()
 
@@ -79,36 +78,6 @@ class Local:
         torch._foreach_add_(anchors, gradients, alpha=-self.lr)
         torch._foreach_copy_(params, anchors)
 
-    def settle(self, moments: Iterable[Tensor]) -> None:
+    def average_state(self, moments: Iterable[Tensor]) -> None:
         """The moments of the ranks' optimisers become their mean."""
         average(moments)
-
-
-@torch.no_grad()
-def average(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its mean over ranks; the same bits on all of them."""
-    if not dist.is_initialized():
-        return
-    for chunk in _chunks(tensors):
-        flat = torch.cat([t.reshape(-1) for t in chunk])
-        dist.all_reduce(flat)
-        spread(flat.div_(dist.get_world_size()), chunk)
-
-
-def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the parts of a flat tensor to where they belong."""
-    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-def _chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, as many as are sent at once."""
-    chunk: list[Tensor] = []
-    for tensor in tensors:
-        alike = not chunk or (tensor.dtype, tensor.device) == (chunk[0].dtype, chunk[0].device)
-        if not alike or sum(t.nbytes for t in chunk) >= AT_ONCE_BYTES:
-            yield chunk
-            chunk = []
-        chunk.append(tensor)
-    if chunk:
-        yield chunk

@@ -57,7 +57,7 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
         if pid == 0:
             for other in (launcher, *pipes[:rank], *pipes[rank + 1 :]):
                 other.close()
-            _be(rank, pipe, worker, args)
+            _run_worker(rank, pipe, worker, args)
         pids[pid] = rank
     _ignore_stop_signals()  # they are meant for the ranks; we stay to report how those end
     for pipe in pipes:
@@ -78,8 +78,8 @@ def _report(launcher: Connection, pids: dict[int, int]) -> int:
     return 0
 
 
-def _be(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
-    """The life of one rank."""
+def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
+    """Be one rank, until its worker returns or fails."""
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     _write_whole_lines()
     threading.Thread(target=_end_with_launcher, args=(pipe,), daemon=True).start()

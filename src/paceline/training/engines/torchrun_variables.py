@@ -11,7 +11,7 @@ import torch
 from paceline.launch.environment import Place
 
 
-def as_torchrun_says(place: Place, device: torch.device) -> dict[str, str | None]:
+def variables_of(place: Place, device: torch.device) -> dict[str, str | None]:
     """Where this rank is in torchrun's words, whoever started it.
 
     Libraries take LOCAL_RANK for the number of the device. It is not where each rank sees a single device, its own.
@@ -28,13 +28,13 @@ def as_torchrun_says(place: Place, device: torch.device) -> dict[str, str | None
     }
 
 
-def alone() -> dict[str, str | None]:
+def without_ranks() -> dict[str, str | None]:
     """No word of ranks: a library that finds none does not look for peers."""
     return dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 
 @contextmanager
-def surrounded_by(variables: Mapping[str, str | None]) -> Iterator[None]:
+def environment_set(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, or take them away where None, for as long as a library sets itself up."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)

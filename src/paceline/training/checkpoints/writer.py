@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written aside, sealed with checksums, renamed; a damaged one is recognised and skipped.
+"""Writing the checkpoints of a run: aside, sealed with checksums, renamed.
 
     checkpoints/.step-00000300.writing/   being written, or left behind by a killed run
     checkpoints/step-00000200/            sealed: __0_0.distcp …  .metadata  manifest.json
@@ -13,204 +13,41 @@ fails on one rank fails on all.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
-import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
-from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.training import storage
+from paceline.errors import RunFailed
+from paceline.launch.group import gather_objects
+from paceline.record.files import sync_file, sync_folder
+from paceline.training.checkpoints import storage
+from paceline.training.checkpoints.saved import (
+    FORMAT,
+    MANIFEST,
+    Checkpoint,
+    DamagedCheckpoint,
+    error_words,
+    first_failure,
+    seal_of,
+    sealed_in,
+    sha256_of,
+    step_in_name,
+    verified,
+)
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-_SEALED = re.compile(r"step-\d{8,}(\.old)?")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A sealed checkpoint: its folder, its step, and what was said about it when it was saved."""
-
-    path: Path
-    step: int
-    meta: dict[str, Any]
-    score: float | None
-
-
-# ---------------------------------------------------------------------------------------------------- finding
-
-
-def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint; each one that is not whole is named, with the reason, and skipped."""
-    return _first_whole(folder, _sealed(folder), say)
-
-
-def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
-    return _first_whole(folder, sorted(_sealed(folder), key=_score, reverse=True), say)
-
-
-def _first_whole(folder: Path, paths: Iterable[Path], say: Callable[[str], None]) -> Checkpoint | None:
-    for leftover in sorted(folder.glob(".step-*.writing")):
-        say(f"checkpoint {leftover} is skipped: it was not finished")
-    for path in paths:
-        try:
-            return _verify(path)
-        except _Damaged as damage:
-            say(f"checkpoint {path} is skipped: {damage}")
-    return None
-
-
-class _Damaged(Exception):
-    """Why a folder is not a whole checkpoint, as the end of a sentence."""
-
-
-def _sealed(folder: Path) -> list[Path]:
-    """Folders with the name of a sealed checkpoint, newest first; one that is being replaced after its successor."""
-    named = [path for path in folder.glob("step-*") if _SEALED.fullmatch(path.name)]
-    return sorted(named, key=lambda path: (-_step(path), path.suffix == ".old"))
-
-
-def _step(path: Path) -> int:
-    return int(path.name[5:].removesuffix(".old"))
-
-
-def _score(path: Path) -> float:
-    try:
-        score = _manifest(path)["score"]
-    except _Damaged:
-        score = None
-    return -math.inf if score is None else score
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version = manifest["format"]
-    except FileNotFoundError:
-        raise _Damaged(f"it has no {MANIFEST}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _Damaged(f"its {MANIFEST} cannot be read: {error}") from None
-    if version != FORMAT:
-        raise _Damaged(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
-    if manifest.pop("seal", None) != _seal(manifest):
-        raise _Damaged(f"its {MANIFEST} is damaged (it differs from its checksum)")
-    return manifest
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _verify(path: Path, checksums: bool = True) -> Checkpoint:
-    """The checkpoint in a folder, or _Damaged: every file is there, has its size and, if asked, its checksum."""
-    manifest = _manifest(path)
-    if manifest["step"] != _step(path):
-        raise _Damaged(f"its {MANIFEST} is of step {manifest['step']}")
-    files = {path / name: (size, sha256) for name, (size, sha256) in manifest["files"].items()}
-    try:
-        for file, (size, _) in files.items():
-            if (found := file.stat().st_size) != size:
-                raise _Damaged(f"its file {file.name} has {found} bytes instead of {size}")
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for file, sha256 in zip(files, pool.map(_sha256, files) if checksums else (), strict=False):
-                if sha256 != files[file][1]:
-                    raise _Damaged(f"its file {file.name} is damaged (it differs from its checksum)")
-    except FileNotFoundError as error:
-        raise _Damaged(f"its file {Path(error.filename).name} is missing") from None
-    except OSError as error:
-        raise _Damaged(f"a file cannot be read: {error}") from None
-    return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-# ---------------------------------------------------------------------------------------------------- reading
-
-
-def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:
-    """Load in place into the tensors of a state, on every rank and on any number of ranks.
-
-    The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
-    `partly`: it may lack names, which other ranks have.
-    """
-    wrong: PacelineError | None = None
-    try:
-        flat = storage.flatten(state)
-        metadata = storage.read_metadata(checkpoint.path)
-        _must_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
-        _read(checkpoint.path, metadata, flat)
-    except PacelineError as error:
-        wrong = error
-    except OSError as error:
-        wrong = RunFailed(f"checkpoint {checkpoint.path} cannot be read: {error}")
-    outcomes: list[PacelineError | None] = [wrong]
-    if dist.is_available() and dist.is_initialized():
-        outcomes = [None] * dist.get_world_size()
-        dist.all_gather_object(outcomes, wrong)
-    for outcome in outcomes:
-        if outcome is not None:
-            raise outcome
-
-
-def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
-    """All tensors whose names begin with the prefix, whole and on the CPU, under their names without it."""
-    metadata = storage.read_metadata(checkpoint.path)
-    tensors = {
-        name: torch.empty(described.size, dtype=described.properties.dtype)
-        for name, described in metadata.state_dict_metadata.items()
-        if name.startswith(prefix)
-    }
-    _read(checkpoint.path, metadata, tensors)
-    return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
-
-
-def _read(path: Path, metadata: Any, into: dict[str, Tensor]) -> None:
-    try:
-        storage.read(path, metadata, into)
-    except CheckpointException as failure:
-        _, error = _first(failure)
-        if isinstance(error, UnpicklingError):
-            raise storage.refusal(path, error) from None
-        raise RunFailed(f"checkpoint {path} cannot be read: {_say_error(error)}") from error
-
-
-def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor], partly: bool) -> None:
-    entries = set() if partly else {name.split(".")[0] for name in here}
-    for name in [*here, *(name for name in there if name not in here and name.split(".")[0] in entries)]:
-        one = (list(there[name].size), there[name].properties.dtype) if name in there else None
-        other = (list(here[name].shape), here[name].dtype) if name in here else None
-        if one != other:
-            types_differ = one and other and one[1] != other[1]
-            said = [
-                "missing" if it is None else f"{it[0]} of {it[1]}".replace("torch.", "") if types_differ else str(it[0])
-                for it in (one, other)
-            ]
-            what = "is of another model" if name.startswith("model.") else "does not fit this run"
-            raise UserError(f"{path}: this checkpoint {what}: {name} is {said[0]} there and {said[1]} here")
-
-
-# ---------------------------------------------------------------------------------------------------- writing
-
-
-class Checkpoints:
+class CheckpointWriter:
     """The checkpoints of one run: written aside, sealed with checksums, renamed; damaged ones are skipped."""
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -304,7 +141,7 @@ class Checkpoints:
     def _write_own(self, writing: Path, staged: storage.Staged) -> dict[str, Any]:
         storage.write(staged, writing, self._group)
         own = storage.own_files(writing, self._rank)
-        return {file.name: [file.stat().st_size, _sha256(file)] for file in own}
+        return {file.name: [file.stat().st_size, sha256_of(file)] for file in own}
 
     def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
         for name, (size, _) in manifest["files"].items():
@@ -312,29 +149,28 @@ class Checkpoints:
             if not file.exists() or file.stat().st_size != size:
                 raise _Unshared(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
         with (writing / MANIFEST).open("w", encoding="utf-8") as stream:
-            json.dump(manifest | {"seal": _seal(manifest)}, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        _sync(writing)
+            json.dump(manifest | {"seal": seal_of(manifest)}, stream, indent=1)
+            sync_file(stream)
+        sync_folder(writing)
         if final.exists():
             aside = final.with_name(f"{final.name}.old")
             if aside.exists():
                 _delete(aside)
             final.rename(aside)
         writing.rename(final)
-        _sync(self._folder)
+        sync_folder(self._folder)
         self._proven.add(final)
 
     def _discard(self, sealed: Path) -> None:
         """Delete what is no longer kept. What is damaged is neither counted nor deleted."""
         whole: list[Checkpoint] = []
         replaced: list[Path] = []
-        for path in _sealed(self._folder):
-            if whole and whole[-1].step == _step(path):
+        for path in sealed_in(self._folder):
+            if whole and whole[-1].step == step_in_name(path):
                 replaced.append(path)
                 continue
-            with suppress(_Damaged):
-                whole.append(_verify(path, checksums=path not in self._proven))
+            with suppress(DamagedCheckpoint):
+                whole.append(verified(path, checksums=path not in self._proven))
                 self._proven.add(path)
         scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
         kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
@@ -356,10 +192,7 @@ class Checkpoints:
             mine = (work(), None)
         except (Exception, CheckpointException) as error:
             mine = (None, _failed(self._rank, error))
-        everyone: list[Any] = [mine]
-        if self._group is not None:
-            everyone = [None] * self._ranks
-            dist.all_gather_object(everyone, mine, group=self._group)
+        everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
         for _, failed in everyone:
             if failed is not None:
                 raise failed
@@ -390,22 +223,9 @@ class _Failed(Exception):
 
 def _failed(rank: int, error: BaseException) -> _Failed:
     if isinstance(error, CheckpointException):
-        rank, error = _first(error)
-    return _Failed(rank, _say_error(error), error.errno if isinstance(error, OSError) else None)
-
-
-def _first(failure: CheckpointException) -> tuple[int, BaseException]:
-    """The lowest rank that failed, and its error."""
-    rank = min(failure.failures)
-    return rank, failure.failures[rank][0]
-
-
-def _say_error(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    if isinstance(error, _Unshared):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        rank, error = first_failure(error)
+    why = str(error) if isinstance(error, _Unshared) else error_words(error)
+    return _Failed(rank, why, error.errno if isinstance(error, OSError) else None)
 
 
 def _lost(step: int, error: BaseException) -> str:
@@ -431,11 +251,3 @@ def _delete(path: Path) -> None:
         shutil.rmtree(doomed)
     path.rename(doomed)
     shutil.rmtree(doomed)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

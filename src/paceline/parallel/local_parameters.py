@@ -1,13 +1,13 @@
 """What one rank updates of each parameter.
 
 The optimiser never meets a distributed tensor. It gets plain tensors that share memory with what this rank holds of
-each parameter, so one update rule serves every layout, at full speed. What a piece is of the whole is remembered
+each parameter, so one update rule serves every layout, at full speed. What a part is of the whole is remembered
 beside it, for gradient norms and for checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,46 +18,46 @@ from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalParameter:
     name: str
     param: nn.Parameter
     data: Tensor
     """Plain, and in the memory of the parameter."""
     copies: int
     """Ranks that hold the very same numbers, this one included."""
-    cut: Callable[[Tensor], Tensor]
+    cut: Callable[[Tensor], Tensor] = lambda like: like
     """This rank's part of a tensor like the parameter (its gradient), as a plain tensor."""
-    whole: Callable[[Tensor], Tensor]
+    whole: Callable[[Tensor], Tensor] = lambda local: local
     """A tensor like `data` as a checkpoint sees it: with its place in the whole."""
 
 
-class Pieces(Sequence[Piece]):
-    """All pieces of a rank, in the order of the model."""
+class LocalParameters(Sequence[LocalParameter]):
+    """All that a rank updates, in the order of the model."""
 
     def __init__(
-        self, pieces: Sequence[Piece], group: Any = None, after_update: Callable[[], None] = lambda: None
+        self, parameters: Sequence[LocalParameter], group: Any = None, after_update: Callable[[], None] = lambda: None
     ) -> None:
-        self._pieces = list(pieces)
-        self._copies = {id(piece.data): piece.copies for piece in pieces}
+        self._all = list(parameters)
+        self._copies = {id(part.data): part.copies for part in parameters}
         self._group = group
         """Ranks that together hold the same parameters as this one; None where each holds all of them."""
         self.after_update = after_update
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._all)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._pieces[index]
+        return self._all[index]
 
     def gradients(self) -> None:
         """Put this rank's part of each gradient where the optimiser looks for it."""
-        for piece in self._pieces:
-            if piece.data is not piece.param and piece.param.grad is not None:
-                piece.data.grad = piece.cut(piece.param.grad)
+        for part in self._all:
+            if part.data is not part.param and part.param.grad is not None:
+                part.data.grad = part.cut(part.param.grad)
 
     def clear(self) -> None:
-        for piece in self._pieces:
-            piece.param.grad = piece.data.grad = None
+        for part in self._all:
+            part.param.grad = part.data.grad = None
 
     def square(self) -> Tensor:
         """This rank's share of the squared gradient norm, for a sum over all ranks.
@@ -65,17 +65,17 @@ class Pieces(Sequence[Piece]):
         A core adds many numbers up one after the other, and in fp32 that order would show in the fifth digit.
         """
         by_copies: dict[int, list[Tensor]] = {}
-        for piece in self._pieces:
-            if piece.data.grad is not None:
-                by_copies.setdefault(piece.copies, []).append(piece.data.grad)
-        squares = [torch.zeros((), dtype=torch.float64, device=self._pieces[0].data.device)]
+        for part in self._all:
+            if part.data.grad is not None:
+                by_copies.setdefault(part.copies, []).append(part.data.grad)
+        squares = [torch.zeros((), dtype=torch.float64, device=self._all[0].data.device)]
         for copies, grads in by_copies.items():
             kind = None if grads[0].is_cuda else torch.float64
             squares.append(torch.stack(torch._foreach_norm(grads, 2, dtype=kind)).double().square().sum() / copies)
         return torch.stack(squares).sum()
 
     def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The norm of each whole tensor, of which this rank has the part that belongs to the piece in `of`."""
+        """The norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""
         found = list(torch._foreach_norm(list(tensors)))
         if self._group is None:
             return found
@@ -85,22 +85,22 @@ class Pieces(Sequence[Piece]):
         return list(squares.sqrt().to(found[0].dtype).unbind())
 
 
-def pieces_of(parts: Sequence[nn.Module], ranks: int, group: Any = None) -> Pieces:
-    """The pieces of parameters as they are: whole tensors, or local parts of DTensors.
+def local_parameters_of(modules: Sequence[nn.Module], ranks: int, group: Any = None) -> LocalParameters:
+    """Of parameters as they are: whole tensors, or local parts of DTensors.
 
     `ranks` of them hold these parameters together, and form `group` where there are others beside them.
     """
     found = [
-        _local(name, p, ranks) if isinstance(p, DTensor) else Piece(name, p, p, ranks, lambda t: t, lambda t: t)
-        for part in parts
-        for name, p in part.named_parameters()
+        _shard(name, p, ranks) if isinstance(p, DTensor) else LocalParameter(name, p, p, ranks)
+        for module in modules
+        for name, p in module.named_parameters()
         if p.requires_grad
     ]
-    divided = any(piece.copies != ranks for piece in found)
-    return Pieces(found, group if divided else None)
+    divided = any(part.copies != ranks for part in found)
+    return LocalParameters(found, group if divided else None)
 
 
-def _local(name: str, param: Any, ranks: int) -> Piece:
+def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
     mesh, placements = param.device_mesh, param.placements
     parts = 1
     for axis, placement in enumerate(placements):
@@ -119,4 +119,13 @@ def _local(name: str, param: Any, ranks: int) -> Piece:
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
 
     data = param.detach().to_local()
-    return Piece(name, param, data, ranks // parts, cut, whole)
+    return LocalParameter(name, param, data, ranks // parts, cut, whole)
+
+
+def shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, int, int]]:
+    """(name, index of a module, index of another that has the same parameter)"""
+    owner: dict[int, int] = {}
+    for index, module in enumerate(modules):
+        for name, p in module.named_parameters():
+            if owner.setdefault(id(p), index) != index:
+                yield name, owner[id(p)], index

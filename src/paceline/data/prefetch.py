@@ -1,0 +1,147 @@
+"""A rank's part of each global batch, divided into micro-batches and made ahead by a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from paceline.data.order import GlobalBatch, Order, split_by_cost
+from paceline.layout import Layout
+from paceline.workload import Samples
+
+SMALL_BYTES = 1 << 18
+
+IdsAndKeys = tuple[np.ndarray, np.ndarray]
+"""The samples of one micro-batch and their keys."""
+Collate = Callable[[list[IdsAndKeys]], list[Any]]
+"""Turns samples into batches, several at a time where that is quicker."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank computes in one forward and backward pass. A rank that has nothing left gets one of weight 0."""
+
+    batch: Any
+    weight: int
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """A data-parallel rank's share of a global batch, ready to compute."""
+
+    global_batch: GlobalBatch
+    micro_batches: list[MicroBatch]
+    cost: int
+    """Of the global batch, over all ranks: its tokens, for texts."""
+    rank: int
+    """Among the data-parallel ones."""
+    data_s: float = 0.0
+    """How long the loop waited for it."""
+
+    @property
+    def samples(self) -> int:
+        """Of the global batch."""
+        return len(self.global_batch.ids)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """The batches of one data-parallel rank."""
+
+    samples: Samples
+    order: Order
+    layout: Layout
+    rank: int
+    collate: Collate
+    at_once: int = 1
+    """Steps whose batches are made together."""
+
+    def load(self, batches: Sequence[GlobalBatch]) -> list[RankBatch]:
+        """This rank's share of each: as many micro-batches as every other rank has, of nearly the same cost."""
+        wanted: list[IdsAndKeys] = []
+        weights: list[list[int]] = []
+        costs: list[int] = []
+        for whole in batches:
+            count, cost = self.layout.passes(len(whole.ids)), self.samples.cost(whole.ids)
+            shares = split_by_cost(cost, self.layout.data * count)[self.rank * count : (self.rank + 1) * count]
+            weights.append([1 if len(share) else 0 for share in shares])
+            wanted += [(whole.ids[s], whole.keys[s]) if len(s) else (whole.ids[:1], whole.keys[:1]) for s in shares]
+            costs.append(int(cost.sum()))
+        made = iter(self.collate(wanted))
+        return [
+            RankBatch(whole, [MicroBatch(next(made), weight) for weight in mine], cost, self.rank)
+            for whole, mine, cost in zip(batches, weights, costs, strict=True)
+        ]
+
+    def prefetch(self, first: int, last: int) -> Iterator[RankBatch]:
+        """The batches of steps first … last - 1, made ahead by a thread while the loop computes."""
+        ready: queue.Queue[RankBatch | BaseException] = queue.Queue(max(4, 2 * self.at_once))
+        stop = threading.Event()
+
+        def offer(item: RankBatch | BaseException) -> None:
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+
+        def produce() -> None:
+            try:
+                batches = self.order.global_batches(first, last)
+                while some := list(islice(batches, self.at_once)):
+                    for batch in self.load(some):
+                        offer(batch)
+                    if stop.is_set():
+                        return
+            except BaseException as error:  # handed to the loop, which raises it
+                offer(error)
+
+        thread = threading.Thread(target=produce, name="paceline-data", daemon=True)
+        thread.start()
+        try:
+            for _ in range(first, last):
+                began = time.perf_counter()
+                item = ready.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield replace(item, data_s=time.perf_counter() - began)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def collate_each(samples: Samples, pin: bool = False) -> Collate:
+    return lambda wanted: [_pinned_if(pin, samples.batch(*one)) for one in wanted]
+
+
+def collate_padded(samples: Any, rows: int, pin: bool = False) -> Collate:
+    """Batches of the same shape, as a pipeline or a compiled layer needs them."""
+    return lambda wanted: [_pinned_if(pin, samples.padded(*one, rows)) for one in wanted]
+
+
+def _pinned_if(pin: bool, batch: Any) -> Any:
+    return pinned(batch) if pin else batch
+
+
+def pinned(batch: Any) -> Any:
+    """In memory from which a device can copy by itself; a small tensor is copied sooner than it is pinned."""
+    return _each_tensor(batch, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor)
+
+
+def move(batch: Any, device: Any) -> Any:
+    return _each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _each_tensor(batch: Any, do: Any) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, do, batch)

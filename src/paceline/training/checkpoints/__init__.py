@@ -1,0 +1,1 @@
+"""Checkpoints: written aside, sealed with checksums, found again, and read on any number of ranks."""

@@ -1,0 +1,201 @@
+"""Checkpoints that are there: found, verified by their checksums, and read. DamagedCheckpoint ones are skipped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.launch.group import gather_objects
+from paceline.training.checkpoints import storage
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_SEALED = re.compile(r"step-\d{8,}(\.old)?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A sealed checkpoint: its folder, its step, and what was said about it when it was saved."""
+
+    path: Path
+    step: int
+    meta: dict[str, Any]
+    score: float | None
+
+
+# ---------------------------------------------------------------------------------------------------- finding
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint; each one that is not whole is named, with the reason, and skipped."""
+    return _first_whole(folder, sealed_in(folder), say)
+
+
+def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
+    return _first_whole(folder, sorted(sealed_in(folder), key=_score, reverse=True), say)
+
+
+def _first_whole(folder: Path, paths: Iterable[Path], say: Callable[[str], None]) -> Checkpoint | None:
+    for leftover in sorted(folder.glob(".step-*.writing")):
+        say(f"checkpoint {leftover} is skipped: it was not finished")
+    for path in paths:
+        try:
+            return verified(path)
+        except DamagedCheckpoint as damage:
+            say(f"checkpoint {path} is skipped: {damage}")
+    return None
+
+
+class DamagedCheckpoint(Exception):
+    """Why a folder is not a whole checkpoint, as the end of a sentence."""
+
+
+def sealed_in(folder: Path) -> list[Path]:
+    """Folders with the name of a sealed checkpoint, newest first; one that is being replaced after its successor."""
+    named = [path for path in folder.glob("step-*") if _SEALED.fullmatch(path.name)]
+    return sorted(named, key=lambda path: (-step_in_name(path), path.suffix == ".old"))
+
+
+def step_in_name(path: Path) -> int:
+    return int(path.name[5:].removesuffix(".old"))
+
+
+def _score(path: Path) -> float:
+    try:
+        score = _manifest(path)["score"]
+    except DamagedCheckpoint:
+        score = None
+    return -math.inf if score is None else score
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["format"]
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"it has no {MANIFEST}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {error}") from None
+    if version != FORMAT:
+        raise DamagedCheckpoint(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
+    if manifest.pop("seal", None) != seal_of(manifest):
+        raise DamagedCheckpoint(f"its {MANIFEST} is damaged (it differs from its checksum)")
+    return manifest
+
+
+def seal_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def verified(path: Path, checksums: bool = True) -> Checkpoint:
+    """The checkpoint in a folder, of which every file is there, has its size and, if asked, its checksum."""
+    manifest = _manifest(path)
+    if manifest["step"] != step_in_name(path):
+        raise DamagedCheckpoint(f"its {MANIFEST} is of step {manifest['step']}")
+    files = {path / name: (size, sha256) for name, (size, sha256) in manifest["files"].items()}
+    try:
+        for file, (size, _) in files.items():
+            if (found := file.stat().st_size) != size:
+                raise DamagedCheckpoint(f"its file {file.name} has {found} bytes instead of {size}")
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for file, sha256 in zip(files, pool.map(sha256_of, files) if checksums else (), strict=False):
+                if sha256 != files[file][1]:
+                    raise DamagedCheckpoint(f"its file {file.name} is damaged (it differs from its checksum)")
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"its file {Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise DamagedCheckpoint(f"a file cannot be read: {error}") from None
+    return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
+
+
+def sha256_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:
+    """Load in place into the tensors of a state, on every rank and on any number of ranks.
+
+    The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
+    `partly`: it may lack names, which other ranks have.
+    """
+    wrong: PacelineError | None = None
+    try:
+        flat = storage.flatten(state)
+        metadata = storage.read_metadata(checkpoint.path)
+        _must_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
+        _read(checkpoint.path, metadata, flat)
+    except PacelineError as error:
+        wrong = error
+    except OSError as error:
+        wrong = RunFailed(f"checkpoint {checkpoint.path} cannot be read: {error}")
+    for outcome in gather_objects(wrong):
+        if outcome is not None:
+            raise outcome
+
+
+def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
+    """All tensors whose names begin with the prefix, whole and on the CPU, under their names without it."""
+    metadata = storage.read_metadata(checkpoint.path)
+    tensors = {
+        name: torch.empty(described.size, dtype=described.properties.dtype)
+        for name, described in metadata.state_dict_metadata.items()
+        if name.startswith(prefix)
+    }
+    _read(checkpoint.path, metadata, tensors)
+    return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
+
+
+def _read(path: Path, metadata: Any, into: dict[str, Tensor]) -> None:
+    try:
+        storage.read(path, metadata, into)
+    except CheckpointException as failure:
+        _, error = first_failure(failure)
+        if isinstance(error, UnpicklingError):
+            raise storage.refusal(path, error) from None
+        raise RunFailed(f"checkpoint {path} cannot be read: {error_words(error)}") from error
+
+
+def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor], partly: bool) -> None:
+    entries = set() if partly else {name.split(".")[0] for name in here}
+    for name in [*here, *(name for name in there if name not in here and name.split(".")[0] in entries)]:
+        one = (list(there[name].size), there[name].properties.dtype) if name in there else None
+        other = (list(here[name].shape), here[name].dtype) if name in here else None
+        if one != other:
+            types_differ = one and other and one[1] != other[1]
+            said = [
+                "missing" if it is None else f"{it[0]} of {it[1]}".replace("torch.", "") if types_differ else str(it[0])
+                for it in (one, other)
+            ]
+            what = "is of another model" if name.startswith("model.") else "does not fit this run"
+            raise UserError(f"{path}: this checkpoint {what}: {name} is {said[0]} there and {said[1]} here")
+
+
+def first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
+    """The lowest rank that failed, and its error."""
+    rank = min(failure.failures)
+    return rank, failure.failures[rank][0]
+
+
+def error_words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return f"{type(error).__name__}: {error}"

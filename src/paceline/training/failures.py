@@ -1,0 +1,62 @@
+"""What may go wrong in a rank without being a mistake of ours, turned into failures of the run that say what to do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paceline.errors import PacelineError, RunFailed
+from paceline.launch.blame import is_echo
+from paceline.own_code import one_line, own_trace
+from paceline.spec import RunSpec
+
+TORCH_SAYS = {
+    "'DistributedDataParallel' object has no attribute": (
+        "workload: on several ranks the model that loss() gets can only be called; use nothing else of it there"
+    ),
+    "Expected to have finished reduction in the prior iteration": (
+        "workload: on several ranks every parameter must take part in the loss, and some had no gradient"
+    ),
+}
+"""Mistakes in a workload that torch reports in its own terms, and what they mean."""
+
+
+@contextmanager
+def expected_failures(spec: RunSpec) -> Iterator[None]:
+    """Lost peers, memory that runs out and mistakes in the user's own code are failures of the run, said as such.
+
+    Any other exception is a mistake of ours and stays what it is.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        if said := _meaning(error, spec):
+            raise RunFailed(said) from error
+        raise
+
+
+def _meaning(error: Exception, spec: RunSpec) -> str:
+    """What to tell the user; empty where nobody but us can do something about it."""
+    if spec.parallel.ranks > 1 and is_echo(error):
+        return f"another rank failed or cannot be reached ({one_line(error)})"
+    if out_of_memory(error):
+        wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+        for_what = f" for {wanted[1]} more" if wanted else ""
+        return f"there is no memory{for_what}; use a smaller parallel.micro_batch, more ranks or a smaller model"
+    for told, meant in TORCH_SAYS.items():
+        if told in str(error):
+            return f"{meant} ({one_line(error)})"
+    trace = own_trace(error, spec.workload)
+    return f"the workload failed: {one_line(error)}\n\n{trace}" if trace else ""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """On a device there is a type for it; torch's allocator for the CPU has nothing but words."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "you tried to allocate" in str(error)
