@@ -1,0 +1,50 @@
+"""The layers: packages import each other in one direction, and nobody imports a workload."""
+
+import importlib.util
+from graphlib import CycleError
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PUBLIC = {"paceline.topics": "paceline.workloads.topics"}
+"""Names under which users import a workload."""
+
+
+@pytest.fixture(scope="module")
+def layers():
+    spec = importlib.util.spec_from_file_location("layers", REPOSITORY / "docs" / "layers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def strangers(found):
+    """Imports of a workload from outside of its folder."""
+    for module, name in found:
+        home = ".".join(name.split(".")[:3])
+        if name.startswith("paceline.workloads.") and not module.startswith(home) and PUBLIC.get(module) != home:
+            yield f"{module} imports {name}"
+
+
+def test_packages_import_each_other_in_one_direction(layers):
+    assert layers.levels(layers.graph_of(layers.imports()))[0][0] == "errors"
+
+
+def test_nothing_outside_of_a_workload_imports_it(layers):
+    assert not list(strangers(layers.imports()))
+
+
+def test_planted_imports_are_found(layers, tmp_path):
+    for name in ("planning", "launch"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "planning" / "plan.py").write_text("def f():\n    from paceline.launch import local\n")
+    (tmp_path / "launch" / "local.py").write_text("from paceline.planning.plan import f\n")
+    (tmp_path / "launch" / "nodes.py").write_text("import paceline.workloads.lm.decoder\n")
+    with pytest.raises(CycleError):
+        layers.levels(layers.graph_of(layers.imports(tmp_path)))
+    assert list(strangers(layers.imports(tmp_path))) == ["paceline.launch.nodes imports paceline.workloads.lm.decoder"]
+
+
+def test_the_picture_of_the_layers_is_that_of_the_imports(layers):
+    assert layers.picture() == layers.PICTURE.read_text(encoding="utf-8"), "it is old; run  python docs/layers.py"
