@@ -9,7 +9,7 @@ from paceline.record.timers import union
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
-from paceline.training.run import train
+from paceline import train
 
 
 def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from pacing import QUICK_PASSES
 from paceline import load, train
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from paceline.training.run import resume
+from paceline import resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

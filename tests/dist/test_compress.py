@@ -13,7 +13,7 @@ from paceline.parity import relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.saved import newest, read_tensors
-from paceline.training.run import resume
+from paceline import resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

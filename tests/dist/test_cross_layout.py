@@ -10,7 +10,7 @@ from paceline.parity import relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.training.export import export
-from paceline.training.run import resume, train
+from paceline import resume, train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

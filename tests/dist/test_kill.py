@@ -16,7 +16,7 @@ from pacing import QUICK_PASSES
 from paceline import train
 from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
-from paceline.training.run import RunResult, resume
+from paceline import RunResult, resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")  # but for those that are killed
 

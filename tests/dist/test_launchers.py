@@ -10,7 +10,7 @@ import torch
 
 from paceline import train
 from paceline.record.run_dir import RunDir
-from paceline.training.run import RunResult
+from paceline import RunResult
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

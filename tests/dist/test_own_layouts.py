@@ -9,7 +9,7 @@ from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.parity import check
 from paceline.spec import build
-from paceline.training.run import train
+from paceline import train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

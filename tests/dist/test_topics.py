@@ -14,7 +14,7 @@ from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
 from paceline.training.checkpoints.saved import newest
-from paceline.training.run import resume, train
+from paceline import resume, train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 K = 4

@@ -11,7 +11,7 @@ from paceline.reporting.report import report
 from paceline.reporting.watch import watch
 from paceline.spec import build
 from paceline.training.export import export
-from paceline.training.run import train
+from paceline import train
 from paceline.workloads.lm.sample import sample
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")

@@ -110,7 +110,7 @@ def test_the_wrapper_is_what_was_asked_for_or_the_run_ends(runs, lie):
 def test_a_sharded_run_goes_on_under_torch(plain, runs, tmp_path, precision):
     from engine_rows import after_step
 
-    from paceline.training.run import resume
+    from paceline import resume
 
     folder = after_step(10, runs[0]["fsdp", precision], tmp_path / "run")
     resumed = resume(folder, ["parallel.engine=torch", "parallel.strategy=single"], show=False)
