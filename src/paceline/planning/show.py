@@ -205,7 +205,7 @@ def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
     """A few reasons of different kinds: the plainest layouts first."""
     kinds: dict[tuple[object, ...], Refused] = {}
     for r in sorted(refused, key=lambda r: (r.parts, "pipeline" in r.axes, "tensor" in r.axes)):
-        kinds.setdefault((*r.topic, "tensor" in r.axes), r)
+        kinds.setdefault((*r.group, "tensor" in r.axes), r)
     plain = [r for r in refused if r.family in ("single", "ddp")]
     rest = [r for r in kinds.values() if r not in plain]
     return [*plain, *rest][:MOST_REFUSED]
