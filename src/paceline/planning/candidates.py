@@ -110,7 +110,7 @@ class Refused:
         return self.kind.value.format(**facts, over=f"{over:.0f} GB" if over >= 9.5 else f"{over:.1f} GB")
 
     @property
-    def topic(self) -> tuple[object, ...]:
+    def group(self) -> tuple[object, ...]:
         """What it has in common with refusals of the same kind, of which one is told."""
         memory = self.kind in (Refusal.MEMORY, Refusal.MEMORY_OFFLOADED)
         return (Refusal.MEMORY, self.facts["term"]) if memory else (self.kind,)

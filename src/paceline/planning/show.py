@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
@@ -148,12 +149,10 @@ def _below_devices(plan: Plan) -> Iterator[str]:
     ceilings = plan.ceilings
     serial = ceilings.serial_share
     share = f"{percent(serial) if serial >= 0.1 else f'{100 * serial:.2g} %'} serial"
-    amdahl = f"{_times(ceilings.amdahl)} by Amdahl ({share})" if ceilings.amdahl else ""
-    comm = f"{_times(ceilings.communication)} by communication" if ceilings.communication else ""
-    if amdahl or comm:
-        yield f"limits of the speed-up with {plan.subject.wording.batch}: " + ", ".join(
-            part for part in (amdahl, comm) if part
-        )
+    limits = [f"{_times(ceilings.amdahl)} by Amdahl ({share})"] if ceilings.amdahl else []
+    limits += [f"{_times(ceilings.communication)} by communication"] if ceilings.communication else []
+    if limits:
+        yield f"limits of the speed-up with {plan.subject.wording.batch}: {', '.join(limits)}"
     if not plan.one_device_fits:
         yield "speed-ups are over one device with enough memory"
 
@@ -206,7 +205,7 @@ def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
     """A few reasons of different kinds: the plainest layouts first."""
     kinds: dict[tuple[object, ...], Refused] = {}
     for r in sorted(refused, key=lambda r: (r.parts, "pipeline" in r.axes, "tensor" in r.axes)):
-        kinds.setdefault((*r.topic, "tensor" in r.axes), r)
+        kinds.setdefault((*r.group, "tensor" in r.axes), r)
     plain = [r for r in refused if r.family in ("single", "ddp")]
     rest = [r for r in kinds.values() if r not in plain]
     return [*plain, *rest][:MOST_REFUSED]
@@ -238,10 +237,8 @@ def _terms(p: Price, wording: Wording) -> Any:
         times.append(("start_s", _short(p.start_s), f"before the first {wording.step}"))
     if p.time.comm_s:
         times.append(("comm_s", _short(p.time.comm_s), "in flight, hidden or not"))
-    for k in range(max(len(memory), len(times))):
-        left = memory[k] if k < len(memory) else ("", "")
-        right = times[k] if k < len(times) else ("", "", "")
-        table.add_row(*left, f"  {right[0]}", *right[1:])
+    for left, right in zip_longest(memory, times, fillvalue=("", "", "")):
+        table.add_row(*left[:2], f"  {right[0]}", *right[1:])
     return table
 
 

@@ -129,48 +129,57 @@ def block_time(
     block: BlockShape, placement: Placement, device: Device, numbers: Numbers, physics: Physics
 ) -> BlockTime:
     """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
-    t = placement.tensor
+    t, runtime = placement.tensor, placement.runtime
     if numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
         numbers = replace(numbers, matmul="bf16")
-    rows_share = placement.micro_batch / placement.context
-    products = 0.0
-    for m in block.matmuls:
-        inner = m.inner / t if m.split == "inner" else m.inner
-        outer = m.outer / t if m.split == "outer" else m.outer
-        if block.name == "head":  # vocabularies are padded
-            outer = math.ceil(outer / 64) * 64
-        products += matmul_s(m.rows * rows_share, inner, outer, device, numbers, physics)
+    samples = placement.micro_batch / placement.context
+    products = _products_s(block, samples, t, device, numbers, physics)
     attention = (0.0, 0.0)
     if block.attention is not None:
         attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
-    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[placement.runtime.kernels]
-    moved = passes * block.moved_elements * rows_share * numbers.element_bytes / cut
-    elementwise = moved / bandwidth
-    unfused = 0.0 if placement.runtime.compiled else block.eager_elements * rows_share * numbers.element_bytes
+    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
+    elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
+    unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
-    forward = products + attention[0] + elementwise + casts + unfused / bandwidth
-    # gradients of cast weights come out of their products in 16 bits, and are widened
-    backward = 2 * products + attention[1] + 2 * elementwise + casts
     starts = 0.0 if device.synchronous else _kernels(block) * physics.kernel_s
-    forward, backward = forward + starts, backward + 2 * starts
+    forward = products + attention[0] + elementwise + casts + unfused / bandwidth + starts
+    # gradients of cast weights come out of their products in 16 bits, and are widened
+    backward = 2 * products + attention[1] + 2 * elementwise + casts + 2 * starts
     recompute = 0.0
     if placement.recompute == "full" and block.edge_elements:
-        # the last product is needed by nothing that is made again
-        last = block.matmuls[-1] if placement.runtime.stops_early and block.matmuls else None
-        share = last.inner * last.outer / sum(m.inner * m.outer for m in block.matmuls) if last else 0.0
-        recompute = forward - share * products
+        recompute = forward - (_last_share(block) * products if runtime.stops_early else 0.0)
     elif placement.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
         recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
-    if placement.runtime.one_graph:
+    if runtime.one_graph:
         return BlockTime(forward, backward, recompute)
-    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if placement.runtime.compiled else 1.0)
+    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
     again = host * (recompute / forward if forward else 0.0)
     if device.synchronous:
         return BlockTime(forward + host, backward + 2 * host, recompute + again)
     return BlockTime(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+
+
+def _products_s(
+    block: BlockShape, samples: float, tensor: int, device: Device, numbers: Numbers, physics: Physics
+) -> float:
+    """The products of a block, forward, as tensor parallelism cuts them."""
+    total = 0.0
+    for m in block.matmuls:
+        inner = m.inner / tensor if m.split == "inner" else m.inner
+        outer = m.outer / tensor if m.split == "outer" else m.outer
+        if block.name == "head":  # vocabularies are padded
+            outer = math.ceil(outer / 64) * 64
+        total += matmul_s(m.rows * samples, inner, outer, device, numbers, physics)
+    return total
+
+
+def _last_share(block: BlockShape) -> float:
+    """Of the products, the last one, which nothing that is made again needs."""
+    sizes = [m.inner * m.outer for m in block.matmuls]
+    return sizes[-1] / sum(sizes) if sizes else 0.0
 
 
 def _kernels(block: BlockShape) -> float:

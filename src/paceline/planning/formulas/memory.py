@@ -89,55 +89,77 @@ class Memory(DeviceMemory):
 def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Numbers, physics: Physics) -> Memory:
     """Price a model (its blocks: first, repeated, last) under a layout; the first or last stage is the fullest."""
     embedding, layer, head = blocks[0], max(blocks, key=lambda b: b.repeat), blocks[-1]
-    pp, t = placement.pipeline, placement.tensor
-    layers_here = layer.repeat / pp
-    ends = embedding.params + head.params
-    params = (layers_here * layer.params + (ends if pp == 1 else max(embedding.params, head.params))) / t
-    cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
-    weights = params * numbers.weight_bytes / cut[2]
-    gradients = params * numbers.gradient_bytes / cut[1]
-    states = params * numbers.state_bytes / cut[0]
-    host = 0.0
-    if placement.offload != "none":
-        host, states, gradients = states + gradients, 0.0, 0.0  # gradients leave as they are made
-    if placement.offload == "all":
-        host, weights = host + weights, 0.0
-
-    samples = placement.micro_batch / placement.context
-    in_flight = 1.0
-    if pp > 1:
-        in_flight = min(
-            pp * (1 + (pp - 1) / (pp * placement.chunks) if placement.chunks > 1 else 1), placement.accumulate
-        )
-        if placement.schedule == "gpipe":  # all passes forward, then all backward
-            in_flight = placement.accumulate
-    e = numbers.element_bytes
-    whole_cut = t if placement.sequence_parallel else 1
-    edge = layer.edge_elements / whole_cut
-    full = layer.saved_split_elements / t + layer.saved_whole_elements / whole_cut
-    full += layer.eager_saved_elements / whole_cut if not placement.runtime.compiled else 0.0
-    if placement.recompute == "selective" and layer.attention is not None:
-        if layer.attention.fused:  # the attention output and every second product are kept
-            products = sum(m.rows * m.outer / (t if m.split == "outer" else whole_cut) for m in layer.matmuls)
-            full = edge + layer.edge_elements / t + products / 2
-        else:
-            full -= SCORE_COPIES * layer.attention.score_elements / t
-    # full recomputation keeps what enters each layer, and all of the one layer at work
-    kept = layers_here * in_flight * (edge if placement.recompute == "full" else full)
-    kept += full if placement.recompute == "full" else 0.0
-    activations = samples * e * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
-    logits = _logits(head, samples, placement, numbers)
-    gathered = _gathered(embedding, layer, head, params, placement, numbers)
-    buffers = physics.bucket_bytes if placement.zero in (1, 2) else 0.0
-    lost = physics.fragmentation * (activations + logits)
+    layers = layer.repeat / placement.pipeline
+    ends = embedding.params + head.params if placement.pipeline == 1 else max(embedding.params, head.params)
+    params = (layers * layer.params + ends) / placement.tensor
+    weights, gradients, states, host = _states(params, placement, numbers)
+    sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
+    saved = _saved_elements(layer, placement)
+    kept = layers * _in_flight(placement) * saved
+    if placement.recompute == "full":  # keeps what enters each layer, and all of the one layer at work
+        kept = layers * _in_flight(placement) * (layer.edge_elements / _whole_cut(placement)) + saved
+    activations = sample_bytes * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
+    logits = _logits(head, placement, numbers)
     if placement.runtime.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
-        gradients = max(0.0, gradients + samples * e * full - activations - logits)
-    axes = (placement.data, t, pp, placement.context)
-    context = physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes)
-    return Memory(weights, gradients, states, activations, logits, gathered, buffers, lost, context, host)
+        gradients = max(0.0, gradients + sample_bytes * saved - activations - logits)
+    axes = (placement.data, placement.tensor, placement.pipeline, placement.context)
+    return Memory(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        states_bytes=states,
+        activations_bytes=activations,
+        logits_bytes=logits,
+        gathered_bytes=_gathered(embedding, layer, head, params, placement, numbers),
+        buffers_bytes=physics.bucket_bytes if placement.zero in (1, 2) else 0.0,
+        lost_bytes=physics.fragmentation * (activations + logits),
+        context_bytes=physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes),
+        host_bytes=host,
+    )
 
 
-def _logits(head: BlockShape, samples: float, placement: Placement, numbers: Numbers) -> float:
+def _states(params: float, placement: Placement, numbers: Numbers) -> tuple[float, float, float, float]:
+    """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
+    cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
+    states = params * numbers.state_bytes / cut[0]
+    gradients = params * numbers.gradient_bytes / cut[1]
+    weights = params * numbers.weight_bytes / cut[2]
+    if placement.offload == "none":
+        return weights, gradients, states, 0.0
+    host = states + gradients  # gradients leave as they are made
+    return (weights, 0.0, 0.0, host) if placement.offload == "states" else (0.0, 0.0, 0.0, host + weights)
+
+
+def _in_flight(placement: Placement) -> float:
+    """Passes whose activations the first stage of a pipeline holds."""
+    stages, chunks = placement.pipeline, placement.chunks
+    if stages == 1:
+        return 1.0
+    if placement.schedule == "gpipe":  # all passes forward, then all backward
+        return placement.accumulate
+    return min(stages * (1 + (stages - 1) / (stages * chunks) if chunks > 1 else 1), placement.accumulate)
+
+
+def _whole_cut(placement: Placement) -> int:
+    """Parts of what tensor parallelism leaves whole."""
+    return placement.tensor if placement.sequence_parallel else 1
+
+
+def _saved_elements(layer: BlockShape, placement: Placement) -> float:
+    """Of one layer and sample, kept for the backward pass; under full recomputation, while it is at work."""
+    t, cut = placement.tensor, _whole_cut(placement)
+    saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
+    if not placement.runtime.compiled:
+        saved += layer.eager_saved_elements / cut
+    if placement.recompute != "selective" or layer.attention is None:
+        return saved
+    if not layer.attention.fused:
+        return saved - SCORE_COPIES * layer.attention.score_elements / t
+    # the attention output and every second product are kept
+    products = sum(m.rows * m.outer / (t if m.split == "outer" else cut) for m in layer.matmuls)
+    return layer.edge_elements / cut + layer.edge_elements / t + products / 2
+
+
+def _logits(head: BlockShape, placement: Placement, numbers: Numbers) -> float:
     """Logits in the type of the products, and in fp32 with their gradient while the loss is computed.
 
     One kernel for the whole loss works in the memory of the logits. The gradient of its weights is there twice while
@@ -145,6 +167,7 @@ def _logits(head: BlockShape, samples: float, placement: Placement, numbers: Num
     """
     alone = head.loss_params > 0 and placement.runtime.compiled and placement.tensor == 1
     each = numbers.element_bytes + (0.0 if alone else 8.0)
+    samples = placement.micro_batch / placement.context
     chunk = min(samples * head.saved_split_elements / placement.tensor, head.most_logits)
     copies = 2 if placement.runtime.fresh_gradients else 1
     return chunk * each + copies * head.loss_params / placement.tensor * numbers.weight_bytes
