@@ -33,6 +33,11 @@ class Csr:
         """The row of each nonzero."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.indptr))
 
+    def only(self, there: np.ndarray, data: np.ndarray) -> Csr:
+        """The nonzeros for which `there` holds, with counts of `data` in their place."""
+        before = np.concatenate(([0], np.cumsum(there, dtype=np.int64)))
+        return Csr(before[self.indptr], self.indices[there], data[there])
+
     def between(self, start: int, stop: int) -> Csr:
         """The rows start..stop; their nonzeros are not copied."""
         first, last = int(self.indptr[start]), int(self.indptr[stop])
@@ -116,12 +121,10 @@ class DenseRows(Labelled):
 
 
 @dataclass(frozen=True, eq=False)
-class DenseCounts(DenseRows):
-    """Rows in memory."""
+class ArrayRows(DenseRows):
+    """Rows of an array."""
 
     values: np.ndarray
-
-    resident = True
 
     @property
     def documents(self) -> int:
@@ -134,6 +137,13 @@ class DenseCounts(DenseRows):
     @property
     def stored_bytes(self) -> int:
         return self.values.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCounts(ArrayRows):
+    """Rows in memory."""
+
+    resident = True
 
     @property
     def row_bytes(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.record.units import size
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseRows, DocumentBlock
+from paceline.workloads.topics.counts.blocks import ArrayRows, Counts, Csr, DenseRows, DocumentBlock
 from paceline.workloads.topics.counts.dtypes import Filling, Place, check_dtype, check_shape, narrowed, place_in_rows
 from paceline.workloads.topics.files.sidecar import labelled
 from paceline.workloads.topics.sizes import SPARSE_BELOW
@@ -165,45 +165,32 @@ def read_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class MappedCounts(DenseRows):
+class MappedCounts(ArrayRows):
     """Rows of a mapped array of any order. Columns that are far apart make its rows slow, but not wrong."""
 
-    array: np.ndarray
     source: str
 
     resident = False
-
-    @property
-    def documents(self) -> int:
-        return self.array.shape[0]
-
-    @property
-    def terms(self) -> int:
-        return self.array.shape[1]
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.array.nbytes
 
     @property
     def row_bytes(self) -> int:
         return self.terms  # many rows at a time, since each column's are read together
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        values = np.empty((stop - start, self.terms), np.uint8)
-        column_bytes = (stop - start) * self.array.itemsize + FAULT_BYTES
+        found = np.empty((stop - start, self.terms), np.uint8)
+        column_bytes = (stop - start) * self.values.itemsize + FAULT_BYTES
         width = max(1, TOUCHED_BYTES // column_bytes)
         for left in range(0, self.terms, width):
-            panel = np.array(self.array[start:stop, left : left + width], order="C")
+            panel = np.array(self.values[start:stop, left : left + width], order="C")
             self._let_go()
             columns = slice(left, left + panel.shape[1])
             place = self._place(start, left, panel.shape[1])
             small = narrowed(panel, fractional=self.fractional, place=place)
-            kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, values.dtype)
-            if values.dtype.kind != "f" and kind != values.dtype:
-                values = values.astype(kind)
-            values[:, columns] = small
-        return DocumentBlock(start, values)
+            kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
+            if found.dtype.kind != "f" and kind != found.dtype:
+                found = found.astype(kind)
+            found[:, columns] = small
+        return DocumentBlock(start, found)
 
     def _place(self, start: int, left: int, width: int) -> Place:
         return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
@@ -213,9 +200,9 @@ class MappedCounts(DenseRows):
 
         Not those of a private copy: what was changed there is nowhere else.
         """
-        if getattr(self.array, "mode", "c") == "c":
+        if getattr(self.values, "mode", "c") == "c":
             return
-        base: Any = self.array
+        base: Any = self.values
         while isinstance(base, np.ndarray):
             base = base.base
         if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):

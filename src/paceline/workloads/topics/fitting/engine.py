@@ -81,13 +81,11 @@ class AcceleratedEM:
             return None
         return FitEnd.CONVERGED if self.gain(self.window) <= self.options.tolerance else None
 
-    @property
-    def why_done(self) -> str:
-        """The end in words; empty while there is none."""
-        if self.end is None:
-            return ""
-        gain = self.gain(self.window) if len(self.losses) > self.window else math.nan
-        return self.end.words(passes=self.options.most_passes, gain=gain, residual=self.residual)
+    def end_words(self) -> str:
+        """The end and its numbers, for people."""
+        if self.end is FitEnd.MOST_PASSES:
+            return f"{self.options.most_passes} passes were done"
+        return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
 
     @property
     def window(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from enum import Enum
+from numbers import Integral
 
 from paceline.errors import UserError
 from paceline.workloads.topics.sizes import MOST_PASSES
@@ -14,15 +14,10 @@ ROWS = ("em", "newton")
 
 
 class FitEnd(Enum):
-    """Why a fit is over."""
+    """Why a fit makes no more passes."""
 
-    CONVERGED = auto()
-    MOST_PASSES = auto()
-
-    def words(self, *, passes: int, gain: float, residual: float) -> str:
-        if self is FitEnd.CONVERGED:
-            return f"converged: gain {gain:.1e} a pass, residual {residual:.1e}"
-        return f"{passes} passes were done"
+    CONVERGED = "converged"
+    MOST_PASSES = "most passes"
 
 
 @dataclass(frozen=True)
@@ -54,13 +49,7 @@ class FitOptions:
                 raise UserError(f"{name}={value!r}: give one of {', '.join(allowed)}")
         whole = (("starts", 1, self.starts), ("passes", 1, self.most_passes), ("seed", 0, self.seed))
         for name, least, number in whole:
-            if not _whole(number) or not least <= number < 1 << 31:
+            if not isinstance(number, Integral) or not least <= number < 1 << 31:
                 raise UserError(f"{name}={number}: give a whole number, {least} or more")
         if not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UserError(f"tolerance={self.tolerance}: give 0 or more")
-
-
-def _whole(number: Any) -> bool:
-    import numpy as np
-
-    return isinstance(number, int | np.integer)

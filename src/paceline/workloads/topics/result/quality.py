@@ -60,10 +60,8 @@ def halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]:
 
 def _some(values: Csr, data: np.ndarray) -> Csr:
     """The same rows with these counts, without zeros."""
-    there = data > 0
-    before = np.concatenate(([0], np.cumsum(there, dtype=np.int64)))
     kind = np.float32 if data.dtype.kind == "f" else whole_type(data.max(initial=0)) or np.dtype(np.int32)
-    return Csr(before[values.indptr], values.indices[there], data[there].astype(kind))
+    return values.only(data > 0, data.astype(kind))
 
 
 def probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:
