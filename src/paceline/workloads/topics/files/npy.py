@@ -1,4 +1,4 @@
-"""A .npy file as counts on disk: rows are read as they are asked for, and narrowed on the way."""
+"""A .npy file as counts on disk: rows are read as they are asked for, into the smallest exact type."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.units import size
 from paceline.workloads.topics.counts.blocks import ArrayRows, Counts, Csr, DenseRows, DocumentBlock
-from paceline.workloads.topics.counts.dtypes import Filling, Place, check_dtype, check_shape, narrowed, place_in_rows
+from paceline.workloads.topics.counts.dtypes import (
+    Filling,
+    PlaceName,
+    check_dtype,
+    check_shape,
+    place_in_rows,
+    smallest_exact,
+)
 from paceline.workloads.topics.files.sidecar import labelled
 from paceline.workloads.topics.sizes import SPARSE_BELOW
 
-PIECE_BYTES = 1 << 20  # read and narrowed while it is in the cache
+PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
 TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
 FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
 MAGIC = b"\x93NUMPY"
@@ -105,7 +112,7 @@ class NpyCounts(DenseRows):
                 flat = np.empty(numbers, np.uint8)
                 read_into(handle, flat, begin, self.path)
             else:
-                flat = self._narrowed(handle, begin, numbers, start)
+                flat = self._smallest_exact(handle, begin, numbers, start)
         finally:
             os.close(handle)
         return DocumentBlock(start, flat.reshape(stop - start, self.terms))
@@ -129,7 +136,7 @@ class NpyCounts(DenseRows):
             os.close(handle)
         return found.csr()
 
-    def _narrowed(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
+    def _smallest_exact(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
         place = place_in_rows(str(self.path), self.terms, start)
         filling = Filling(numbers, fractional=self.fractional, place=place)
         piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
@@ -185,14 +192,14 @@ class MappedCounts(ArrayRows):
             self._let_go()
             columns = slice(left, left + panel.shape[1])
             place = self._place(start, left, panel.shape[1])
-            small = narrowed(panel, fractional=self.fractional, place=place)
+            small = smallest_exact(panel, fractional=self.fractional, place=place)
             kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
             if found.dtype.kind != "f" and kind != found.dtype:
                 found = found.astype(kind)
             found[:, columns] = small
         return DocumentBlock(start, found)
 
-    def _place(self, start: int, left: int, width: int) -> Place:
+    def _place(self, start: int, left: int, width: int) -> PlaceName:
         return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
 
     def _let_go(self) -> None:
