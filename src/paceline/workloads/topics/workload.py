@@ -34,8 +34,8 @@ from paceline.workloads.topics.fitting.options import FitEnd, FitOptions
 from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of
 from paceline.workloads.topics.fitting.start import sample
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.model_file import MODEL_FILE
 
-MODEL_FILE = "model.safetensors"
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from paceline.errors import UserError
+from paceline.workloads.topics.device.plain import Products
 from paceline.workloads.topics.device.tensors import triton_runs_on
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -34,14 +35,6 @@ class Turns:
     sample: int = 16384
     on_sample: int = 100
     on_all: int = 100
-
-
-class Products(Protocol):
-    """A matrix X that is known by its products."""
-
-    def multiply(self, B: Tensor) -> Tensor: ...  # X @ B
-
-    def multiply_t(self, C: Tensor) -> Tensor: ...  # X.T @ C
 
 
 class Weighted:
