@@ -72,7 +72,7 @@ def test_the_same_as_in_one_process(counts, on_one):
     agree(pt.fit(counts, K, tolerance=0, passes=60), model_of(on_one))
 
 
-def test_the_familiar_name(counts, on_one):
+def test_the_name_of_tinytopics(counts, on_one):
     X = np.load(counts)
     model, losses = pt.fit_model_distributed(X, K, num_epochs=60, ranks=2, tolerance=0)
     agree(model, model_of(on_one))

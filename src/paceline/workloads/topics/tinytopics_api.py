@@ -12,6 +12,7 @@ from paceline.errors import UserError
 from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.in_process import fit
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.model_file import MODEL_FILE
 
 
 def fit_model(X: Any, k: int, num_epochs: int | None = None, **options: Any) -> tuple[TopicFit, list[float]]:
@@ -37,7 +38,7 @@ def fit_model_distributed(
     """
     from paceline.launch.environment import detect
     from paceline.workloads.topics.files.convert import convert
-    from paceline.workloads.topics.verb import RunOptions, run_of
+    from paceline.workloads.topics.verb import run_of
 
     place = detect(os.environ)
     allowed = [field.name for field in fields(FitOptions) if field.name not in ("starts", "passes", "residual")]
@@ -53,6 +54,6 @@ def fit_model_distributed(
         if not isinstance(X, str | Path):
             convert(X, source, fractional=asked.fractional)
         count = 1 if place is not None else (ranks or 2)
-        run = run_of(source, k, Path(out or Path(folder) / "fit"), asked, RunOptions(count, show=False))
-        model = TopicFit.load(run / "model.safetensors")
+        run = run_of(source, k, Path(out or Path(folder) / "fit"), asked, ranks=count, show=False)
+        model = TopicFit.load(run / MODEL_FILE)
     return model, model.losses

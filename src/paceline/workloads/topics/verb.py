@@ -6,13 +6,15 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.model_file import MODEL_FILE
 
 SHOWN_TERMS = 8
 EXPLORER = "topics.html"
@@ -60,11 +62,11 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.k is None:
         raise UserError("how many topics? give their number as  -k 20")
     asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
-    run = RunOptions(arguments.ranks, not arguments.quiet, text)
-    folder = run_of(arguments.source, arguments.k, arguments.out, FitOptions(**asked), run)
-    if not (folder / "model.safetensors").is_file():
+    where = {"ranks": arguments.ranks, "show": not arguments.quiet, "data": text}
+    folder = run_of(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **where)
+    if not (folder / MODEL_FILE).is_file():
         return 0  # asked to stop; how to go on was said
-    model = TopicFit.load(folder / "model.safetensors")
+    model = TopicFit.load(folder / MODEL_FILE)
     if not arguments.quiet:
         console.print(topics_table(model))
     for name in write_pictures(model, folder):
@@ -73,33 +75,33 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What a run is asked for beside its fit. `data` has more of the section of that name; None is left out."""
-
-    ranks: int = 1
-    show: bool = True
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-def run_of(source: Path, k: int, out: Path, options: FitOptions, run: RunOptions) -> Path:
-    """Fit as a run with its folder at `out`; returns the folder."""
+def run_of(
+    source: Path,
+    k: int,
+    out: Path,
+    options: FitOptions,
+    *,
+    ranks: int = 1,
+    show: bool = True,
+    data: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Fit as a run with its folder at `out`; returns the folder. `data`: more of that section, None is left out."""
     from paceline.spec import build
     from paceline.training.run import train
 
     out = Path(out).expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
         raise UserError(f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'")
-    given = {key: value for key, value in run.data.items() if value is not None}
+    given = {key: value for key, value in data.items() if value is not None}
     values = {
         "name": out.name,
         "workload": "topics",
         "model": {"k": k, "start": options.start, "rows": options.rows, "tolerance": options.tolerance},
         "data": {"path": str(Path(source).expanduser().absolute()), "fractional": options.fractional, **given},
         "train": {"seed": options.seed, "steps": options.passes},
-        "parallel": {"ranks": run.ranks, "device": options.device},
+        "parallel": {"ranks": ranks, "device": options.device},
     }
-    return train(build(values), out.parent, show=run.show).path
+    return train(build(values), out.parent, show=show).path
 
 
 def write_pictures(model: TopicFit, folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -32,9 +33,9 @@ from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of
 from paceline.workloads.topics.fitting.start import sample
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.model_file import MODEL_FILE
 from paceline.workloads.topics.sections import TopicsData, TopicsModel
 
-MODEL_FILE = "model.safetensors"
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
 
 
@@ -142,25 +143,15 @@ class TopicPasses:
         return None if self._fit is None else self._fit.end
 
     def end_words(self) -> str:
-        return self.fit.why_done
+        return self.fit.end_words()
 
     def step(self, flag: bool) -> dict[str, Any]:
         done = self.fit.step(flag)
         self.seconds += done.step_s
-        if self.fit.end is not None:
+        if self.end is not None:
             self.final_loss = self.fit.final_loss()
-        return {
-            "loss": done.loss,
-            "gain": self.fit.gain(1) if len(self.fit.losses) > 1 else None,
-            "residual": done.residual,
-            "accepted": done.accepted,
-            "of_samples": self._passes_expected() * self.samples,
-            "step_s": done.step_s,
-            "data_s": done.data_s,
-            "comm_s": done.comm_s,
-            "exposed_s": done.exposed_s,
-            "flagged": done.flagged,
-        }
+        gain = self.fit.gain(1) if len(self.fit.losses) > 1 else None
+        return {"loss": done.loss, "gain": gain, "of_samples": self._passes_expected() * self.samples, **asdict(done)}
 
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
@@ -171,7 +162,7 @@ class TopicPasses:
         return state
 
     def meta(self) -> dict[str, Any]:
-        done = {"final_loss": self.final_loss if self.fit.end else None, "seconds": self.seconds}
+        done = {"final_loss": self.final_loss if self.end else None, "seconds": self.seconds}
         return done | {name: getattr(self.fit, name) for name in SAVED}
 
     def room(self) -> dict[str, Any]:

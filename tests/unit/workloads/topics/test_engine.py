@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.workload import FitEnd
 from paceline.workloads.topics.counts.blocks import DocumentBlock
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
@@ -124,7 +125,7 @@ def test_the_loss_never_rises_without_acceleration(n, m, k, seed, start):
         k, FitOptions(start=start, seed=seed, tolerance=0, residual=0, passes=30)
     )
     fit.accelerate = False
-    while not fit.why_done:
+    while fit.end is None:
         assert fit.step().accepted
     losses = np.array(fit.losses)
     assert (np.diff(losses) <= 1e-6 * np.abs(losses[1:])).all()
@@ -145,10 +146,10 @@ def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
     for accelerate in (True, False):
         begun = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
         begun.accelerate = accelerate
-        while not begun.why_done:
+        while begun.end is None:
             begun.step()
         assert begun.converged
-        assert "gain" in begun.why_done
+        assert "gain" in begun.end_words()
         reached[accelerate] = (begun.passes, begun.losses[-1])
     assert reached[True][0] < reached[False][0]
     assert reached[True][1] <= reached[False][1] * (1 + 1e-7)
@@ -176,7 +177,7 @@ def test_a_loss_at_every_fifth_pass_is_enough(planted):
     for check in (1, 5):
         fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
         fit.check = check
-        while not fit.why_done:
+        while fit.end is None:
             fit.step()
         assert fit.converged
         assert (np.diff(fit.losses) <= 1e-7 * fit.losses[-1]).all()
@@ -199,7 +200,7 @@ def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
     assert not fit.step().accepted
     assert torch.equal(fit.L, L)
     assert torch.equal(fit.Ft, Ft)
-    assert not fit.why_done
+    assert fit.end is None
 
 
 def overshooting():
@@ -213,7 +214,7 @@ def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():
     counts, settings = overshooting()
     fit, went_back = problem_of(counts).begin(6, FitOptions(**settings, tolerance=0, residual=0, passes=300)), 0
     fit.check = 5
-    while not fit.why_done:
+    while fit.end is None:
         fit.step()
         ended = copy.deepcopy(fit)
         last, reached = ended._loss_of_result(), ended.final_loss()
@@ -234,7 +235,7 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
     whole = passes()
     whole.begin()
     whole.fit.check = 5
-    while not whole.why_done:
+    while whole.end is None:
         if whole.fit.passes == cut:
             saved, meta = copy.deepcopy(whole.tensors()), json.loads(json.dumps(whole.meta()))
         found = whole.step(False)
@@ -247,7 +248,7 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
             tensor.copy_(saved[entry][name])
     again.restored(meta)
     again.fit.check = 5
-    while not again.why_done:
+    while again.end is None:
         again.step(False)
     assert again.fit.losses == losses
     assert again.final_loss == whole.final_loss
@@ -258,9 +259,10 @@ def test_where_it_stops(planted):
     X, _, _ = planted
     begun = problem_of(read_counts(X)).begin(3, FitOptions(start="race", seed=0, passes=4))
     for _ in range(4):
-        assert not begun.why_done
+        assert begun.end is None
         begun.step()
-    assert begun.why_done == "4 passes were done"
+    assert begun.end is FitEnd.MOST_PASSES
+    assert begun.end_words() == "4 passes were done"
     assert not begun.converged
 
 
@@ -323,7 +325,7 @@ def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
     for source in sources:
         counts = read_counts(source)
         begun = problem_of(counts).begin(3, FitOptions(start="least_squares", seed=0, passes=25))
-        while not begun.why_done:
+        while begun.end is None:
             begun.step()
         reached.append((begun.losses[-1], begun.result()))
     for loss, (L, Ft) in reached[1:]:

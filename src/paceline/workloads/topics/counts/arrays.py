@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, SparseCounts
-from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape, check_terms, narrowed, place_in_rows
+from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape, check_terms, place_in_rows, smallest_exact
 
 KINDS = ".npy, .npz, .mtx, .parquet, .csv, .tsv, .jsonl, .txt, a folder of shards or a folder of .txt files"
 WHAT_IS_READ = f"give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
@@ -24,7 +24,7 @@ def from_array(array: Any, *, fractional: bool = False, source: str = "the matri
     check_dtype(array.dtype, source)
     check_shape(array.shape, source)
     place = place_in_rows(source, array.shape[1])
-    return DenseCounts(narrowed(array, fractional=fractional, place=place), fractional=fractional)
+    return DenseCounts(smallest_exact(array, fractional=fractional, place=place), fractional=fractional)
 
 
 def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matrix") -> SparseCounts:
@@ -48,7 +48,7 @@ def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matr
     def place(at: int) -> str:
         return f"{source}: document {np.searchsorted(indptr, at, 'right') - 1}, term {indices[at]} (both from 0)"
 
-    data = narrowed(rows.data, fractional=fractional, place=place)
+    data = smallest_exact(rows.data, fractional=fractional, place=place)
     return SparseCounts(Csr(indptr, indices, data), terms, fractional=fractional)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.workloads.topics.counts.dtypes import whole_type
+
 
 @dataclass(frozen=True, eq=False)
 class Csr:
@@ -32,6 +34,11 @@ class Csr:
     def row_numbers(self) -> np.ndarray:
         """The row of each nonzero."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.indptr))
+
+    def only(self, there: np.ndarray, data: np.ndarray) -> Csr:
+        """The nonzeros for which `there` holds, with counts of `data` in their place."""
+        before = np.concatenate(([0], np.cumsum(there, dtype=np.int64)))
+        return Csr(before[self.indptr], self.indices[there], data[there])
 
     def between(self, start: int, stop: int) -> Csr:
         """The rows start..stop; their nonzeros are not copied."""
@@ -116,12 +123,10 @@ class DenseRows(Labelled):
 
 
 @dataclass(frozen=True, eq=False)
-class DenseCounts(DenseRows):
-    """Rows in memory."""
+class ArrayRows(DenseRows):
+    """Rows of an array."""
 
     values: np.ndarray
-
-    resident = True
 
     @property
     def documents(self) -> int:
@@ -134,6 +139,13 @@ class DenseCounts(DenseRows):
     @property
     def stored_bytes(self) -> int:
         return self.values.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCounts(ArrayRows):
+    """Rows in memory."""
+
+    resident = True
 
     @property
     def row_bytes(self) -> int:
@@ -212,6 +224,18 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
         return parts[0]
     fractions = any(part.dtype.kind == "f" for part in parts)
     return np.concatenate(parts, dtype=np.float32 if fractions else None, casting="unsafe")
+
+
+def counted(keys: np.ndarray, rows: int, width: int) -> Csr:
+    """Nonzeros of single occurrences, each given as  row * width + term; `keys` are sorted in place."""
+    keys.sort()
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    number = np.diff(first, append=len(keys))
+    keys = keys[first]
+    starts = np.arange(rows + 1, dtype=np.int64) * width
+    indptr = np.searchsorted(keys, starts).astype(np.int64)
+    indices = (keys - np.repeat(starts[:-1], np.diff(indptr))).astype(np.int32)
+    return Csr(indptr, indices, number.astype(whole_type(number.max(initial=0)) or np.int32))
 
 
 def dense_rows(values: np.ndarray | Csr, terms: int) -> np.ndarray:

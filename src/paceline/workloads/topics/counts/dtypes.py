@@ -13,11 +13,11 @@ CHUNK = 1 << 16  # numbers looked at together: they stay in the cache between th
 LARGEST: dict[np.dtype, int] = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65_535, np.dtype(np.int32): 2**31 - 1}
 WHOLE = tuple(LARGEST)
 FRACTIONS = np.dtype(np.float32)
-Place = Callable[[int], str]
+PlaceName = Callable[[int], str]
 """Names the number at a position, for messages: "counts.npy: document 3, term 5"."""
 
 
-def place_in_rows(source: str, terms: int, first_row: int = 0) -> Place:
+def place_in_rows(source: str, terms: int, first_row: int = 0) -> PlaceName:
     return lambda at: f"{source}: document {first_row + at // terms}, term {at % terms} (both from 0)"
 
 
@@ -47,7 +47,7 @@ def whole_type(largest: float) -> np.dtype | None:
     return next((dtype for dtype, limit in LARGEST.items() if largest <= limit), None)
 
 
-def narrowed(array: np.ndarray, *, fractional: bool, place: Place) -> np.ndarray:
+def smallest_exact(array: np.ndarray, *, fractional: bool, place: PlaceName) -> np.ndarray:
     """The array in the smallest exact type, C-contiguous; itself where nothing is to be done."""
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
@@ -66,7 +66,7 @@ def narrowed(array: np.ndarray, *, fractional: bool, place: Place) -> np.ndarray
 class Filling:
     """An array that is filled from its start, and becomes wider when a number needs it."""
 
-    def __init__(self, size: int, *, fractional: bool, place: Place):
+    def __init__(self, size: int, *, fractional: bool, place: PlaceName):
         self.values: np.ndarray = np.empty(size, np.uint8)
         self.done = 0
         self._fractional = fractional

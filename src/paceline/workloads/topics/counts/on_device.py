@@ -1,4 +1,4 @@
-"""Counts that live on a device: checked and narrowed there. A fit of them never brings them to the host."""
+"""Counts that live on a device: checked there, in the smallest exact type. A fit never brings them to the host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, Labelled
 from paceline.workloads.topics.counts.dtypes import (
     FRACTIONS,
-    Place,
+    PlaceName,
     check_dtype,
     check_shape,
     check_terms,
-    narrowed,
     place_in_rows,
+    smallest_exact,
     whole_type,
 )
 
@@ -93,7 +93,7 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     check_shape(tensor.shape, source)
     terms = int(tensor.shape[1])
     if tensor.layout == torch.strided:
-        counts = narrowed_there(tensor.contiguous(), fractional, place_in_rows(source, terms))
+        counts = smallest_exact_there(tensor.contiguous(), fractional, place_in_rows(source, terms))
         return DeviceCounts(counts, terms, fractional=fractional)
     pointer, index = tensor.crow_indices().long(), tensor.col_indices()
     check_terms(terms, source)
@@ -106,7 +106,7 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
         return f"{source}: document {row}, term {int(index[at])} (both from 0)"
 
-    count = narrowed_there(tensor.values().contiguous(), fractional, place)
+    count = smallest_exact_there(tensor.values().contiguous(), fractional, place)
     return DeviceCounts((pointer, index.to(torch.int32), count), terms, fractional=fractional)
 
 
@@ -117,7 +117,7 @@ def uploaded(counts: Counts, device: torch.device) -> DeviceCounts:
     return DeviceCounts(parts if isinstance(block.values, Csr) else parts[0], counts.terms)
 
 
-def narrowed_there(values: Tensor, fractional: bool, place: Place) -> Tensor:
+def smallest_exact_there(values: Tensor, fractional: bool, place: PlaceName) -> Tensor:
     """In the smallest type that holds them exactly; what is not a count is refused, as on the host."""
     if values.dtype == torch.bool:
         return values.view(torch.uint8)
@@ -147,11 +147,15 @@ def _facts(piece: Tensor) -> Tensor:
     return torch.stack([piece.min(), piece.max(), (piece == piece.trunc()).all()]).double()
 
 
-def _refuse(pieces: Sequence[Tensor], fractional: bool, place: Place) -> None:
+def _refuse(pieces: Sequence[Tensor], fractional: bool, place: PlaceName) -> None:
     """The message of the host, for the first number that is none."""
     for number, piece in enumerate(pieces):
+
+        def whole_place(at: int, first: int = number * PIECE) -> str:
+            return place(first + at)
+
         piece = piece.float() if piece.dtype in (torch.float16, torch.bfloat16) else piece
-        narrowed(piece.cpu().numpy(), fractional=fractional, place=lambda at, first=number * PIECE: place(first + at))  # type: ignore[misc]
+        smallest_exact(piece.cpu().numpy(), fractional=fractional, place=whole_place)
     raise AssertionError("counts that the device refuses, and the host does not")
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +15,6 @@ from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, 
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, READ_AHEAD, SPARSE_BELOW
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
-POLL_S = 0.2
 IN_VAIN = 2  # blocks in a row that were scanned for nothing: it is not tried again in that pass
 Read = Callable[[int, int], DocumentBlock]
 
@@ -105,38 +105,15 @@ def _cut_by_bytes(ends: np.ndarray, start: int, block_bytes: int) -> list[tuple[
     return ranges
 
 
-def _read_ahead(read_block: Read, ranges: list[tuple[int, int]], ahead: int) -> Iterator[DocumentBlock]:
-    ready: queue.Queue[DocumentBlock | BaseException] = queue.Queue(maxsize=ahead)
-    enough = threading.Event()
-
-    def hand_over(item: DocumentBlock | BaseException) -> None:
-        while not enough.is_set():
-            try:
-                ready.put(item, timeout=POLL_S)
-                return
-            except queue.Full:
-                continue
-
-    def read() -> None:
-        try:
-            for first, last in ranges:
-                if enough.is_set():
-                    return
-                hand_over(read_block(first, last))
-        except BaseException as error:
-            hand_over(error)
-
-    reader = threading.Thread(target=read, name="paceline-topics-reader", daemon=True)
-    reader.start()
+def _read_ahead(read: Read, ranges: list[tuple[int, int]], ahead: int) -> Iterator[DocumentBlock]:
+    reader = ThreadPoolExecutor(1, thread_name_prefix="paceline-topics-reader")
     try:
-        for _ in ranges:
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-            del item  # the consumer's block is not kept alive while waiting for the next
+        coming = deque(reader.submit(read, *some) for some in ranges[: ahead + 1])
+        rest = iter(ranges[ahead + 1 :])
+        while coming:
+            block = coming.popleft().result()
+            coming.extend(reader.submit(read, *some) for some in islice(rest, 1))
+            yield block
+            del block  # the consumer's block is not kept alive while waiting for the next
     finally:
-        enough.set()
-        while not ready.empty():
-            ready.get_nowait()
-        reader.join()
+        reader.shutdown(cancel_futures=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, joined
+from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
 
 BLOCK_ENTRIES = 1 << 24  # expectations in memory at a time, on a CPU
@@ -159,14 +159,7 @@ def _draw_documents(
         rng.shuffle(terms)
         keys[at : at + words] = np.repeat(np.arange(n, dtype=np.int64) * m, of_topic[:, topic]) + terms
         at += words
-    keys.sort()
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    number = np.diff(first, append=len(keys))
-    keys = keys[first]
-    indptr = np.searchsorted(keys, np.arange(n + 1, dtype=np.int64) * m)
-    documents = np.repeat(np.arange(n, dtype=np.int64) * m, np.diff(indptr))
-    data = number.astype(whole_type(number.max(initial=0)) or np.int32)
-    return Csr(indptr.astype(np.int64), (keys - documents).astype(np.int32), data)
+    return counted(keys, n, m)
 
 
 def _on_device(n: int, m: int, k: int, length: float, seed: int, device: Any, sparse: bool) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, allowing_fractions, allows_fractions
-from paceline.workloads.topics.counts.dtypes import narrowed
+from paceline.workloads.topics.counts.dtypes import smallest_exact
 from paceline.workloads.topics.counts.stream import blocks
 
 TOTALS_BLOCK_BYTES = 16 << 20
@@ -59,7 +59,9 @@ def _check_values(block: DocumentBlock, fractional: bool) -> None:
         return
     if data.dtype == np.float32 and fractional and data.min() >= 0 and data.max() < np.inf:
         return
-    narrowed(data, fractional=fractional, place=lambda at: f"the block of documents from {block.start}: number {at}")
+    smallest_exact(
+        data, fractional=fractional, place=lambda at: f"the block of documents from {block.start}: number {at}"
+    )
 
 
 def _add_dense(values: np.ndarray, per_document: np.ndarray, per_term: np.ndarray) -> int:

@@ -12,7 +12,15 @@ from paceline.workloads.topics.counts.on_device import PIECE
 Tensor = Any  # torch.Tensor; torch is not typed here
 
 
-class DocumentPass(Protocol):
+class Products(Protocol):
+    """A matrix X, known by its products."""
+
+    def multiply(self, B: Tensor) -> Tensor: ...  # X @ B
+
+    def multiply_t(self, C: Tensor) -> Tensor: ...  # X.T @ C
+
+
+class DocumentPass(Products, Protocol):
     """One read of some documents. `L` (rows, k) is updated in place; `S` (terms, k) gets sum_i x_ij / p_ij l_i added.
 
     `rows` is "em" (S from the rows before the update) or "newton" (S from the updated rows; dense counts and many
@@ -21,10 +29,6 @@ class DocumentPass(Protocol):
     """
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor: ...
-
-    def multiply(self, B: Tensor) -> Tensor: ...  # X @ B for these documents
-
-    def multiply_t(self, C: Tensor) -> Tensor: ...  # X.T @ C
 
 
 ReadPasses = Callable[[], Iterable[tuple[int, int, DocumentPass]]]

@@ -1,4 +1,4 @@
-"""A .npy file as counts on disk: rows are read as they are asked for, and narrowed on the way."""
+"""A .npy file as counts on disk: rows are read as they are asked for, into the smallest exact type."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.record.units import size
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseRows, DocumentBlock
-from paceline.workloads.topics.counts.dtypes import Filling, Place, check_dtype, check_shape, narrowed, place_in_rows
+from paceline.workloads.topics.counts.blocks import ArrayRows, Counts, Csr, DenseRows, DocumentBlock
+from paceline.workloads.topics.counts.dtypes import (
+    Filling,
+    PlaceName,
+    check_dtype,
+    check_shape,
+    place_in_rows,
+    smallest_exact,
+)
 from paceline.workloads.topics.files.sidecar import labelled
 from paceline.workloads.topics.sizes import SPARSE_BELOW
 
-PIECE_BYTES = 1 << 20  # read and narrowed while it is in the cache
+PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
 TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
 FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
 MAGIC = b"\x93NUMPY"
@@ -105,7 +112,7 @@ class NpyCounts(DenseRows):
                 flat = np.empty(numbers, np.uint8)
                 read_into(handle, flat, begin, self.path)
             else:
-                flat = self._narrowed(handle, begin, numbers, start)
+                flat = self._smallest_exact(handle, begin, numbers, start)
         finally:
             os.close(handle)
         return DocumentBlock(start, flat.reshape(stop - start, self.terms))
@@ -129,7 +136,7 @@ class NpyCounts(DenseRows):
             os.close(handle)
         return found.csr()
 
-    def _narrowed(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
+    def _smallest_exact(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
         place = place_in_rows(str(self.path), self.terms, start)
         filling = Filling(numbers, fractional=self.fractional, place=place)
         piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
@@ -165,47 +172,34 @@ def read_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class MappedCounts(DenseRows):
+class MappedCounts(ArrayRows):
     """Rows of a mapped array of any order. Columns that are far apart make its rows slow, but not wrong."""
 
-    array: np.ndarray
     source: str
 
     resident = False
-
-    @property
-    def documents(self) -> int:
-        return self.array.shape[0]
-
-    @property
-    def terms(self) -> int:
-        return self.array.shape[1]
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.array.nbytes
 
     @property
     def row_bytes(self) -> int:
         return self.terms  # many rows at a time, since each column's are read together
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        values = np.empty((stop - start, self.terms), np.uint8)
-        column_bytes = (stop - start) * self.array.itemsize + FAULT_BYTES
+        found = np.empty((stop - start, self.terms), np.uint8)
+        column_bytes = (stop - start) * self.values.itemsize + FAULT_BYTES
         width = max(1, TOUCHED_BYTES // column_bytes)
         for left in range(0, self.terms, width):
-            panel = np.array(self.array[start:stop, left : left + width], order="C")
+            panel = np.array(self.values[start:stop, left : left + width], order="C")
             self._let_go()
             columns = slice(left, left + panel.shape[1])
             place = self._place(start, left, panel.shape[1])
-            small = narrowed(panel, fractional=self.fractional, place=place)
-            kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, values.dtype)
-            if values.dtype.kind != "f" and kind != values.dtype:
-                values = values.astype(kind)
-            values[:, columns] = small
-        return DocumentBlock(start, values)
+            small = smallest_exact(panel, fractional=self.fractional, place=place)
+            kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
+            if found.dtype.kind != "f" and kind != found.dtype:
+                found = found.astype(kind)
+            found[:, columns] = small
+        return DocumentBlock(start, found)
 
-    def _place(self, start: int, left: int, width: int) -> Place:
+    def _place(self, start: int, left: int, width: int) -> PlaceName:
         return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
 
     def _let_go(self) -> None:
@@ -213,9 +207,9 @@ class MappedCounts(DenseRows):
 
         Not those of a private copy: what was changed there is nowhere else.
         """
-        if getattr(self.array, "mode", "c") == "c":
+        if getattr(self.values, "mode", "c") == "c":
             return
-        base: Any = self.array
+        base: Any = self.values
         while isinstance(base, np.ndarray):
             base = base.base
         if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 
@@ -17,12 +17,13 @@ import numpy as np
 
 from paceline.data.files import open_text
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, joined
+from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.files.documents import documents
 from paceline.workloads.topics.files.stop_words import ENGLISH
 
 BATCH_TOKENS = 1 << 20
+WIDTH = 1 << 32  # of the numbers of terms: (document, term) is one number
 
 
 @dataclass(frozen=True)
@@ -108,22 +109,15 @@ class Counting:
             yield self._batch(numbers, ends)
 
     def _batch(self, numbers: array, ends: array) -> Csr:
-        """Tokens counted: (document, term) as one number, sorted, repeats added up."""
+        """Tokens counted; stop words have the first numbers, and are left out."""
         terms, stops = np.array(numbers, np.int64), np.array(ends, np.int64)
-        keys = np.repeat(np.arange(len(stops), dtype=np.int64) << 32, np.diff(stops, prepend=0)) + terms
-        keys = keys[terms >= self._stop]
-        keys.sort()
-        first = np.flatnonzero(np.diff(keys, prepend=-1))
-        data = np.diff(first, append=len(keys)).astype(np.int32)
-        keys = keys[first]
-        indptr = np.searchsorted(keys, np.arange(len(stops) + 1, dtype=np.int64) << 32)
-        indices = (keys & 0xFFFFFFFF).astype(np.int32)
+        keys = np.repeat(np.arange(len(stops), dtype=np.int64) * WIDTH, np.diff(stops, prepend=0)) + terms
+        found = counted(keys[terms >= self._stop], len(stops), WIDTH)
         if self.fixed is None:
-            self._in_documents = _added(self._in_documents, np.bincount(indices))
-            self._in_all = _added(self._in_all, np.bincount(indices, weights=data).astype(np.int64))
-        else:
-            indices -= self._stop
-        return Csr(indptr.astype(np.int64), indices, data.astype(whole_type(data.max(initial=0)) or np.int32))
+            self._in_documents = _added(self._in_documents, np.bincount(found.indices))
+            self._in_all = _added(self._in_all, np.bincount(found.indices, weights=found.data).astype(np.int64))
+            return found
+        return replace(found, indices=found.indices - np.int32(self._stop))
 
     def vocabulary(self, source: str) -> tuple[np.ndarray, Vocabulary]:
         """The terms to keep, in alphabetical order; and for every number so far its place among them, or -1."""
@@ -172,13 +166,11 @@ def _added(sums: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 def _kept(part: Csr, place: np.ndarray) -> Csr:
     """Terms renumbered by their place and sorted again; those of place -1 are left out."""
-    indices = place[part.indices]
-    there = indices >= 0
-    before = np.concatenate(([0], np.cumsum(there)))
-    indptr, indices, data = before[part.indptr].astype(np.int64), indices[there], part.data[there]
-    row = np.repeat(np.arange(part.rows, dtype=np.int64) << 32, np.diff(indptr))
-    order = np.argsort(row + indices)
-    return Csr(indptr, indices[order], data[order].astype(whole_type(data.max(initial=0)) or np.int32))
+    renumbered = replace(part, indices=place[part.indices])
+    kept = renumbered.only(renumbered.indices >= 0, part.data)
+    order = np.argsort(kept.row_numbers * WIDTH + kept.indices)
+    data = kept.data[order].astype(whole_type(kept.data.max(initial=0)) or np.int32)
+    return Csr(kept.indptr, kept.indices[order], data)
 
 
 def _stop_words(given: str | Iterable[str] | None) -> frozenset[str]:

@@ -82,12 +82,11 @@ class AcceleratedEM:
             return None
         return FitEnd.CONVERGED if self.gain(self.window) <= self.options.tolerance else None
 
-    @property
-    def why_done(self) -> str:
-        """The end in words; empty while there is none."""
-        if self.end is FitEnd.CONVERGED:
-            return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
-        return f"{self.options.most_passes} passes were done" if self.end is FitEnd.MOST_PASSES else ""
+    def end_words(self) -> str:
+        """The end and its numbers, for people."""
+        if self.end is FitEnd.MOST_PASSES:
+            return f"{self.options.most_passes} passes were done"
+        return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
 
     @property
     def window(self) -> int:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from paceline.errors import UserError
+from paceline.workloads.topics.device.plain import Products
 from paceline.workloads.topics.device.tensors import triton_runs_on
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -37,39 +37,16 @@ class Turns:
     on_all: int = 100
 
 
-class Products(Protocol):
-    """A matrix X that is known by its products."""
-
-    def multiply(self, B: Tensor) -> Tensor: ...  # X @ B
-
-    def multiply_t(self, C: Tensor) -> Tensor: ...  # X.T @ C
-
-
-@dataclass(frozen=True)
 class Weighted:
     """Y: the rows of X made comparable, and what undoes it."""
 
-    X: Products
-    length: Tensor
-    share: Tensor
-
-    @classmethod
-    def of(cls, X: Products, per_document: Tensor, per_term: Tensor) -> Weighted:
-        share = per_term.float() + SMOOTHING
-        return cls(X, per_document.float(), share / share.sum())
-
-    @cached_property
-    def root_share(self) -> Tensor:
-        return self.share.sqrt()
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """Of a document: long ones are known better."""
-        return (self.length / self.length.mean()).sqrt()
-
-    @cached_property
-    def to_row(self) -> Tensor:
-        return torch.where(self.length > 0, self.weight / self.length.clamp_min(TINY), torch.zeros_like(self.length))
+    def __init__(self, X: Products, per_document: Tensor, per_term: Tensor) -> None:
+        self.X, self.length, share = X, per_document.float(), per_term.float() + SMOOTHING
+        self.share = share / share.sum()
+        self.root_share = self.share.sqrt()
+        self.weight = (self.length / self.length.mean()).sqrt()  # of a document: long ones are known better
+        to_row = self.weight / self.length.clamp_min(TINY)
+        self.to_row = torch.where(self.length > 0, to_row, torch.zeros_like(self.length))
 
     def multiply(self, B: Tensor) -> Tensor:  # Y @ B
         return self.X.multiply(B / self.root_share[:, None]) * self.to_row[:, None]
@@ -104,7 +81,7 @@ def least_squares_start(
     n, m = len(per_document), len(per_term)
     if k > min(n, m):
         raise UserError(f"{k} topics of {n} documents and {m} terms: give at most {min(n, m)}, as in -k {min(n, m)}")
-    Y = Weighted.of(X, per_document, per_term)
+    Y = Weighted(X, per_document, per_term)
     random = torch.Generator(device=per_term.device).manual_seed(seed)
     Q = basis_of(Y, min(k + EXTRA, n, m), random)
     B = Y.multiply_t(Q)  # Y is about Q B^T

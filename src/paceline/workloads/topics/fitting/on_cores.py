@@ -82,17 +82,14 @@ class CoreSparsePass:
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         from paceline.workloads.topics.fitting.numba_kernels import em, newton
 
-        k = L.shape[1]
-        wide = torch.zeros(self.terms, core_topics(k))
-        wide[:, :k] = Ft
-        table, shares = wide.numpy(), L.numpy()
+        k, table, shares = L.shape[1], self._table(Ft), L.numpy()
         parts = cut_evenly(self.values.indptr, torch.get_num_threads())
 
         def work(part: tuple[int, int]) -> tuple[float, Tensor]:
             first, last = part
-            sums = torch.zeros(wide.shape, dtype=torch.float32 if last - first <= FEW else torch.float64)
-            what = (self.values.indptr[first : last + 1], self.values.indices, self.values.data)
-            args = (*what, shares[first:last], table, sums.numpy(), loss)
+            sums = torch.zeros(table.shape, dtype=torch.float32 if last - first <= FEW else torch.float64)
+            csr = (self.values.indptr[first : last + 1], self.values.indices, self.values.data)
+            args = (*csr, shares[first:last], table, sums.numpy(), loss)
             if rows == "newton" and k <= NEWTON_TOPICS:
                 return newton(*args, SWEEPS), sums
             return em(*args), sums
@@ -106,17 +103,19 @@ class CoreSparsePass:
         """Rows of L for topics that stay, each until it has converged; returns the sum of -x log p."""
         from paceline.workloads.topics.fitting.numba_kernels import solve
 
-        wide = torch.zeros(self.terms, core_topics(L.shape[1]))
-        wide[:, : L.shape[1]] = Ft
-        table, shares, values = wide.numpy(), L.numpy(), self.values
+        table, shares, values = self._table(Ft), L.numpy(), self.values
 
         def work(part: tuple[int, int]) -> float:
             first, last = part
-            indptr = values.indptr[first : last + 1]
-            return solve(indptr, values.indices, values.data, shares[first:last], table, steps, tolerance, SWEEPS)
+            csr = (values.indptr[first : last + 1], values.indices, values.data)
+            return solve(*csr, shares[first:last], table, steps, tolerance, SWEEPS)
 
         parts = cut_evenly(values.indptr, torch.get_num_threads())
         return sum(threads(len(parts)).map(work, parts)) if len(parts) > 1 else work(parts[0])
+
+    def _table(self, Ft: Tensor) -> np.ndarray:
+        """F transposed in whole vectors."""
+        return torch.nn.functional.pad(Ft, (0, core_topics(Ft.shape[1]) - Ft.shape[1])).contiguous().numpy()
 
     def multiply(self, B: Tensor) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self._matrix @ B.numpy()))

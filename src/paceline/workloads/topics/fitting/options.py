@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
 
 from paceline.errors import UserError
 from paceline.workloads.topics.sizes import MOST_PASSES
@@ -41,13 +41,7 @@ class FitOptions:
                 raise UserError(f"{name}={value!r}: give one of {', '.join(allowed)}")
         whole = (("starts", 1, self.starts), ("passes", 1, self.most_passes), ("seed", 0, self.seed))
         for name, least, number in whole:
-            if not _whole(number) or not least <= number < 1 << 31:
+            if not isinstance(number, Integral) or not least <= number < 1 << 31:
                 raise UserError(f"{name}={number}: give a whole number, {least} or more")
         if not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UserError(f"tolerance={self.tolerance}: give 0 or more")
-
-
-def _whole(number: Any) -> bool:
-    import numpy as np
-
-    return isinstance(number, int | np.integer)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.workloads.topics.counts.blocks import Counts, Csr
+from paceline.workloads.topics.counts.blocks import Counts, sparse_rows
 from paceline.workloads.topics.counts.stream import blocks
-from paceline.workloads.topics.result.align import sort_documents
+from paceline.workloads.topics.result.align import means_of_neighbours, sort_documents
 from paceline.workloads.topics.result.relevance import largest
 
 if TYPE_CHECKING:
@@ -68,40 +68,30 @@ def _rank(shares: np.ndarray, sums: Totals | None) -> np.ndarray:
 
 
 def _mixture(shares: np.ndarray) -> list[int]:
-    order = largest(shares, MOST_IN_MIXTURE)
-    return [n for at in order if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
+    return _in_thousandths(shares, largest(shares, MOST_IN_MIXTURE))
+
+
+def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
+    """topic, share in a thousand, topic, ..."""
+    return [n for at in topics if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
 
 
 def _typical(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[np.ndarray]:
     """For each document the terms that it uses more than others do: the largest parts of its divergence from all."""
     found = []
     for block in blocks(counts, 0, counts.documents, BLOCK_BYTES):
+        nonzeros = sparse_rows(block.values)
         inside = shown[(shown >= block.start) & (shown < block.stop)] - block.start
         for at in inside.tolist():
-            terms, x = _row(block.values, at)
+            row = nonzeros.between(at, at + 1)
+            terms, x = row.indices, row.data.astype(np.float64)
             score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
             found.append(terms[largest(score, TERMS)])
     return found
 
 
-def _row(values: np.ndarray | Csr, at: int) -> tuple[np.ndarray, np.ndarray]:
-    """The terms and counts of one document of a block."""
-    if isinstance(values, Csr):
-        inside = slice(int(values.indptr[at]), int(values.indptr[at + 1]))
-        return values.indices[inside], values.data[inside].astype(np.float64)
-    terms = np.flatnonzero(values[at])
-    return terms, values[at, terms].astype(np.float64)
-
-
 def stripes(L: np.ndarray) -> list[list[int]]:
     """All documents side by side in columns, each as the mixture of its documents: topic, share in a thousand, ..."""
-    count = min(STRIPES, len(L))
-    edges = np.linspace(0, len(L), count + 1).round().astype(np.int64)
-    means = np.add.reduceat(L[sort_documents(L)], edges[:-1], axis=0) / np.diff(edges)[:, None]
-    columns = []
-    for mean in means:
-        topics = np.sort(largest(mean, STRIPE_TOPICS))  # in the order of topics, so that neighbours line up
-        columns.append(
-            [n for at in topics if mean[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(mean[at])))]
-        )
-    return columns
+    means = means_of_neighbours(L, sort_documents(L), STRIPES)
+    # in the order of topics, so that neighbours line up
+    return [_in_thousandths(mean, np.sort(largest(mean, STRIPE_TOPICS))) for mean in means]

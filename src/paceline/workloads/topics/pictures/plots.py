@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import RunFailed, UserError
 from paceline.reporting.style import FORMATS, INK, STYLE
-from paceline.workloads.topics.result.align import matrix, sort_documents
+from paceline.workloads.topics.result.align import matrix, means_of_neighbours, sort_documents
 from paceline.workloads.topics.result.relevance import largest, top_terms
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
             lower.plot(passes[:-1][seen], above[seen], color=PALETTE[1], marker=mark, markersize=3)
             lower.set_yscale("log")
             lower.yaxis.set_major_formatter(_plain())
-            lower.yaxis.set_minor_formatter(_nothing())
+            lower.yaxis.set_minor_formatter("")
         lower.set_ylabel("above the lowest")
         lower.set_xlabel("pass")
         lower.xaxis.get_major_locator().set_params(integer=True)
@@ -87,7 +87,7 @@ def plot_structure(
         gap = GAP * documents if len(parts) > 1 else 0.0
         left, middles = 0.0, []
         for _, members in parts:
-            columns = _columns(stacked, members, max(1, round(COLUMNS * len(members) / documents)))
+            columns = means_of_neighbours(stacked, members, max(1, round(COLUMNS * len(members) / documents)))
             edges = np.linspace(left, left + len(members), len(columns) + 1)
             _bars(axes, edges, columns, colours)
             middles.append(left + len(members) / 2)
@@ -149,8 +149,8 @@ def plot_top_terms(
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
             axes.tick_params(axis="x", labelsize=7)
-            axes.xaxis.set_major_locator(_few_ticks())
-            axes.xaxis.set_major_formatter(_percent())
+            axes.locator_params(axis="x", nbins=3)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %" if value else "0")
         for axes in charts[len(shown) :]:
             axes.set_visible(False)
     return figure
@@ -242,14 +242,6 @@ def _parts(
     return [(str(name), part) for name, part in zip(names, np.split(in_order, ends[:-1]), strict=True)]
 
 
-def _columns(shares: np.ndarray, members: np.ndarray, most: int) -> np.ndarray:
-    """The mixtures of some documents in order; of too many, the means of neighbours."""
-    count = min(most, len(members))
-    edges = np.linspace(0, len(members), count + 1).round().astype(np.int64)[:-1]
-    sums = np.add.reduceat(shares[members], edges, axis=0)
-    return sums / np.diff(np.append(edges, len(members)))[:, None]
-
-
 def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[tuple[str, str]]) -> None:
     """One polygon per topic, with the steps of its columns."""
     xs = np.repeat(edges, 2)[1:-1]
@@ -302,26 +294,8 @@ def shortened(text: str, longest: int = LONGEST_TERM) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _few_ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=3)
-
-
 def _plain() -> Any:
     """Numbers without powers in raised signs: terms may hold the signs of formulas, so formulas are not read."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-3 <= abs(value) < 1e10 else f"{value:.6g}")
-
-
-def _nothing() -> Any:
-    from matplotlib.ticker import NullFormatter
-
-    return NullFormatter()
-
-
-def _percent() -> Any:
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: f"{100 * value:.3g} %" if value else "0")

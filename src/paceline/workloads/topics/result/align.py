@@ -46,6 +46,12 @@ def sort_documents(L: Any) -> np.ndarray:
     return np.lexsort((-lead, others.argmax(axis=1), first))
 
 
+def means_of_neighbours(shares: np.ndarray, order: np.ndarray, most: int) -> np.ndarray:
+    """The mixtures of some documents in this order; of more than `most`, the means of neighbours."""
+    edges = np.linspace(0, len(order), min(most, len(order)) + 1).round().astype(np.int64)
+    return np.add.reduceat(shares[order], edges[:-1], axis=0) / np.diff(edges)[:, None]
+
+
 def matrix(given: Any, which: str) -> np.ndarray:
     """L or F of a fit, or the array itself; tensors too."""
     from paceline.workloads.topics.result.model import TopicFit

@@ -63,7 +63,7 @@ class TopicFit:
             names=None if counts.names is None else list(counts.names),
             passes=fit.passes,
             converged=fit.converged,
-            stopped_because=fit.why_done,
+            stopped_because=fit.end_words(),
             seconds=seconds,
             settings=settings,
         )

@@ -10,8 +10,10 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.record.files import as_json, finite, write_atomic
+from paceline.workloads.topics.files.matrices import first_line
 from paceline.workloads.topics.result.model import TopicFit
 
+MODEL_FILE = "model.safetensors"  # in the folder of a run
 FORMAT = "paceline topics 1"
 ARRAYS = ("L", "F", "losses")
 WORDS = ("terms", "names", "about")
@@ -68,8 +70,7 @@ def load(path: Path) -> TopicFit:
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: is damaged or no safetensors file ({reason}); {AGAIN}") from None
+        raise UserError(f"{path}: is damaged or no safetensors file ({first_line(error)}); {AGAIN}") from None
     try:
         if header.get("sum") != _sum(arrays, header):
             raise ValueError("its check sum is another")

@@ -12,7 +12,6 @@ from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Counts, Csr, SparseCounts, allows_fractions, sparse_rows
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.counts.stream import blocks
-from paceline.workloads.topics.fitting.given_topics import documents_given_topics
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.result.model import TopicFit
@@ -23,6 +22,8 @@ NUMBERS_AT_ONCE = 1 << 22
 
 def perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: int) -> float:
     """See TopicFit.perplexity. Documents without a word in one of the halves are left out."""
+    from paceline.workloads.topics.fitting.given_topics import documents_given_topics
+
     if not 0 <= smoothing < 1:
         raise UserError(f"smoothing={smoothing}: a share of at least 0 and below 1, such as 0.01")
     chance = np.random.default_rng(seed)
@@ -60,10 +61,8 @@ def halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]:
 
 def _some(values: Csr, data: np.ndarray) -> Csr:
     """The same rows with these counts, without zeros."""
-    there = data > 0
-    before = np.concatenate(([0], np.cumsum(there, dtype=np.int64)))
     kind = np.float32 if data.dtype.kind == "f" else whole_type(data.max(initial=0)) or np.dtype(np.int32)
-    return Csr(before[values.indptr], values.indices[there], data[there].astype(kind))
+    return values.only(data > 0, data.astype(kind))
 
 
 def probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:
