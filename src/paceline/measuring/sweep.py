@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from paceline.arguments import make_folder
 from paceline.errors import PacelineError, RunFailed, UserError
@@ -34,33 +34,47 @@ OUT_OF_MEMORY = ("no memory", "out of memory")
 """In the reason of a failure: of it nothing but its words is kept, in the file of the sweep."""
 
 
+class SweepOptions(TypedDict, total=False):
+    """What `measure` can be asked for by name."""
+
+    layouts: Sequence[str]
+    """Short forms such as "fsdp:2+tensor:2", beside the numbers of ranks."""
+    weak: bool
+    """Let the batch grow with the ranks."""
+    repeats: int
+    steps: int
+    price: float | None
+    """In USD per device and hour."""
+    retry: bool
+    """Try again what failed before."""
+
+
 def measure(
     spec: RunSpec,
     ranks: Sequence[int] = (1, 2),
     *,
-    layouts: Sequence[str] = (),
-    weak: bool = False,
-    repeats: int = REPEATS,
-    steps: int = STEPS,
-    price: float | None = None,
     out: str | Path | None = None,
-    retry: bool = False,
     say: Say = lambda text: None,
+    **options: Unpack[SweepOptions],
 ) -> Measurement:
-    """Train `steps` steps on each number of ranks and each layout, `repeats` times, and sum up.
+    """Train some steps on each number of ranks and each layout, several times, and sum up.
 
-    `price` is in USD per device and hour. The folder `out` (runs/NAME-measure) holds measure.json and the runs.
+    The folder `out` (runs/NAME-measure) holds measure.json and the runs.
     """
-    wanted = trials(spec, ranks, layouts, steps, weak)
+    steps, repeats, weak = options.get("steps", STEPS), options.get("repeats", REPEATS), options.get("weak", False)
+    wanted = trials(spec, ranks, options.get("layouts", ()), steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
     begun = {"format": FORMAT, "name": spec.name, "kind": "weak" if weak else "strong", "steps": steps}
     make_folder(folder)
     with RunDir(folder).held(say):
         state = _state(folder, begun, spec)
+        if options.get("retry"):
+            for trial in wanted:
+                state["failed"].pop(trial.label, None)
         for repeat in range(repeats):
             for trial in wanted if repeat % 2 == 0 else wanted[::-1]:
-                _visit(trial, repeat, repeats, folder, state, retry and repeat == 0, say)
-        return _write(folder, wanted, state, price)
+                _visit(trial, repeat, repeats, folder, state, say)
+        return _write(folder, wanted, state, options.get("price"))
 
 
 def _state(folder: Path, begun: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
@@ -97,12 +111,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _visit(
-    trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: dict[str, Any], retry: bool, say: Say
-) -> None:
+def _visit(trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: dict[str, Any], say: Say) -> None:
     """Train one repeat of one layout, unless it is done or has failed before."""
-    if retry:
-        state["failed"].pop(trial.label, None)
     if isinstance(trial, RefusedTrial):
         state["failed"][trial.label] = trial.refused
         return
