@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -174,12 +174,12 @@ def _compare(reference: RunResult, other: RunResult, variant: Variant) -> Layout
     loss = _largest_of_steps(ours, theirs, "loss", Quantity.LOSS)
     norm = _largest_of_steps(ours, theirs, "grad_norm", Quantity.GRAD_NORM) if "grad_norm" in ours[0] else None
     weights = weights_difference(reference.weights(), other.weights())
-    evaluation = _largest(
+    metrics = [
         LargestDifference(relative_difference(reference.metrics.get(name), value), Quantity.METRIC, name)
         for name, value in other.metrics.items()
-    )
+    ]
+    found = [loss, weights, *metrics, *([norm] if norm is not None else [])]
     layout = layout_of(variant.spec)
-    found = [each for each in (loss, norm, weights, evaluation) if each is not None]
     return LayoutDifference(
         layout=variant.layout,
         name=variant.name,
@@ -188,18 +188,10 @@ def _compare(reference: RunResult, other: RunResult, variant: Variant) -> Layout
         loss=loss.value,
         grad_norm=norm.value if norm is not None else None,
         weights=weights.value,
-        evaluation=evaluation.value if evaluation is not None else 0.0,
+        evaluation=max((metric.value for metric in metrics), default=0.0),
         metrics=other.metrics,
-        worst=max(found, key=_size),
+        worst=max(found, key=lambda difference: (difference.value, str(difference))),
     )
-
-
-def _size(difference: LargestDifference) -> tuple[float, str]:
-    return difference.value, str(difference)
-
-
-def _largest(found: Iterable[LargestDifference]) -> LargestDifference | None:
-    return max(found, key=_size, default=None)
 
 
 def _largest_of_steps(

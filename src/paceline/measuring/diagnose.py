@@ -23,15 +23,6 @@ MORE_THAN_RANKS = 1.05
 """Of the ranks: a speed-up that ranks alone cannot give."""
 
 
-class Loss(Enum):
-    """The parts of what is lost."""
-
-    COMMUNICATION = auto()
-    SLOW_RANK = auto()
-    INPUT = auto()
-    COMPUTE = auto()
-
-
 class Cause(StrEnum):
     """What a row lost most by; compute that did not divide has three causes."""
 
@@ -42,14 +33,6 @@ class Cause(StrEnum):
     SMALL_PASSES = "small passes"
     FIXED_WORK = "fixed work"
     NONE = "none"
-
-
-LOST_BY = {
-    Cause.COMMUNICATION: Loss.COMMUNICATION,
-    Cause.SLOW_RANK: Loss.SLOW_RANK,
-    Cause.INPUT: Loss.INPUT,
-    **dict.fromkeys((Cause.SHARED_CORES, Cause.SMALL_PASSES, Cause.FIXED_WORK), Loss.COMPUTE),
-}
 
 
 @dataclass(frozen=True)
@@ -70,8 +53,8 @@ def diagnose(rows: Sequence[MeasuredRow | FailedRow], cores: int = 0) -> list[Di
     return [] if base is None else [_diagnosis(row, base, cores) for row in done(rows)]
 
 
-def lost(row: MeasuredRow, base: MeasuredRow) -> dict[Loss, float]:
-    """Seconds of a step of this row beyond the ideal, by part.
+def lost(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict[Cause, float]:
+    """Seconds of a step of this row beyond the ideal, by part; that of compute has one of its three causes.
 
     Where one rank is slower than the rest, the compute that counts is that of the rest; the remainder is its own.
     """
@@ -84,10 +67,10 @@ def lost(row: MeasuredRow, base: MeasuredRow) -> dict[Loss, float]:
         compute = longest / slow.over_others - parts.data_s
         slow_s = longest - longest / slow.over_others
     return {
-        Loss.COMMUNICATION: parts.travelling_s,
-        Loss.SLOW_RANK: slow_s,
-        Loss.INPUT: parts.data_s - base.parts.data_s * scale if row is not base else parts.data_s,
-        Loss.COMPUTE: compute - base.parts.compute_s * scale,
+        Cause.COMMUNICATION: parts.travelling_s,
+        Cause.SLOW_RANK: slow_s,
+        Cause.INPUT: parts.data_s - base.parts.data_s * scale if row is not base else parts.data_s,
+        _compute_cause(row, cores): compute - base.parts.compute_s * scale,
     }
 
 
@@ -98,14 +81,13 @@ def ideal_s(row: MeasuredRow, base: MeasuredRow) -> float:
 
 
 def _diagnosis(row: MeasuredRow, base: MeasuredRow, cores: int) -> Diagnosis:
-    parts = lost(row, base)
+    parts = lost(row, base, cores)
     if row.parts.data_s > NOTABLE * row.step_s:  # waiting for input is a loss on one rank too
-        parts[Loss.INPUT] = max(parts[Loss.INPUT], row.parts.data_s)
-    worst = max(parts, key=lambda part: parts[part])
-    share = parts[worst] / row.step_s
+        parts[Cause.INPUT] = max(parts[Cause.INPUT], row.parts.data_s)
+    cause = max(parts, key=lambda cause: parts[cause])
+    share = parts[cause] / row.step_s
     if share < NOTABLE:
-        return Diagnosis(row, base, Cause.NONE, max(0.0, share), cores)
-    cause = _compute_cause(row, cores) if worst is Loss.COMPUTE else Cause[worst.name]
+        cause, share = Cause.NONE, max(0.0, share)
     return Diagnosis(row, base, cause, share, cores)
 
 

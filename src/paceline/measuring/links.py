@@ -21,10 +21,12 @@ from paceline.errors import UserError
 from paceline.launch.environment import detect
 from paceline.record.files import read_json
 from paceline.record.flat import from_flat
+from paceline.record.units import number
 
 FORMAT = 1
 SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000)
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
+ALL_RANKS = "all ranks"
 TIMEOUT_S = 300.0
 ENOUGH_S = 0.4
 """How long one size of one collective is repeated, at least three times."""
@@ -39,7 +41,7 @@ class Link:
 
     collective: str
     between: str
-    """All ranks, or a pair of hosts."""
+    """ALL_RANKS, or a pair of hosts."""
     ranks: int
     sizes_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -48,6 +50,18 @@ class Link:
     """Of the smallest sizes."""
     bandwidth_bits_s: float
     """Through one link, from the largest sizes, latency taken off."""
+
+    @property
+    def name(self) -> str:
+        return self.collective.replace("_", "-")
+
+    @property
+    def of_all_ranks(self) -> bool:
+        return self.between == ALL_RANKS
+
+    @property
+    def rate(self) -> str:
+        return f"{number(self.bandwidth_bits_s / 1e9, 3)} Gbit/s"
 
 
 def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
@@ -74,7 +88,7 @@ def _rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
     assert place is not None
     kind: Any = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= place.world else "cpu"
     with joined(place, kind, threads, TIMEOUT_S) as device:
-        found = [_measured(name, "all ranks", sizes_bytes, None, device) for name in COLLECTIVES]
+        found = [_measured(name, ALL_RANKS, sizes_bytes, None, device) for name in COLLECTIVES]
         for pair, members in _pairs(place.world):
             group = dist.new_group(list(members))
             told: list[Any] = [None]

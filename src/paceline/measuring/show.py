@@ -136,12 +136,12 @@ def links_table(links: Sequence[Link]) -> Any:
     out = table("", "latency", *(size(s) for s in sizes), "bandwidth", left=1)
     for link in links:
         took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
-        where = "" if link.between == "all ranks" else f", {link.between}"
+        where = "" if link.of_all_ranks else f", {link.between}"
         out.add_row(
-            f"{link.collective.replace('_', '-')}, {link.ranks} ranks{where}",
+            f"{link.name}, {link.ranks} ranks{where}",
             _short(link.latency_s),
             *(_short(took[s]) if s in took else "-" for s in sizes),
-            f"{number(link.bandwidth_bits_s / 1e9, 3)} Gbit/s",
+            link.rate,
         )
     return out
 

@@ -11,15 +11,15 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from paceline.arguments import make_folder
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.layout import layout_of
-from paceline.measuring.cells import REPEATS, STEPS, Cell, cells
 from paceline.measuring.reading import RunTimes, read_times
 from paceline.measuring.result import FORMAT, Measurement, concluded
 from paceline.measuring.rows import BatchLayout, FailedRow, MeasuredRow, combined, done
+from paceline.measuring.trials import REPEATS, STEPS, AnyTrial, RefusedTrial, Trial, trials
 from paceline.measuring.usage import Usage
 from paceline.record.environment import environment
 from paceline.record.files import read_json, write_json
@@ -34,33 +34,47 @@ OUT_OF_MEMORY = ("no memory", "out of memory")
 """In the reason of a failure: of it nothing but its words is kept, in the file of the sweep."""
 
 
+class SweepOptions(TypedDict, total=False):
+    """What `measure` can be asked for by name."""
+
+    layouts: Sequence[str]
+    """Short forms such as "fsdp:2+tensor:2", beside the numbers of ranks."""
+    weak: bool
+    """Let the batch grow with the ranks."""
+    repeats: int
+    steps: int
+    price: float | None
+    """In USD per device and hour."""
+    retry: bool
+    """Try again what failed before."""
+
+
 def measure(
     spec: RunSpec,
     ranks: Sequence[int] = (1, 2),
     *,
-    layouts: Sequence[str] = (),
-    weak: bool = False,
-    repeats: int = REPEATS,
-    steps: int = STEPS,
-    price: float | None = None,
     out: str | Path | None = None,
-    retry: bool = False,
     say: Say = lambda text: None,
+    **options: Unpack[SweepOptions],
 ) -> Measurement:
-    """Train `steps` steps on each number of ranks and each layout, `repeats` times, and sum up.
+    """Train some steps on each number of ranks and each layout, several times, and sum up.
 
-    `price` is in USD per device and hour. The folder `out` (runs/NAME-measure) holds measure.json and the runs.
+    The folder `out` (runs/NAME-measure) holds measure.json and the runs.
     """
-    wanted = cells(spec, ranks, layouts, steps, weak)
+    steps, repeats, weak = options.get("steps", STEPS), options.get("repeats", REPEATS), options.get("weak", False)
+    wanted = trials(spec, ranks, options.get("layouts", ()), steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
     begun = {"format": FORMAT, "name": spec.name, "kind": "weak" if weak else "strong", "steps": steps}
     make_folder(folder)
     with RunDir(folder).held(say):
         state = _state(folder, begun, spec)
+        if options.get("retry"):
+            for trial in wanted:
+                state["failed"].pop(trial.label, None)
         for repeat in range(repeats):
-            for cell in wanted if repeat % 2 == 0 else wanted[::-1]:
-                _visit(cell, repeat, repeats, folder, state, retry and repeat == 0, say)
-        return _write(folder, wanted, state, price)
+            for trial in wanted if repeat % 2 == 0 else wanted[::-1]:
+                _visit(trial, repeat, repeats, folder, state, say)
+        return _write(folder, wanted, state, options.get("price"))
 
 
 def _state(folder: Path, begun: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
@@ -97,29 +111,27 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _visit(cell: Cell, repeat: int, repeats: int, folder: Path, state: dict[str, Any], retry: bool, say: Say) -> None:
-    """Train one repeat of one cell, unless it is done or has failed before."""
-    if retry:
-        state["failed"].pop(cell.label, None)
-    if cell.spec is None:
-        state["failed"][cell.label] = cell.refused
+def _visit(trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: dict[str, Any], say: Say) -> None:
+    """Train one repeat of one layout, unless it is done or has failed before."""
+    if isinstance(trial, RefusedTrial):
+        state["failed"][trial.label] = trial.refused
         return
-    name = cell.run_name(repeat)
-    if name in state["done"] or cell.label in state["failed"]:
+    name = trial.run_name(repeat)
+    if name in state["done"] or trial.label in state["failed"]:
         return
-    say(f"{cell.label}: repeat {repeat + 1} of {repeats}")
+    say(f"{trial.label}: repeat {repeat + 1} of {repeats}")
     shutil.rmtree(folder / name, ignore_errors=True)  # of a sweep that was killed
     try:
-        with Usage(cell.ranks) as usage:
-            path, status = _trained_apart(cell.spec.replace({"name": name}), folder)
+        with Usage(trial.ranks) as usage:
+            path, status = _trained_apart(trial.spec.replace({"name": name}), folder)
         if status == "stopped":
             raise KeyboardInterrupt
         times = read_times(RunDir(path))
     except PacelineError as error:
-        state["failed"][cell.label] = str(error)
-        say(f"{cell.label}: {str(error).splitlines()[0]}")
+        state["failed"][trial.label] = str(error)
+        say(f"{trial.label}: {str(error).splitlines()[0]}")
     else:
-        state["done"][name] = {"label": cell.label, "times": to_flat(times), "usage": _used(usage, times)}
+        state["done"][name] = {"label": trial.label, "times": to_flat(times), "usage": _used(usage, times)}
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
     write_json(folder / "measure.json", state)
 
@@ -146,23 +158,23 @@ def _trained(spec: RunSpec, folder: Path) -> tuple[Path, str]:
     return result.path, result.status
 
 
-def _write(folder: Path, wanted: Sequence[Cell], state: dict[str, Any], price: float | None) -> Measurement:
+def _write(folder: Path, wanted: Sequence[AnyTrial], state: dict[str, Any], price: float | None) -> Measurement:
     """All rows that were ever measured here, with what follows from them."""
-    cells_by_label = {cell.label: cell for cell in wanted}
-    runs: dict[str, dict[str, Any]] = {label: {} for label in cells_by_label}
+    known = {trial.label: trial for trial in wanted}
+    runs: dict[str, dict[str, Any]] = {label: {} for label in known}
     for name, run in state["done"].items():
         runs.setdefault(run["label"], {})[name] = run
     times = {label: [from_flat(RunTimes, run["times"]) for run in found.values()] for label, found in runs.items()}
     rows = [
-        _row(label, cells_by_label.get(label), runs[label], times[label])
+        _row(label, known.get(label), runs[label], times[label])
         if times[label]
-        else _failed(cells_by_label[label], state["failed"].get(label, ""))
+        else _failed(known[label], state["failed"].get(label, ""))
         for label in runs
     ]
     rows.sort(key=lambda row: row.ranks)
     rates = {label: [t.samples_per_s for t in found] for label, found in times.items()}
     total = _total_samples(folder, state)
-    specs = {cell.label: cell.spec for cell in wanted if cell.spec is not None}
+    specs = {trial.label: trial.spec for trial in wanted if isinstance(trial, Trial)}
     found = concluded(folder, state, rows, rates, total, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
     if not done(rows) and isinstance(rows[0], FailedRow):
@@ -170,21 +182,21 @@ def _write(folder: Path, wanted: Sequence[Cell], state: dict[str, Any], price: f
     return found
 
 
-def _row(label: str, cell: Cell | None, runs: Mapping[str, Any], times: Sequence[RunTimes]) -> MeasuredRow:
+def _row(label: str, trial: AnyTrial | None, runs: Mapping[str, Any], times: Sequence[RunTimes]) -> MeasuredRow:
     usage = [run["usage"] for run in runs.values() if run["usage"]]
     means = {name: math.fsum(u.get(name, 0.0) for u in usage) / len(usage) for name in (usage[0] if usage else {})}
-    ranks = cell.ranks if cell is not None else len(times[0].busy_s_by_rank)
-    return combined(label, ranks, times, _batch(cell), tuple(runs), means)
+    ranks = trial.ranks if trial is not None else len(times[0].busy_s_by_rank)
+    return combined(label, ranks, times, _batch(trial), tuple(runs), means)
 
 
-def _failed(cell: Cell, why: str) -> FailedRow:
-    return FailedRow(label=cell.label, ranks=cell.ranks, failed=in_short(why), why=why, batch=_batch(cell))
+def _failed(trial: AnyTrial, why: str) -> FailedRow:
+    return FailedRow(label=trial.label, ranks=trial.ranks, failed=in_short(why), why=why, batch=_batch(trial))
 
 
-def _batch(cell: Cell | None) -> BatchLayout:
-    if cell is None or cell.spec is None:
+def _batch(trial: AnyTrial | None) -> BatchLayout:
+    if not isinstance(trial, Trial):
         return BatchLayout()
-    layout = layout_of(cell.spec)
+    layout = layout_of(trial.spec)
     told = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
     return BatchLayout(told, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
 

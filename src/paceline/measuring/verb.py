@@ -10,7 +10,7 @@ from typing import Any
 from paceline.arguments import check_price, make_folder, numbers
 from paceline.errors import UserError
 from paceline.record.files import write_json
-from paceline.record.units import duration, number
+from paceline.record.units import duration
 from paceline.spec import RunSpec
 
 MOST_RANKS = 1024
@@ -65,11 +65,8 @@ def run_links(arguments: argparse.Namespace, console: Any) -> int:
     if place is not None and place.rank > 0:
         return 0
     console.print(links_table(found))
-    best = max((link for link in found if link.between == "all ranks"), key=lambda link: link.bandwidth_bits_s)
-    console.print(
-        f"a link carries {number(best.bandwidth_bits_s / 1e9, 3)} Gbit/s: the most that a collective reached "
-        f"({best.collective.replace('_', '-')})"
-    )
+    best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
+    console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
     if arguments.out is not None:
         make_folder(arguments.out)
         write_json(arguments.out / "links.json", links_to_json(found))

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.measuring.diagnose import (
-    LOST_BY,
     UNEVEN,
     Cause,
     Choice,
     Diagnosis,
-    Loss,
     beyond_its_ranks,
     decide,
     ideal_s,
@@ -66,7 +64,7 @@ class Finding:
 
 def finding(found: Diagnosis) -> Finding:
     row, cause = found.row, found.cause
-    text = f"{_head(row, found.base)}: {_said(found)}{_rest(row, LOST_BY.get(cause))}"
+    text = f"{_head(row, found.base)}: {_said(found)}{_rest(row, cause)}"
     return Finding(row.label, cause, found.share, text, _advice(row, cause))
 
 
@@ -77,53 +75,52 @@ def _head(row: MeasuredRow, base: MeasuredRow) -> str:
     return f"{row.label} {are} {number(row.speedup, 3)}×"
 
 
-def _rest(row: MeasuredRow, told: Loss | None) -> str:
+def _rest(row: MeasuredRow, told: Cause) -> str:
     """The shares of the parts that were not spoken of."""
     parts = row.parts
     shares = {
-        Loss.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
-        Loss.SLOW_RANK: ("waiting for the slowest rank", parts.waiting_s),
-        Loss.INPUT: ("input", parts.data_s),
+        Cause.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
+        Cause.SLOW_RANK: ("waiting for the slowest rank", parts.waiting_s),
+        Cause.INPUT: ("input", parts.data_s),
     }
     if row.ranks == 1:
         return f" (input {percent(parts.data_s / row.step_s)})"
-    others = [f"{name} {percent(s / row.step_s)}" for loss, (name, s) in shares.items() if loss is not told]
+    others = [f"{name} {percent(s / row.step_s)}" for cause, (name, s) in shares.items() if cause is not told]
     return f" ({', '.join(others)})"
 
 
 def _said(found: Diagnosis) -> str:
     row = found.row
-    match LOST_BY.get(found.cause):
-        case None:
+    match found.cause:
+        case Cause.NONE:
             return "nothing stands out"
-        case Loss.COMMUNICATION:
+        case Cause.COMMUNICATION:
             rate = row.link_bits_s()
             link = f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else ""
             share = percent((row.parts.exposed_s - row.parts.waiting_s) / row.step_s)
             return f"{share} of the step is exposed communication{link}"
-        case Loss.INPUT:
+        case Cause.INPUT:
             return f"{percent(row.parts.data_s / row.step_s)} of the step is waiting for input"
-        case Loss.SLOW_RANK:
+        case Cause.SLOW_RANK:
             slow, waits = row.loads.slowest, percent(row.parts.waiting_s / row.step_s)
             if slow is None or slow.over_others < UNEVEN:
                 return f"ranks wait {waits} of the step, each for another in turn"
             times = f"{number(slow.over_others, 3)}×"
             return f"rank {slow.rank} works {times} as long as the others, who wait {waits} of the step"
-        case Loss.COMPUTE:
-            return _said_of_compute(found)
+        case Cause.SHARED_CORES:
+            threads = found.base.resources.threads or 1
+            had = f"; {found.base.label} had {threads} threads" if threads > 1 else ""
+            return f"{_compute_grew(found)}: {row.ranks} ranks share {found.cores} cores{had}"
+        case Cause.SMALL_PASSES:
+            return f"{_compute_grew(found)}: {samples_per_pass(row)} samples in a pass are too few to fill a rank"
+        case Cause.FIXED_WORK:
+            return f"{_compute_grew(found)}: a part of it does not shrink with the batch (launches, the update)"
 
 
-def _said_of_compute(found: Diagnosis) -> str:
+def _compute_grew(found: Diagnosis) -> str:
     row, base = found.row, found.base
     grown = row.parts.compute_s / (base.parts.compute_s or 1.0) * base.step_s / ideal_s(row, base)
-    said = f"compute per sample takes {number(grown, 3)}× the time of {base.label}"
-    if found.cause is Cause.SHARED_CORES:
-        threads = base.resources.threads or 1
-        had = f"; {base.label} had {threads} threads" if threads > 1 else ""
-        return f"{said}: {row.ranks} ranks share {found.cores} cores{had}"
-    if found.cause is Cause.SMALL_PASSES:
-        return f"{said}: {samples_per_pass(row)} samples in a pass are too few to fill a rank"
-    return f"{said}: a part of it does not shrink with the batch (launches, the update)"
+    return f"compute per sample takes {number(grown, 3)}× the time of {base.label}"
 
 
 def _advice(row: MeasuredRow, cause: Cause) -> str:

@@ -85,16 +85,14 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         raise UserError(f"nothing can be shown: {left_out[0]}")
     _one_workload(runs)
     runs = _distinct(runs)
+    names = list(dict.fromkeys([*(s.name for s in series), *(r.spec.name for r in plain)]))
     if (together := from_runs(plain, price)) is not None:
         series.append(together)
     same = compared(runs)
-    names = list(dict.fromkeys([*(s.name for s in series if s.name != "runs"), *(r.spec.name for r in plain)]))
-    names = names or [b.name for b in links]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return Contents(
-        title=title or ", ".join(names[:MOST_NAMED]) + more,
+        title=title or _title(names or [measured.name for measured in links]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
-        verdict=_verdict(series, runs, same) if series or runs else tuple(b.verdict for b in links),
+        verdict=_verdict(series, runs, same) if series or runs else tuple(measured.verdict for measured in links),
         series=tuple(series),
         runs=tuple(runs),
         links=tuple(links),
@@ -103,6 +101,11 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         spec=_spec(runs),
         environment=_environment(runs),
     )
+
+
+def _title(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _must_be_a_run(path: Path) -> None:

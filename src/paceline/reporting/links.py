@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.measuring.links import Link, read_links
-from paceline.record.units import duration, number
+from paceline.record.units import duration
 from paceline.reporting.series import FileLine
 
 
@@ -23,7 +23,7 @@ class LinkMeasurement:
     def verdict(self) -> str:
         best = max(self.links, key=lambda link: link.bandwidth_bits_s)
         return (
-            f"A link of {self.name} carries {number(best.bandwidth_bits_s / 1e9, 3)} Gbit/s, the most that a "
+            f"A link of {self.name} carries {best.rate}, the most that a "
             f"collective reached ({link_name(best)}); a small one takes {duration(best.latency_s)}."
         )
 
@@ -39,5 +39,4 @@ def read_link_measurement(folder: Path) -> LinkMeasurement:
 
 def link_name(link: Link) -> str:
     """The collective, and between whom where that is not everyone."""
-    name = link.collective.replace("_", "-")
-    return name if link.between == "all ranks" else f"{name}, {link.between}"
+    return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

@@ -185,11 +185,11 @@ def _runs(contents: Contents) -> Table:
 def _links(measured: LinkMeasurement, name: str) -> Table:
     rows = [
         (
-            link.collective.replace("_", "-"),
+            link.name,
             link.between,
             str(link.ranks),
             duration(link.latency_s),
-            f"{number(link.bandwidth_bits_s / 1e9, 3)} Gbit/s",
+            link.rate,
             size(link.sizes_bytes[-1]),
         )
         for link in measured.links

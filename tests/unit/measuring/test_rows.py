@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import UserError
-from paceline.measuring.cells import cells
 from paceline.measuring.diagnose import diagnose, lost
 from paceline.measuring.reading import RunTimes, StepParts, read_times, steady
 from paceline.measuring.rows import (
@@ -24,6 +23,7 @@ from paceline.measuring.rows import (
 )
 from paceline.measuring.scaling import fit_laws
 from paceline.measuring.sweep import in_short
+from paceline.measuring.trials import RefusedTrial, trials
 from paceline.measuring.words import finding, notes, verdict
 from paceline.record.run_dir import RunDir
 from paceline.record.units import TEXT_COLUMNS, wrapped
@@ -193,20 +193,20 @@ def test_reasons_in_short():
     assert in_short("a pipeline of 4 ranks needs 4 passes; use more") == "a pipeline of 4 ranks needs 4 passes"
 
 
-def test_cells_of_a_sweep(small):
-    found = cells(small, [1, 2], ["fsdp:2", "tensor:2+sequence"], steps=8, weak=False)
+def test_trials_of_a_sweep(small):
+    found = trials(small, [1, 2], ["fsdp:2", "tensor:2+sequence"], steps=8, weak=False)
     assert [(c.label, c.ranks) for c in found] == [
         ("1 rank", 1), ("2 ranks", 2), ("fsdp:2", 2), ("tensor:2+sequence", 2)
     ]  # fmt: skip
     assert {c.spec.train.global_batch for c in found} == {24}
     assert found[3].run_name(0) == "tensor-2-sequence-1"
-    weak = cells(small, [1, 2, 4], [], steps=8, weak=True)
+    weak = trials(small, [1, 2, 4], [], steps=8, weak=True)
     assert [c.spec.train.global_batch for c in weak] == [24, 48, 96]
-    hopeless = cells(small, [1, 64], [], steps=8, weak=False)[1]
-    assert hopeless.spec is None
+    hopeless = trials(small, [1, 64], [], steps=8, weak=False)[1]
+    assert isinstance(hopeless, RefusedTrial)
     assert "smaller than parallel.ranks=64" in hopeless.refused
     with pytest.raises(UserError, match="counted from one rank, and --ranks 2,4 has none"):
-        cells(small, [2, 4], [], steps=8, weak=False)
+        trials(small, [2, 4], [], steps=8, weak=False)
 
 
 def step(number, **values):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.layout import from_words, layout_of
-from paceline.parity import PLAIN, SPREADING
+from paceline.layout import SPREADING, from_words, layout_of
+from paceline.parity import PLAIN
 from paceline.spec import RunSpec
 
 NEVER = 1 << 30
@@ -18,20 +18,31 @@ REPEATS: int = 3
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A row to be: its spec, or why it cannot be."""
+class RefusedTrial:
+    """A layout that cannot be, and why."""
 
     label: str
     ranks: int
-    spec: RunSpec | None
-    refused: str = ""
+    refused: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout to train, which becomes a row."""
+
+    label: str
+    ranks: int
+    spec: RunSpec
 
     def run_name(self, repeat: int) -> str:
         return f"{re.sub('[^A-Za-z0-9.]+', '-', self.label)}-{repeat + 1}"
 
 
-def cells(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[Cell]:
-    """One cell for each number of ranks and each short form of a layout, fewest ranks first."""
+AnyTrial = Trial | RefusedTrial
+
+
+def trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
+    """One for each number of ranks and each short form of a layout, fewest ranks first."""
     if weak and spec.workload == "topics":
         raise UserError("--weak: a fit passes over all of its documents, on any number of ranks; leave --weak out")
     wanted: list[tuple[str, dict[str, Any]]] = [
@@ -41,7 +52,7 @@ def cells(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: in
     if min((values["ranks"] for _, values in wanted), default=0) != 1:
         given = f"--ranks {','.join(map(str, ranks))}" if ranks else f"--layouts {','.join(layouts)}"
         raise UserError(f"speed-up is counted from one rank, and {given} has none; write it as  --ranks 1,2,4")
-    return sorted((_cell(spec, label, values, steps, weak) for label, values in wanted), key=lambda cell: cell.ranks)
+    return sorted((_trial(spec, label, values, steps, weak) for label, values in wanted), key=lambda trial: trial.ranks)
 
 
 def _plain() -> dict[str, Any]:
@@ -49,7 +60,7 @@ def _plain() -> dict[str, Any]:
     return {name: getattr(PLAIN, name) for name in SPREADING if name != "micro_batch"}
 
 
-def _cell(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak: bool) -> Cell:
+def _trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak: bool) -> AnyTrial:
     length: dict[str, Any] = {
         "train.epochs": None,
         "train.steps": steps,
@@ -65,5 +76,5 @@ def _cell(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak:
             found = found.replace({"train.global_batch": batch})
         layout_of(found)
     except UserError as error:
-        return Cell(label, int(parallel["ranks"]), None, str(error))
-    return Cell(label, found.parallel.ranks, found)
+        return RefusedTrial(label, int(parallel["ranks"]), str(error))
+    return Trial(label, found.parallel.ranks, found)
