@@ -19,6 +19,7 @@ SHRINK = np.float32(0.05)  # of its value a share keeps at least, in one Newton 
 LEAST = np.float32(1e-10)
 LOG2 = math.log(2)
 HUGE = 1e300
+SWEEPS = 2  # of coordinate descent in a Newton step
 ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2) in float32
 
 
@@ -85,7 +86,7 @@ def em(indptr, indices, data, L, Ft, S, want_loss):
 
 
 @compiled
-def newton(indptr, indices, data, L, Ft, S, want_loss, sweeps):
+def newton(indptr, indices, data, L, Ft, S, want_loss):
     """One Newton step for each row of L, S from the rows after it. Returns the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
@@ -100,7 +101,7 @@ def newton(indptr, indices, data, L, Ft, S, want_loss, sweeps):
         if count == 0:
             continue
         u[:k] = L[i]
-        _newton_step(indices[first : first + count], data[first : first + count], Ft, u, g, H, x, p, sweeps)
+        _newton_step(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
         if want_loss:
             loss -= _sum_x_log(x, p, bits, count)
         L[i] = u[:k]
@@ -116,7 +117,7 @@ def newton(indptr, indices, data, L, Ft, S, want_loss, sweeps):
 
 
 @compiled
-def solve(indptr, indices, data, L, Ft, steps, tolerance, sweeps):
+def solve(indptr, indices, data, L, Ft, steps, tolerance):
     """Newton steps for each row of L, until its loss changes by less than `tolerance`. Returns the sum of -x log p."""
     rows, k = L.shape
     K = Ft.shape[1]
@@ -134,7 +135,7 @@ def solve(indptr, indices, data, L, Ft, steps, tolerance, sweeps):
         best = HUGE
         for _ in range(steps + 1):
             now = u[:k].copy()
-            _newton_step(indices[first : first + count], data[first : first + count], Ft, u, g, H, x, p, sweeps)
+            _newton_step(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
             found = -_sum_x_log(x, p, bits, count)  # of the row before that step
             gain = best - found
             if gain > 0:
@@ -149,11 +150,13 @@ def solve(indptr, indices, data, L, Ft, steps, tolerance, sweeps):
 
 
 @compiled
-def _newton_step(indices, data, Ft, u, g, H, x, p, sweeps):
-    """One document: p of its terms, then a quadratic model of its loss, and u at the model's minimum.
+def _newton_step(indices, data, Ft, model, x, p):
+    """One document: p of its terms, then a quadratic model of its loss, and u at the model's minimum;
+    the model is (u, its gradient, its curvature).
 
     The minimum is found by coordinate descent; no share falls below a part of its value.
     """
+    u, g, H = model
     k, K = H.shape
     g[:] = 0
     H[:] = 0
@@ -177,7 +180,7 @@ def _newton_step(indices, data, Ft, u, g, H, x, p, sweeps):
     least = np.maximum(SHRINK * u, LEAST)
     for a in range(k):
         g[a] += length
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         for a in range(k):
             h = H[a]
             new = max(u[a] - g[a] / (h[a] * np.float32(1 + 1e-6) + np.float32(1e-20)), least[a])

@@ -17,7 +17,6 @@ from paceline.workloads.topics.device.plain import DocumentPass, PlainDense, Pla
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, core_topics
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-SWEEPS = 2
 FEW = 4096  # documents whose statistic is added up in float32; it loses the last ones of many
 DENSE_STEP = 1 << 18  # counts that are worked on at a time: they stay in the cache
 
@@ -91,7 +90,7 @@ class CoreSparsePass:
             csr = (self.values.indptr[first : last + 1], self.values.indices, self.values.data)
             args = (*csr, shares[first:last], table, sums.numpy(), loss)
             if rows == "newton" and k <= NEWTON_TOPICS:
-                return newton(*args, SWEEPS), sums
+                return newton(*args), sums
             return em(*args), sums
 
         found = [work(parts[0])] if len(parts) == 1 else list(threads(len(parts)).map(work, parts))
@@ -108,7 +107,7 @@ class CoreSparsePass:
         def work(part: tuple[int, int]) -> float:
             first, last = part
             csr = (values.indptr[first : last + 1], values.indices, values.data)
-            return solve(*csr, shares[first:last], table, steps, tolerance, SWEEPS)
+            return solve(*csr, shares[first:last], table, steps, tolerance)
 
         parts = cut_evenly(values.indptr, torch.get_num_threads())
         return sum(threads(len(parts)).map(work, parts)) if len(parts) > 1 else work(parts[0])
