@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.section import Section, field
+from paceline.workloads.topics.fitting.options import FitOptions
 
 
 class TopicsModel(Section):
@@ -13,17 +14,21 @@ class TopicsModel(Section):
 
     k: int = field(20, "topics", "number of topics", gt=0, le=512)
     start: Literal["auto", "race", "least_squares", "random"] = field(
-        "auto", "", "first topics; auto takes least squares for dense counts, else the best of a few tries on a sample"
+        FitOptions.start,
+        "",
+        "first topics; auto takes least squares for dense counts, else the best of a few tries on a sample",
     )
-    rows: Literal["em", "newton"] = field("em", "", "how a pass updates the mixtures; newton is for sparse counts")
-    tolerance: float = field(1e-7, "of the loss", "a mean gain per pass below this ends the fit", ge=0)
+    rows: Literal["em", "newton"] = field(
+        FitOptions.rows, "", "how a pass updates the mixtures; newton is for sparse counts"
+    )
+    tolerance: float = field(FitOptions.tolerance, "of the loss", "a mean gain per pass below this ends the fit", ge=0)
 
 
 class TopicsData(Section):
     """Documents by terms, from a matrix, a folder of shards, or texts."""
 
     path: Path | None = field(None, "path", "matrix (.npy, .npz, .mtx, .parquet), shards, or texts; see docs/topics.md")
-    fractional: bool = field(False, "", "allow numbers that are not whole")
+    fractional: bool = field(FitOptions.fractional, "", "allow numbers that are not whole")
     text: str = field("text", "column", "texts: the column or key of the text")
     min_df: int | float = field(2, "documents", "texts: terms in fewer are left out; 0.1 is a tenth of all", ge=0)
     max_df: int | float = field(0.95, "documents", "texts: terms in more are left out; 1.0 is all of them", ge=0)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.fitting.options import STARTS, FitOptions
 from paceline.workloads.topics.result.model import TopicFit
 from paceline.workloads.topics.result.model_file import MODEL_FILE
 
@@ -27,8 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/topics"), metavar="FOLDER", help="(runs/topics)")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the documents (1)")
     parser.add_argument("--passes", type=int, metavar="N", help="most passes over the documents (1000)")
-    parser.add_argument("--tolerance", type=float, default=1e-7, metavar="T", help="least gain of a pass (1e-7)")
-    parser.add_argument("--start", default="auto", choices=("auto", "race", "least_squares", "random"))
+    parser.add_argument(
+        "--tolerance", type=float, default=FitOptions.tolerance, metavar="T", help="least gain of a pass (1e-7)"
+    )
+    parser.add_argument("--start", default=FitOptions.start, choices=STARTS)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another optimum (0)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--fractional", action="store_true", help="allow numbers that are not whole")
