@@ -22,6 +22,7 @@ from paceline.layout import layout_of
 from paceline.parity import weights_difference, relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
 from paceline.spec import build, load
 from paceline.training.export import export
 from paceline import RunResult, resume
@@ -198,7 +199,7 @@ def rows(specs, alone, tmp_path_factory):
     assert found == same
     LIED.update(found)
     return {
-        name: RunResult(Path(folder), json.loads((Path(folder) / "summary.json").read_text()))
+        name: RunResult(Path(folder), read_summary(Path(folder) / "summary.json"))
         for name, (folder, _) in runs.items()
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.record.summary import Summary
 from paceline import train
 from paceline.record.run_dir import RunDir
 from paceline import RunResult
@@ -34,7 +35,7 @@ def test_ranks_of_another_launcher_train_the_same(small, ours, tmp_path, launche
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
-    theirs = RunResult(folder, {}).weights()
+    theirs = RunResult(folder, Summary()).weights()
     assert len(list((folder / "events").iterdir())) == 2
     assert "2 ranks" in done.stdout
     for name, tensor in ours.weights().items():

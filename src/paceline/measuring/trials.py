@@ -10,6 +10,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.layout import SPREADING, from_words, layout_of
 from paceline.parity import PLAIN
+from paceline.registry import entry_of
 from paceline.spec import RunSpec
 
 NEVER = 1 << 30
@@ -43,7 +44,7 @@ AnyTrial = Trial | RefusedTrial
 
 def trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
     """One for each number of ranks and each short form of a layout, fewest ranks first."""
-    if weak and spec.workload == "topics":
+    if weak and not entry_of(spec.workload).batched:
         raise UserError("--weak: a fit passes over all of its documents, on any number of ranks; leave --weak out")
     wanted: list[tuple[str, dict[str, Any]]] = [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else {"strategy": "auto", **_plain()}) for n in ranks

@@ -45,7 +45,7 @@ ADVICE_FOR_PASSES = {
     ),
     Cause.INPUT: "convert the counts to compact shards, or give each rank memory to keep its own",
     Cause.SMALL_PASSES: "use fewer ranks: these are few documents",
-    Cause.FIXED_WORK: "use fewer ranks: topics and sums take as long on each of them, whatever its documents",
+    Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its documents",
 }
 """Where each step is a pass over all samples, in place of what helps training."""
 
