@@ -47,4 +47,4 @@ def test_the_workload_is_built_once_and_the_record_says_how_steps_ran(tmp_path):
     assert result.status is Status.FINISHED
     assert Line.built == before + 1
     (start,) = read_events(RunDir(result.path).events_file(0), "start")
-    assert start["execution"] == "eager (graphs are for CUDA devices)"
+    assert start["execution"] == "eager: there is no CUDA device"
