@@ -469,11 +469,6 @@ def test_wrong_request(name, folder, ask, monkeypatch):
     check_folder(row, folder, before)
 
 
-def test_the_table_is_long():
-    assert len(TABLE) >= 60
-    assert {row.words.split()[0] for row in TABLE.values() if row.words} >= {"train", "explain", "check", "export"}
-
-
 # ------------------------------------------------------------------------------------ as a person would see it
 
 PROCESSES = (
