@@ -43,7 +43,7 @@ class Reason(Enum):
     SEVERAL_RANKS = "several ranks: collectives stay outside of graphs"
     LAYERS_RECOMPUTED = "layers are computed again in the backward pass"
     ACCUMULATED = "a step has several micro-batches"
-    FULL_PRECISION = "only half precision is compiled (train.precision=bf16, fp16 or fp8)"
+    FULL_PRECISION = "compiled kernels are for train.precision=bf16, fp16 or fp8"
     OPTIMIZER = "the optimiser asks the host during its update"
     MANY_SHAPES = "samples come in many shapes"
     OTHER_ENGINE = "another engine runs the step"
