@@ -75,7 +75,7 @@ def _split(words: Sequence[str], verb: str) -> tuple[Path, list[str]]:
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
-    parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="go on from its newest whole checkpoint")
+    parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 

@@ -10,7 +10,7 @@ ENTRY = Entry(
     traits=Traits(equal_layers=True, few_shapes=True),
     verbs={
         "sample": Verb(
-            "let a trained language model go on with a text",
+            "generate text with a trained language model",
             "paceline.workloads.lm.sample",
             'paceline sample runs/lm_tiny "Returns the"',
         )
