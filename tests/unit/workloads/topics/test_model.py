@@ -15,10 +15,9 @@ from hypothesis.extra.numpy import arrays
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.counts.blocks import Csr
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.result.align import align_topics, sort_documents
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.order import align_topics, largest, sort_documents
 from paceline.workloads.topics.result.quality import halves
-from paceline.workloads.topics.result.relevance import largest
 from topics_fits import NIPS, collection, em, nips_fit, small_fit
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

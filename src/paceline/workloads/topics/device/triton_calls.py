@@ -31,8 +31,7 @@ class Tile:
     other: int
     warps: int
     stages: int
-    bulk: bool = False  # the copy engine adds up the sums for the terms (Hopper and later; fused pass of uint8 only)
-    stagger: int = 29  # tiles of terms by which the next program begins later (there too)
+    stagger: int = 29  # tiles of terms by which the next program begins later (fused pass of uint8 only)
 
 
 # By topics, padded to a power of two. Halves: counts up to 255. Float32 (tf32 products): all other counts.
@@ -146,16 +145,11 @@ def dense_product(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
 
 
 def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
-    pairs, u, other = sides.counts.view(torch.int16), sides.u, sides.other
+    pairs, u = sides.counts.view(torch.int16), sides.u
     programs, splits, per_split = _grid(len(u), pairs.shape[1], tile.own, tile.other // 2)
-    bulk = tile.bulk and pairs.is_cuda
-    if bulk:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        other = TensorDescriptor.from_tensor(other, [tile.other // 2, other.shape[1]])
     kernels.dense_pairs[(programs, splits)](
-        pairs, u, sides.v, sides.own, other, sides.losses, pairs.shape[1], pairs.shape[1], per_split,
-        WITH_LOSS=loss, FAST=is_fast(sides.counts), BULK=bulk, BM=tile.own, BN=tile.other // 2, K=u.shape[1],
+        pairs, u, sides.v, sides.own, sides.other, sides.losses, pairs.shape[1], pairs.shape[1], per_split,
+        WITH_LOSS=loss, FAST=is_fast(sides.counts), BM=tile.own, BN=tile.other // 2, K=u.shape[1],
         STAGES=tile.stages, STAGGER=tile.stagger, num_warps=tile.warps,
     )  # fmt: skip
 

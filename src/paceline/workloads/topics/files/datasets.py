@@ -12,9 +12,8 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Counts, dense_rows
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
-from paceline.workloads.topics.files.matrices import first_line
 from paceline.workloads.topics.files.npy import MappedCounts, NpyCounts
-from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.reading import first_line, read_counts
 
 LOCAL_HEADER_BYTES = 30  # of an entry of a zip file, before its name
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import mmap
+import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +18,11 @@ from paceline.errors import UserError
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
-from paceline.workloads.topics.files import matrices, npy, parquet, shards
+from paceline.workloads.topics.files import npy, parquet, shards
 from paceline.workloads.topics.files.documents import is_text
 from paceline.workloads.topics.files.texts import TextOptions, read_text
 
-READERS: dict[str, Callable[[Path, bool], Counts]] = {
-    ".npy": npy.read_npy,
-    ".npz": matrices.read_npz,
-    ".mtx": matrices.read_mtx,
-    ".parquet": parquet.read_parquet,
-}
+AGAIN = "write it again or copy it again"
 
 
 def read_counts(
@@ -79,4 +78,77 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
     read = next((read for suffix, read in READERS.items() if name.endswith(suffix)), None)
     if read is None:
         raise UserError(f"{path}: a file of this kind is not read; give {KINDS}")
-    return read(path, fractional)
+    counts: Any = read(path, fractional)
+    vocabulary, names = _names_beside(path, "terms", counts.terms), _names_beside(path, "docs", counts.documents)
+    return replace(counts, vocabulary=vocabulary, names=names)
+
+
+def _names_beside(path: Path, what: str, expected: int) -> list[str] | None:
+    """One name per line of NAME.terms.txt or terms.txt beside the matrix, and likewise docs.txt."""
+    stem = path.name.removesuffix(".gz").rpartition(".")[0]
+    for file in (path.with_name(f"{stem}.{what}.txt"), path.with_name(f"{what}.txt")):
+        if file.is_file():
+            lines = shards.read_names(file)
+            if len(lines) == expected:
+                return lines
+            side = "columns" if what == "terms" else "rows"
+            raise UserError(
+                f"{file}: {len(lines):,} lines, but {path.name} has {expected:,} {side}; give one line for each, or "
+                f"move {file.name} away"
+            )
+    return None
+
+
+def read_npz(path: Path, fractional: bool = False) -> Counts:
+    """A sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
+    import scipy.sparse
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            there, matrix = archive.files, None
+            if "format" in there:
+                matrix = scipy.sparse.load_npz(path)
+                if hasattr(matrix, "check_format"):
+                    matrix.check_format(full_check=True)
+            elif len(there) == 1:
+                matrix = archive[there[0]]
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "the zip archive is damaged or cut short"
+        raise UserError(f"{path}: cannot be read: {reason}; {AGAIN}") from None
+    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+        raise UserError(f"{path}: not a matrix that can be read ({first_line(error)}); {AGAIN}") from None
+    if matrix is None:
+        found = ", ".join(there) or "nothing"
+        raise UserError(f"{path}: neither a sparse matrix of scipy.sparse.save_npz nor a single array (there: {found})")
+    return _counts(matrix, path, fractional)
+
+
+def read_mtx(path: Path, fractional: bool = False) -> Counts:
+    """A Matrix Market file, gzip or not: documents are rows."""
+    from scipy.io import mmread
+
+    try:
+        matrix = mmread(path, spmatrix=False)
+    except (OSError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; {AGAIN}") from None
+    except (ValueError, OverflowError, TypeError) as error:
+        raise UserError(f"{path}: not a Matrix Market file ({first_line(error)}); {AGAIN}") from None
+    return _counts(matrix, path, fractional)
+
+
+def _counts(matrix: Any, path: Path, fractional: bool) -> Counts:
+    read: Any = from_array if isinstance(matrix, np.ndarray) else from_scipy
+    return read(matrix, fractional=fractional, source=str(path))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, or its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+READERS: dict[str, Callable[[Path, bool], Counts]] = {
+    ".npy": npy.read_npy,
+    ".npz": read_npz,
+    ".mtx": read_mtx,
+    ".parquet": parquet.read_parquet,
+}

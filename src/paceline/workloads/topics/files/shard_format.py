@@ -102,16 +102,16 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
 
 def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
     """The rows start..stop of a shard, as they are stored: with their nonzeros or dense."""
-    handle = open_in_order(path)
     sections = shard.section(terms)
 
-    def part(name: str, first: int, last: int) -> np.ndarray:
-        offset, dtype, _ = sections[name]
-        array = np.empty(last - first, dtype)
-        read_into(handle, array, offset + first * dtype.itemsize, path)
-        return array
+    with open_in_order(path) as handle:
 
-    try:
+        def part(name: str, first: int, last: int) -> np.ndarray:
+            offset, dtype, _ = sections[name]
+            array = np.empty(last - first, dtype)
+            read_into(handle, array, offset + first * dtype.itemsize, path)
+            return array
+
         large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
         if shard.layout == "dense":
             first, last = start * terms, stop * terms
@@ -124,8 +124,6 @@ def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np
         index = part("index", first, last)
         data = _with_large(part("data", first, last), large_at, large, first)
         return _from_segments(starts, index, data, shard.segments)
-    finally:
-        os.close(handle)
 
 
 def row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:

@@ -20,10 +20,25 @@ from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.files.documents import documents
-from paceline.workloads.topics.files.stop_words import ENGLISH
 
 BATCH_TOKENS = 1 << 20
 WIDTH = 1 << 32  # of the numbers of terms: (document, term) is one number
+
+_LINES = (
+    "a an the this that these those such same other another each every either neither both all any some no none",
+    "i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself",
+    "we us our ours ourselves they them their theirs themselves one ones who whom whose which what whatever whoever",
+    "someone something somebody anyone anything anybody everyone everything everybody nobody nothing",
+    "and or but nor so yet if unless because since although though while whereas whether than as until",
+    "of in on at by for with without within from to into onto upon over under above below between among through",
+    "during before after against about around across along behind beside besides beyond toward towards via per off",
+    "out up down near am is are was were be been being have has had having do does did doing done",
+    "can could may might must shall should will would ought not never only just also too very more most much many",
+    "few fewer less least little quite rather almost here there where when why how then now again once ever always",
+    "often sometimes still already thus hence therefore however moreover otherwise else instead perhaps",
+    "don doesn didn isn aren wasn weren hasn haven hadn won wouldn couldn shouldn cannot ain ll ve re",
+)
+ENGLISH = frozenset(word for line in _LINES for word in line.split())
 
 
 @dataclass(frozen=True)
@@ -40,13 +55,6 @@ class TextOptions:
     max_terms: int | None = None
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    terms: list[str]
-    documents: int
-    names: list[str] | None
-
-
 def read_text(
     source: str | Path | Sequence[str], options: TextOptions | None = None, vocabulary: Sequence[str] | None = None
 ) -> SparseCounts:
@@ -61,9 +69,9 @@ def read_text(
         raise UserError(f"{describe(source)}: there is no document")
     if vocabulary is not None:
         return SparseCounts(joined(parts), len(vocabulary), vocabulary=vocabulary, names=counting.names or None)
-    keep, found = counting.vocabulary(describe(source))
-    kept = [_kept(part, keep) for part in parts]
-    return SparseCounts(joined(kept), len(found.terms), vocabulary=found.terms, names=found.names)
+    places, terms = counting.vocabulary(describe(source))
+    kept = joined([_kept(part, places) for part in parts])
+    return SparseCounts(kept, len(terms), vocabulary=terms, names=counting.names or None)
 
 
 @dataclass
@@ -84,8 +92,7 @@ class Counting:
             growing.default_factory = growing.__len__
             self._number = growing
         else:
-            places = {term: self._stop + place for place, term in enumerate(self.fixed)}
-            self._number = places | self._number
+            self._number = {term: self._stop + place for place, term in enumerate(self.fixed)} | self._number
         self._in_documents = np.zeros(0, np.int64)  # by number of the term: documents that hold it
         self._in_all = np.zeros(0, np.int64)  # how often it occurs
         self._tokens = _pattern(self.options.token_pattern).findall
@@ -119,8 +126,8 @@ class Counting:
             return found
         return replace(found, indices=found.indices - np.int32(self._stop))
 
-    def vocabulary(self, source: str) -> tuple[np.ndarray, Vocabulary]:
-        """The terms to keep, in alphabetical order; and for every number so far its place among them, or -1."""
+    def vocabulary(self, source: str) -> tuple[np.ndarray, list[str]]:
+        """For every number so far its place among the terms to keep, or -1; and these, in alphabetical order."""
         if not self.documents:
             raise UserError(f"{source}: there is no document")
         words = np.array(list(self._number), dtype=object)
@@ -140,7 +147,7 @@ class Counting:
             kept = kept[np.sort(often)]
         place = np.full(len(words), -1, np.int32)
         place[kept] = np.arange(kept.size, dtype=np.int32)
-        return place, Vocabulary(words[kept].tolist(), self.documents, self.names or None)
+        return place, words[kept].tolist()
 
 
 def _pattern(given: str) -> re.Pattern[str]:

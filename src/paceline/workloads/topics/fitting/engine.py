@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from paceline.errors import UserError
 from paceline.workload import FitEnd
-from paceline.workloads.topics.device.plain import ReadPasses
+from paceline.workloads.topics.device.passes import ReadPasses
 from paceline.workloads.topics.fitting.options import FitOptions
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -119,7 +119,8 @@ class AcceleratedEM:
         self.L.clamp_min_(LEAST)
         sent = perf_counter()
         flights = [] if self.alone else [dist.all_reduce(part, async_op=True) for part in (self.S, sums)]
-        leap = self._leap()  # while the sums travel
+        # the next point of L is found while the sums travel
+        leap = (self.momentum - 1) / self._next_momentum() if self.accelerate and self.has_before else 0.0
         beyond = self._beyond(self.L, self.L_before, 1, leap) if leap else None
         waited = perf_counter()
         for flight in flights:
@@ -171,7 +172,8 @@ class AcceleratedEM:
             if not math.isfinite(loss):
                 raise UserError("the counts are too large: the loss is not finite; divide them by their largest value")
             self.losses.append(loss)
-        image = self._normalised(self.S.mul_(self.Ft))
+        expected = self.S.mul_(self.Ft).clamp_min_(LEAST)
+        image = expected.div(expected.sum(0, keepdim=True))
         step = image - self.Ft
         self.moved = float(step.abs().sum() / (2 * self.Ft.shape[1]))
         self.turned = -float((step * (image - self.Ft_before) / image).sum()) if self.check > 1 else 0.0
@@ -195,9 +197,6 @@ class AcceleratedEM:
         self.has_before = self.leaped = False
         self.momentum = max(1.0, self.momentum * BACK)
 
-    def _leap(self) -> float:
-        return (self.momentum - 1) / self._next_momentum() if self.accelerate and self.has_before else 0.0
-
     def _next_momentum(self) -> float:
         return (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
 
@@ -206,8 +205,3 @@ class AcceleratedEM:
         """The point beyond the image, seen from the one before."""
         point = (image / before).clamp_(1 / FARTHEST, FARTHEST).pow_(leap).mul_(image).clamp_min_(LEAST)
         return point.div_(point.sum(over, keepdim=True))
-
-    @staticmethod
-    def _normalised(expected: Tensor) -> Tensor:
-        """Topics from expected counts."""
-        return expected.clamp_min_(LEAST).div(expected.sum(0, keepdim=True))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,9 @@ import torch.distributed as dist
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.counts.on_device import DeviceCounts
-from paceline.workloads.topics.counts.stream import blocks, scans
-from paceline.workloads.topics.counts.totals import totals
-from paceline.workloads.topics.device.plain import DocumentPass, ReadPasses
-from paceline.workloads.topics.device.resident import passes_of, sums_of
-from paceline.workloads.topics.device.tiers import Tiers
+from paceline.workloads.topics.counts.stream import blocks, scans, totals
+from paceline.workloads.topics.device.passes import RangePass, ReadPasses
+from paceline.workloads.topics.device.tiers import Tiers, passes_of, sums_of
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.on_cores import cpu_pass
 from paceline.workloads.topics.fitting.options import FitOptions
@@ -73,11 +70,15 @@ class Problem:
 
 def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False) -> Problem:
     """This rank's problem: of N ranks each takes the next N-th part of the documents."""
-    device = counts.device if isinstance(counts, DeviceCounts) else torch.device(device)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _several() else (0, 1)
     start, stop = part_of(counts.documents, rank, world)
-    there = counts.part(start, stop) if isinstance(counts, DeviceCounts) else None
-    per_document, own = _sums(counts, start, stop, fractional, device) if there is None else sums_of(there)
+    if isinstance(counts, DeviceCounts):
+        device, there = counts.device, counts.part(start, stop)
+        per_document, own = sums_of(there)
+    else:
+        device, there = torch.device(device), None
+        sums = totals(counts, start, stop, fractional=fractional)
+        per_document, own = (torch.from_numpy(part).to(device) for part in sums)
     per_term = own.clone()
     if _several():
         dist.all_reduce(per_term)
@@ -88,15 +89,10 @@ def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional
         raise UserError(f"the counts add up to {total:.3g}; divide them so that it is below {LARGEST:g}")
     per_document, share = per_document.float(), (per_term / total).float()
     if there is None:
-        documents = _reader(counts, start, stop, per_document, share, device)
+        documents = _reader(counts, (start, stop), per_document, share)
     else:
         documents = passes_of(there, per_document, own, share)
     return Problem(counts, start, stop, per_document, per_term, share, device, documents)
-
-
-def _sums(counts: Counts, start: int, stop: int, fractional: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    found = totals(counts, start, stop, fractional=fractional)
-    return torch.from_numpy(found.per_document).to(device), torch.from_numpy(found.per_term).to(device)
 
 
 def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:
@@ -112,20 +108,20 @@ def check_topics(k: Any, counts: Counts) -> None:
         raise UserError(f"k={k} topics for {what}: give a whole number from 1 to {most}")
 
 
-def _reader(
-    counts: Counts, start: int, stop: int, per_document: Tensor, share: Tensor, device: torch.device
-) -> ReadPasses:
-    if device.type == "cuda":
-        return Tiers(counts, per_document, share, device, (start, stop)).steps
+def _reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:
+    start, stop = rows
+    if share.device.type == "cuda":
+        return Tiers(counts, per_document, share, share.device, rows).steps
     if counts.resident:
-        whole: list[tuple[int, int, DocumentPass]] = [(0, stop - start, cpu_pass(counts.block(start, stop), share))]
+        whole: list[RangePass] = [(0, stop - start, cpu_pass(counts.block(start, stop), share))]
         return lambda: whole if stop > start else []
-    return partial(_streamed, counts, start, stop, share)
 
+    def streamed() -> Iterator[RangePass]:
+        block_bytes = SCANNED_BYTES if scans(counts) else CORE_BLOCK_BYTES
+        for block in blocks(counts, start, stop, block_bytes, without_zeros=True):
+            yield block.start - start, block.stop - start, cpu_pass(block, share)
 
-def _streamed(counts: Counts, start: int, stop: int, share: Tensor) -> Iterable[tuple[int, int, DocumentPass]]:
-    for block in blocks(counts, start, stop, SCANNED_BYTES if scans(counts) else CORE_BLOCK_BYTES, without_zeros=True):
-        yield block.start - start, block.stop - start, cpu_pass(block, share)
+    return streamed
 
 
 def _several() -> bool:

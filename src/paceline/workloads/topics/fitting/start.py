@@ -15,9 +15,8 @@ import torch
 
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, SparseCounts, dense_rows, joined, stacked
 from paceline.workloads.topics.counts.on_device import DeviceCounts, uploaded
-from paceline.workloads.topics.device.plain import DocumentPass, Joined, ReadPasses
-from paceline.workloads.topics.device.resident import passes_of, sums_of
-from paceline.workloads.topics.device.tiers import free_device_bytes
+from paceline.workloads.topics.device.passes import DocumentPass, Joined, ReadPasses
+from paceline.workloads.topics.device.tiers import free_device_bytes, passes_of, sums_of
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.least_squares import TINY, Turns, least_squares_start, sweep_columns
 from paceline.workloads.topics.fitting.on_cores import cpu_pass
@@ -147,7 +146,7 @@ def _some(few: Counts, device: torch.device) -> StartSample:
 def _by_least_squares(some: StartSample, k: int, seed: int) -> Tensor:
     work, device = Joined(some.passes, len(some.per_term)), some.per_term.device
     turns = DEVICE_TURNS if device.type == "cuda" else Turns()
-    return least_squares_start(work, some.per_document, some.per_term, k, seed=seed, turns=turns, mix=0.0)[1]
+    return least_squares_start(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
 
 
 def _by_race(some: StartSample, k: int, seed: int) -> Tensor:

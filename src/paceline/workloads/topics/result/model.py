@@ -14,7 +14,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.units import duration, number
 from paceline.workloads.topics.counts.blocks import Counts
-from paceline.workloads.topics.result import relevance
+from paceline.workloads.topics.result.order import SMALLEST, largest, top_terms
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.engine import AcceleratedEM
@@ -86,29 +86,23 @@ class TopicFit:
         return load(Path(path))
 
     def transform(
-        self,
-        new_docs: Any,
-        *,
-        passes: int = 100,
-        tolerance: float = 1e-9,
-        fractional: bool = False,
+        self, new_docs: Any, *, passes: int = 100, tolerance: float = 1e-9, fractional: bool = False
     ) -> np.ndarray:
         """The mixtures of other documents, with the topics as they are: an array (documents, k).
 
         Takes what `fit` takes, with the same columns. Where the model knows its terms, also a text, a list of texts or
         a file of texts: words that the model does not know are left out.
         """
-        from paceline.workloads.topics.fitting.given_topics import documents_given_topics
+        from paceline.workloads.topics.result.new_documents import documents_given_topics
 
-        counts = self._counts(new_docs, fractional)
-        return documents_given_topics(counts, self.F, passes=passes, tolerance=tolerance)[0]
+        return documents_given_topics(self._counts(new_docs, fractional), self.F, passes, tolerance)[0]
 
     def top_terms(self, n: int = 10, by: str = "probability") -> list[list[str]]:
         """The n first terms of each topic, by probability or by lift (probability in the topic / overall)."""
         return [[self.term(at) for at in row] for row in self.top_term_numbers(n, by)]
 
     def top_term_numbers(self, n: int = 10, by: str = "probability") -> list[np.ndarray]:
-        return relevance.top_terms(self.F, self.topic_shares(), n, by)
+        return top_terms(self.F, self.topic_shares(), n, by)
 
     def term(self, at: int) -> str:
         return f"term {at}" if self.terms is None else self.terms[at]
@@ -123,7 +117,7 @@ class TopicFit:
         weights = np.asarray(lengths, np.float64)
         if weights.shape != (len(self.L),):
             raise UserError(f"{weights.size:,} lengths for {len(self.L):,} documents")
-        return weights @ self.L / max(weights.sum(), relevance.SMALLEST)
+        return weights @ self.L / max(weights.sum(), SMALLEST)
 
     def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
         """The same fit with its topics in another order: the given one, or the largest share first."""
@@ -166,12 +160,12 @@ class TopicFit:
 
     def _repr_html_(self) -> str:
         shares, terms = self.topic_shares(), self.top_terms(8)
-        largest = relevance.largest(shares, SHOWN_TOPICS)
+        shown = largest(shares, SHOWN_TOPICS)
         rows = "".join(
             f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td>"
             f'<td style="text-align:left">{escape(", ".join(terms[at]))}</td></tr>'
-            for at in largest.tolist()
+            for at in shown.tolist()
         )
-        more = f"<p>and {self.k - len(largest)} more topics</p>" if self.k > len(largest) else ""
+        more = f"<p>and {self.k - len(shown)} more topics</p>" if self.k > len(shown) else ""
         head = '<tr><th>topic</th><th>share</th><th style="text-align:left">terms</th></tr>'
         return f"<p>{escape(repr(self))}</p><table>{head}{rows}</table>{more}"

@@ -10,13 +10,14 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.record.files import as_json, finite, write_atomic
-from paceline.workloads.topics.files.matrices import first_line
+from paceline.workloads.topics.files.reading import first_line
 from paceline.workloads.topics.result.model import TopicFit
 
 MODEL_FILE = "model.safetensors"  # in the folder of a run
 FORMAT = "paceline topics 1"
 ARRAYS = ("L", "F", "losses")
 WORDS = ("terms", "names", "about")
+ABOUT = ("loss", "passes", "converged", "stopped_because", "seconds", "settings")
 HEADER_BYTES = 8 << 20  # longer lists go beside the arrays: readers refuse a header of 100 MB
 AGAIN = "save it again or copy it again"
 
@@ -32,14 +33,7 @@ def save(model: TopicFit, path: Path) -> Path:
         "F": np.ascontiguousarray(model.F, np.float32),
         "losses": np.asarray(model.losses, np.float64),
     }
-    about = {
-        "loss": model.loss,
-        "passes": model.passes,
-        "converged": model.converged,
-        "stopped_because": model.stopped_because,
-        "seconds": model.seconds,
-        "settings": model.settings,
-    }
+    about = {name: getattr(model, name) for name in ABOUT}
     header = {"format": FORMAT}
     for name, value in zip(WORDS, (model.terms, model.names, about), strict=True):
         text = json.dumps(finite(value) if name == "about" else value, ensure_ascii=True, default=as_json)
@@ -80,7 +74,7 @@ def load(path: Path) -> TopicFit:
             made["loss"] = np.nan
         return TopicFit(*_shaped(arrays), terms=words["terms"], names=words["names"], **made)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: is damaged ({(str(error).splitlines() or ['?'])[0]}); {AGAIN}") from None
+        raise UserError(f"{path}: is damaged ({first_line(error)}); {AGAIN}") from None
 
 
 def _shaped(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, list[float]]:
