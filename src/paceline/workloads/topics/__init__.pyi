@@ -3,8 +3,8 @@ from paceline.workloads.topics.counts.synthetic import generate_synthetic_data a
 from paceline.workloads.topics.counts.synthetic import zipf_documents as zipf_documents
 from paceline.workloads.topics.estimator import TopicModel as TopicModel
 from paceline.workloads.topics.files.convert import convert as convert
-from paceline.workloads.topics.files.datasets import NumpyDiskDataset as NumpyDiskDataset
-from paceline.workloads.topics.files.datasets import TorchDiskDataset as TorchDiskDataset
+from paceline.workloads.topics.files.reading import NumpyDiskDataset as NumpyDiskDataset
+from paceline.workloads.topics.files.reading import TorchDiskDataset as TorchDiskDataset
 from paceline.workloads.topics.files.reading import read_counts as read_counts
 from paceline.workloads.topics.files.texts import TextOptions as TextOptions
 from paceline.workloads.topics.files.texts import read_text as read_text

@@ -12,8 +12,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
-from paceline.workloads.topics.result.model import TopicFit
-from paceline.workloads.topics.result.model_file import MODEL_FILE
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 
 SHOWN_TERMS = 8
 EXPLORER = "topics.html"

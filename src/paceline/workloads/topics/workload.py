@@ -32,8 +32,7 @@ from paceline.workloads.topics.fitting.engine import WINDOW, AcceleratedEM
 from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of
 from paceline.workloads.topics.fitting.start import sample
-from paceline.workloads.topics.result.model import TopicFit
-from paceline.workloads.topics.result.model_file import MODEL_FILE
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import TopicsData, TopicsModel
 
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")

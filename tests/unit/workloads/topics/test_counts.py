@@ -22,9 +22,8 @@ from paceline.workloads.topics.counts.blocks import Csr, DenseCounts, dense_rows
 from paceline.workloads.topics.counts.stream import blocks, cuts, totals
 from paceline.workloads.topics.counts.synthetic import generate_synthetic_data, zipf_documents
 from paceline.workloads.topics.files import npy
-from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
 from paceline.workloads.topics.files.npy import NpyCounts
-from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.reading import NumpyDiskDataset, TorchDiskDataset, read_counts
 
 NIPS = Path(__file__).resolve().parents[5] / "shared" / "data" / "nips_counts" / "counts_csr.npz"
 X = np.random.default_rng(0).poisson(0.4, (57, 33))

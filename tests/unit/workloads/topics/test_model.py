@@ -62,9 +62,9 @@ def test_what_is_saved_is_loaded(tmp_path, n, k, m, data, losses):
 
 
 def test_long_lists_of_names_go_beside_the_arrays(tmp_path, fitted, monkeypatch):
-    from paceline.workloads.topics.result import model_file
+    from paceline.workloads.topics.result import model
 
-    monkeypatch.setattr(model_file, "HEADER_BYTES", 100)
+    monkeypatch.setattr(model, "HEADER_BYTES", 100)
     path = fitted[1].save(tmp_path / "fit.safetensors")
     same(fitted[1], TopicFit.load(path))
 

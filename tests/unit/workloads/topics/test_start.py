@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from paceline.errors import UserError
 from paceline.workloads.topics.fitting.least_squares import Turns, least_squares_start
 
 
@@ -55,9 +54,3 @@ def test_empty_documents_and_terms_give_numbers():
 def test_fewer_patterns_than_topics_give_numbers(rank):
     patterns = np.eye(rank, 30, dtype=np.float32).repeat(10, 0) * 5
     assert torch.isfinite(start(torch.from_numpy(patterns), 6)).all()
-
-
-def test_more_topics_than_documents_are_refused():
-    X, _, _ = planted(n=4, m=40)
-    with pytest.raises(UserError, match="5 topics of 4 documents and 40 terms: give at most 4"):
-        start(X, 5)

@@ -17,6 +17,8 @@ from paceline.workloads.topics.sizes import FUSED_TOPICS, device_topics
 
 Tensor = Any
 Csr = tuple[Tensor, Tensor, Tensor]
+Sides = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Padded counts, the operands of both sides, what is added up for both, and the losses: own side first."""
 LARGEST_K = 512
 SCALE = 64.0  # of the documents' operand, and
 FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest half
@@ -92,18 +94,6 @@ def nearest_tf32(values: Tensor) -> Tensor:
     return ((values.float().contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Padded counts, the operands of documents and terms, and what is added up for both: own side first."""
-
-    counts: Tensor
-    u: Tensor
-    v: Tensor
-    own: Tensor
-    other: Tensor
-    losses: Tensor
-
-
 def dense_statistics(counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """For padded counts: sum_j x / (u v) v_j per document, sum_i x / (u v) u_i per term, sum_j x log2(u v)."""
     K = u.shape[1]
@@ -111,12 +101,12 @@ def dense_statistics(counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: 
     losses = torch.zeros(len(u) if loss else 1, device=u.device)
     if K <= FUSED_TOPICS and counts.dtype == torch.uint8:
         v = v.view(-1, 2, K).transpose(0, 1).contiguous()  # the even terms, then the odd ones
-        _pairs(Sides(counts, u, v, own, other, losses), tile, loss=loss)
+        _pairs((counts, u, v, own, other, losses), tile, loss=loss)
         return own, other.view(2, -1, K).transpose(0, 1).reshape(-1, K), losses
     both = K <= FUSED_TOPICS
-    _dense(Sides(counts, u, v, own, other, losses), tile, both=both, loss=loss)
+    _dense((counts, u, v, own, other, losses), tile, both=both, loss=loss)
     if not both:
-        _dense(Sides(counts, v, u, other, own, losses), tile, terms=True)
+        _dense((counts, v, u, other, own, losses), tile, terms=True)
     return own, other, losses
 
 
@@ -138,18 +128,18 @@ def dense_product(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
         scale = columns.abs().amax().clamp_min(1e-30)
         v = operand(columns / scale, others, counts, empty=0.0)
         own = torch.zeros(size, v.shape[1], device=v.device)
-        sides = Sides(counts, own.to(v.dtype), v, own, own, own)
-        _dense(sides, PRODUCT_TILE, terms=transposed, ratio=False)
+        _dense((counts, own.to(v.dtype), v, own, own, own), PRODUCT_TILE, terms=transposed, ratio=False)
         results.append(own[:, : columns.shape[1]] * scale)
     return torch.cat(results, dim=1)
 
 
 def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
-    pairs, u = sides.counts.view(torch.int16), sides.u
+    counts, u, *others = sides
+    pairs = counts.view(torch.int16)
     programs, splits, per_split = _grid(len(u), pairs.shape[1], tile.own, tile.other // 2)
     kernels.dense_pairs[(programs, splits)](
-        pairs, u, sides.v, sides.own, sides.other, sides.losses, pairs.shape[1], pairs.shape[1], per_split,
-        WITH_LOSS=loss, FAST=is_fast(sides.counts), BM=tile.own, BN=tile.other // 2, K=u.shape[1],
+        pairs, u, *others, pairs.shape[1], pairs.shape[1], per_split,
+        WITH_LOSS=loss, FAST=is_fast(counts), BM=tile.own, BN=tile.other // 2, K=u.shape[1],
         STAGES=tile.stages, STAGGER=tile.stagger, num_warps=tile.warps,
     )  # fmt: skip
 
@@ -157,10 +147,10 @@ def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
 def _dense(
     sides: Sides, tile: Tile, *, terms: bool = False, ratio: bool = True, both: bool = False, loss: bool = False
 ) -> None:
-    counts, u, v = sides.counts, sides.u, sides.v
+    counts, u, v, *_ = sides
     programs, splits, per_split = _grid(len(u), len(v), tile.own, tile.other)
     kernels.dense_pass[(programs, splits)](
-        counts, u, v, sides.own, sides.other, sides.losses, counts.shape[1], len(v), per_split,
+        *sides, counts.shape[1], len(v), per_split,
         TERMS=terms, RATIO=ratio, BOTH=both, WITH_LOSS=loss, FAST=is_fast(counts),
         BM=tile.own, BN=tile.other, K=u.shape[1], STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip

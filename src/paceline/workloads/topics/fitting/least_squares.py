@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from paceline.errors import UserError
 from paceline.workloads.topics.device.passes import Products, triton_runs_on
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -69,10 +68,8 @@ def least_squares_start(
     seed: int = 0,
     turns: Turns = Turns(),  # noqa: B008 - frozen
 ) -> Tensor:
-    """F transposed (m, k), its columns on the simplex. Topics begin at extreme documents."""
+    """F transposed (m, k), its columns on the simplex; there are as many documents and terms as topics, or more."""
     n, m = len(per_document), len(per_term)
-    if k > min(n, m):
-        raise UserError(f"{k} topics of {n} documents and {m} terms: give at most {min(n, m)}, as in -k {min(n, m)}")
     Y = Weighted(X, per_document, per_term)
     random = torch.Generator(device=per_term.device).manual_seed(seed)
     Q = basis_of(Y, min(k + EXTRA, n, m), random)

@@ -30,11 +30,9 @@ DENSE_CHECK = 5  # passes over dense counts on a device for one loss
 
 @dataclass(frozen=True)
 class Problem:
-    """The documents start..stop of some counts, for one device. `share` is what each term is of all counts."""
+    """Some documents of counts, for one device. `share` is what each term is of all counts."""
 
     counts: Counts
-    start: int
-    stop: int
     per_document: Tensor  # float32, of these documents
     per_term: Tensor  # float64, of all documents
     share: Tensor  # float32
@@ -48,7 +46,7 @@ class Problem:
             Ft = self._first_topics(k, options)
         if _several():
             dist.broadcast(Ft, 0)
-        L = torch.empty(self.stop - self.start, k, device=self.device)
+        L = torch.empty(len(self.per_document), k, device=self.device)
         sweeps = FEW_SWEEPS if self.counts.sparse and self.device.type == "cpu" else SWEEPS
         for first, last, work in self.documents():
             L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
@@ -88,11 +86,11 @@ def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional
     if not total < LARGEST:
         raise UserError(f"the counts add up to {total:.3g}; divide them so that it is below {LARGEST:g}")
     per_document, share = per_document.float(), (per_term / total).float()
-    if there is None:
-        documents = _reader(counts, (start, stop), per_document, share)
-    else:
+    if there is not None:
         documents = passes_of(there, per_document, own, share)
-    return Problem(counts, start, stop, per_document, per_term, share, device, documents)
+    else:
+        documents = _reader(counts, (start, stop), per_document, share)
+    return Problem(counts, per_document, per_term, share, device, documents)
 
 
 def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:
