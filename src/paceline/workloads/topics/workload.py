@@ -25,13 +25,11 @@ from paceline.training.explain import shared_documents
 from paceline.workload import FitEnd, PassWorkload
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
-from paceline.workloads.topics.files.documents import is_text
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.texts import TextOptions
+from paceline.workloads.topics.files.texts import TextOptions, is_text
 from paceline.workloads.topics.fitting.engine import WINDOW, AcceleratedEM
 from paceline.workloads.topics.fitting.options import FitOptions
-from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of
-from paceline.workloads.topics.fitting.start import sample
+from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of, sample
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import TopicsData, TopicsModel
 

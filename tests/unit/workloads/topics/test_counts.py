@@ -341,7 +341,7 @@ def readers() -> list[str]:
 
 def test_the_reader_stops_with_its_consumer(tmp_path):
     counts = read_counts(on_disk(tmp_path, X))
-    stream = blocks(counts, block_bytes=300, ahead=3)
+    stream = blocks(counts, block_bytes=300)
     assert next(stream).start == 0
     assert readers()
     stream.close()

@@ -15,8 +15,7 @@ from paceline.workloads.topics.counts.on_device import from_tensor
 from paceline.workloads.topics.device.passes import whole_tiles
 from paceline.workloads.topics.device.tiers import sums_of
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.problem import problem_of
-from paceline.workloads.topics.fitting.start import SampleSize, first_topics, sample
+from paceline.workloads.topics.fitting.problem import SampleSize, first_topics, problem_of, sample
 from paceline.workloads.topics.in_process import current_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
@@ -161,8 +160,8 @@ def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
         asked.append(size.counts)
         return sample(counts, seed, least, size)
 
-    monkeypatch.setattr("paceline.workloads.topics.fitting.start.sample", sampled)
-    monkeypatch.setattr("paceline.workloads.topics.fitting.start.free_device_bytes", lambda device: 8 * 90 * 40)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.sample", sampled)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.free_device_bytes", lambda device: 8 * 90 * 40)
     first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
     assert asked == [90 * 40]
 

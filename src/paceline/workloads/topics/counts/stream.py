@@ -51,21 +51,20 @@ def blocks(
     start: int = 0,
     stop: int | None = None,
     block_bytes: int = CORE_BLOCK_BYTES,
-    ahead: int = READ_AHEAD,
     *,
     without_zeros: bool = False,
 ) -> Iterator[DocumentBlock]:
     """The documents start..stop in order, in blocks of at most about `block_bytes` (one document at least).
 
-    What is on disk is read by a thread that is `ahead` blocks ahead: memory holds `ahead` + 2 blocks at most. An error
+    What is on disk is read by a thread that is READ_AHEAD blocks ahead: memory holds two more at most. An error
     of the thread is raised here. The thread ends when the iterator does, however early. `without_zeros`: rows that are
     mostly zeros come as their nonzeros, over which a pass is many times as fast, if numba is there for it.
     """
     ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
     read = _without_zeros(counts) if without_zeros and _has_numba() else counts.block
-    if counts.resident or ahead < 1 or len(ranges) < 2:
+    if counts.resident or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
-    return _read_ahead(read, ranges, ahead)
+    return _read_ahead(read, ranges)
 
 
 def _without_zeros(counts: Counts) -> Read:
@@ -120,11 +119,11 @@ def cut_by_size(ends: np.ndarray, most: int, start: int = 0) -> list[tuple[int, 
     return ranges
 
 
-def _read_ahead(read: Read, ranges: list[tuple[int, int]], ahead: int) -> Iterator[DocumentBlock]:
+def _read_ahead(read: Read, ranges: list[tuple[int, int]]) -> Iterator[DocumentBlock]:
     reader = ThreadPoolExecutor(1, thread_name_prefix="paceline-topics-reader")
     try:
-        coming = deque(reader.submit(read, *some) for some in ranges[: ahead + 1])
-        rest = iter(ranges[ahead + 1 :])
+        coming = deque(reader.submit(read, *some) for some in ranges[: READ_AHEAD + 1])
+        rest = iter(ranges[READ_AHEAD + 1 :])
         while coming:
             block = coming.popleft().result()
             coming.extend(reader.submit(read, *some) for some in islice(rest, 1))

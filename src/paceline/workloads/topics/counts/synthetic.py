@@ -43,9 +43,8 @@ def generate_synthetic_data(
     factors = _on_simplex(rng.standard_exponential((k, m), np.float32))
     if sparse is None:
         sparse = avg_doc_length < 0.1 * m
-    if sparse:
-        return _sparse_rows_of(rng, loadings, factors, avg_doc_length), loadings, factors
-    return _dense_rows_of(rng, loadings, factors, avg_doc_length), loadings, factors
+    draw = _sparse_rows_of if sparse else _dense_rows_of
+    return draw(rng, loadings, factors, avg_doc_length), loadings, factors
 
 
 def zipf_documents(
@@ -169,8 +168,7 @@ def _on_device(n: int, m: int, k: int, length: float, seed: int, device: Any, sp
     rows = max(1, DEVICE_BLOCK_ENTRIES // m)
     for start in range(0, n, rows):
         drawn = torch.poisson(length * (loadings[start : start + rows] @ factors), generator=generator)
-        largest = float(drawn.max())
-        if largest > 255 and counts.dtype == torch.uint8:
+        if float(drawn.max()) > 255 and counts.dtype == torch.uint8:
             counts = counts.to(torch.int32)  # torch has little arithmetic for uint16
         counts[start : start + rows] = drawn
     return counts, loadings, factors

@@ -20,13 +20,6 @@ from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, 
 from paceline.workloads.topics.counts.on_device import PIECE, DeviceCounts
 from paceline.workloads.topics.counts.stream import blocks
 from paceline.workloads.topics.device import passes
-from paceline.workloads.topics.device.passes import (
-    copy_rows,
-    dense_sums,
-    sparse_sums,
-    triton_runs_on,
-    whole_tiles_bytes,
-)
 from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES, padded
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -100,13 +93,13 @@ class Tiers:
             values: Any = block.values
             fits = min(len(values), room - filled) if values.dtype == dtype else 0
             if fits:
-                copy_rows(values[:fits], whole[filled : filled + fits, : values.shape[1]])
+                passes.copy_rows(values[:fits], whole[filled : filled + fits, : values.shape[1]])
                 filled += fits
             if fits < len(values):
                 source = itertools.chain([DocumentBlock(block.start + fits, values[fits:])], source)
                 break
         share = self.q.clamp_min(1e-30)
-        if triton_runs_on(self.device):
+        if passes.triton_runs_on(self.device):
             step: passes.DocumentPass = passes.DensePass(whole, self.per_document[:filled], share)
         else:
             step = passes.PlainDense(whole[:filled, : len(share)])
@@ -186,7 +179,7 @@ def free_host_bytes() -> int:
 
 def sums_of(counts: DeviceCounts) -> tuple[Tensor, Tensor]:
     """Per document and per term, float64, on the device."""
-    return sparse_sums(counts.values, counts.terms) if counts.sparse else dense_sums(counts.values)
+    return passes.sparse_sums(counts.values, counts.terms) if counts.sparse else passes.dense_sums(counts.values)
 
 
 def passes_of(counts: DeviceCounts, per_document: Tensor, per_term: Tensor, share: Tensor) -> passes.ReadPasses:
@@ -195,7 +188,7 @@ def passes_of(counts: DeviceCounts, per_document: Tensor, per_term: Tensor, shar
     That is a copy of dense counts in whole tiles, and the sort of sparse ones into the order of the terms.
     `per_term` are the sums of these documents, `share` the shares of the terms in all of them, on all ranks.
     """
-    needed = SORT_BYTES * counts.stored_bytes if counts.sparse else whole_tiles_bytes(counts.values)
+    needed = SORT_BYTES * counts.stored_bytes if counts.sparse else passes.whole_tiles_bytes(counts.values)
     if needed <= free_device_bytes(counts.device):
         whole = [(0, counts.documents, passes.pass_over(counts.values, per_document, share, per_term))]
         return lambda: whole if counts.documents else []

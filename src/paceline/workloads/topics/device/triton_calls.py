@@ -232,22 +232,18 @@ def by_terms(csr: Csr, terms: int) -> Items:
     return Items(term.to(torch.int32), begin, end, document, taken(count, order))
 
 
-def sparse_statistic(items: Items, L: Tensor, table: Tensor, S: Tensor) -> None:
-    """S (terms, K) += sum_i x / p' l_i."""
-    _sparse_terms(items, L, table, S, ratio=True)
-
-
 def sparse_spread(items: Items, C: Tensor, terms: int) -> Tensor:
     """X.T @ C."""
     results = []
     for columns in C.split(PRODUCT_K, dim=1):
         out = torch.zeros(terms, padded_topics(columns.shape[1]), device=C.device)
-        _sparse_terms(items, columns.contiguous(), out, out, ratio=False)
+        sparse_statistic(items, columns.contiguous(), out, out, ratio=False)
         results.append(out[:, : columns.shape[1]])
     return torch.cat(results, dim=1)
 
 
-def _sparse_terms(items: Items, L: Tensor, table: Tensor, S: Tensor, *, ratio: bool) -> None:
+def sparse_statistic(items: Items, L: Tensor, table: Tensor, S: Tensor, *, ratio: bool = True) -> None:
+    """S (terms, K) += sum_i x / p' l_i; without `ratio`, sum_i x l_i."""
     if len(items.term) == 0:
         return
     K = table.shape[1]

@@ -13,10 +13,9 @@ from paceline.errors import UserError
 from paceline.record.units import size
 from paceline.workloads.topics.counts.blocks import Counts, Csr, Labelled, allows_fractions, dense_rows
 from paceline.workloads.topics.counts.stream import blocks
-from paceline.workloads.topics.files.documents import documents, is_text
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.shards import SHARD_BYTES, Say, ShardCounts, check_new, compact, write_shards
-from paceline.workloads.topics.files.texts import Counting, TextOptions, describe
+from paceline.workloads.topics.files.texts import Counting, TextOptions, describe, documents, is_text
 
 SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix
 

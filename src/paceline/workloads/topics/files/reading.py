@@ -19,9 +19,8 @@ from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scip
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
 from paceline.workloads.topics.files import npy, parquet, shards
-from paceline.workloads.topics.files.documents import is_text
 from paceline.workloads.topics.files.npy import MappedCounts, NpyCounts
-from paceline.workloads.topics.files.texts import TextOptions, read_text
+from paceline.workloads.topics.files.texts import TextOptions, is_text, read_text
 
 AGAIN = "write it again or copy it again"
 
@@ -39,7 +38,7 @@ def read_counts(
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
-    if callable(getattr(source, "as_counts", None)):  # the datasets of datasets.py
+    if callable(getattr(source, "as_counts", None)):  # the datasets below
         return source.as_counts(fractional=fractional)
     if isinstance(source, Counts):
         return allowing_fractions(source) if fractional else source
@@ -88,18 +87,11 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
 
 def _names_beside(path: Path, what: str, expected: int) -> list[str] | None:
     """One name per line of NAME.terms.txt or terms.txt beside the matrix, and likewise docs.txt."""
-    stem = path.name.removesuffix(".gz").rpartition(".")[0]
-    for file in (path.with_name(f"{stem}.{what}.txt"), path.with_name(f"{what}.txt")):
-        if file.is_file():
-            lines = shards.read_names(file)
-            if len(lines) == expected:
-                return lines
-            side = "columns" if what == "terms" else "rows"
-            raise UserError(
-                f"{file}: {len(lines):,} lines, but {path.name} has {expected:,} {side}; give one line for each, or "
-                f"move {file.name} away"
-            )
-    return None
+    stem, side = path.name.removesuffix(".gz").rpartition(".")[0], "columns" if what == "terms" else "rows"
+    own, shared = path.with_name(f"{stem}.{what}.txt"), path.with_name(f"{what}.txt")
+    file = own if own.is_file() else shared
+    but = f"{path.name} has {expected:,} {side}; give one line for each, or move {file.name} away"
+    return shards.read_names(file, expected, but)
 
 
 def read_npz(path: Path, fractional: bool = False) -> Counts:

@@ -69,16 +69,12 @@ class Shard:
 def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
     """Write the rows in the smaller of the two layouts."""
     rows = values.rows if isinstance(values, Csr) else len(values)
-    entries = values.data if isinstance(values, Csr) else values
-    nonzeros = len(values.data) if isinstance(values, Csr) else int(np.count_nonzero(values))
-    data = _stored_type(entries if isinstance(values, Csr) else entries[entries != 0])
+    counts = values.data if isinstance(values, Csr) else values[values != 0]
+    nonzeros, data = len(counts), _stored_type(counts)
     segments, index_bytes = _segments(rows, nonzeros, terms)
     csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
     layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
-    if layout == "csr" and not isinstance(values, Csr):
-        values = sparse_rows(values)
-    elif layout == "dense" and isinstance(values, Csr):
-        values = dense_rows(values, terms)
+    values = sparse_rows(values) if layout == "csr" else dense_rows(values, terms)
     flat = values.data if isinstance(values, Csr) else values.ravel()
     assert flat.size < 2**32, "positions in a shard are uint32"
     small, large_at, large = _set_apart(flat, data)
@@ -103,7 +99,6 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
 def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
     """The rows start..stop of a shard, as they are stored: with their nonzeros or dense."""
     sections = shard.section(terms)
-
     with open_in_order(path) as handle:
 
         def part(name: str, first: int, last: int) -> np.ndarray:

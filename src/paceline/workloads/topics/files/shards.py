@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -114,7 +114,10 @@ def read_shards(folder: Path) -> ShardCounts:
         raise UserError(f"{path}: is damaged: its shards do not add up to {documents:,} documents; {AGAIN}")
     for shard, needed in zip(shards, expected, strict=True):
         _check_size(folder / shard.file, needed)
-    vocabulary, names = _names(folder, "terms.txt", terms), _names(folder, "docs.txt", documents)
+    vocabulary, names = (
+        read_names(folder / file, expected, f"{MANIFEST} says {expected:,}; {AGAIN}")
+        for file, expected in (("terms.txt", terms), ("docs.txt", documents))
+    )
     labels: dict[str, Any] = {"vocabulary": vocabulary, "names": names, "fractional": fractional}
     return ShardCounts(folder, documents, terms, sparse, shards, **labels)
 
@@ -129,8 +132,6 @@ def write_shards(
     say: Say | None = None,
 ) -> ShardCounts:
     """Write rows, given in order as dense arrays or nonzeros, as a new folder of shards."""
-    folder = Path(folder).expanduser().absolute()
-    check_new(folder)
     with _new_folder(folder) as temporary:
         shards: list[Shard] = []
         for values in _gathered(stream, shard_bytes):
@@ -221,18 +222,14 @@ def _write_names(path: Path, names: Iterable[str] | None) -> None:
             file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
 
 
-def read_names(file: Path) -> list[str]:
-    with open_text(file) as text:
-        return [line.rstrip("\r\n") for line in text]
-
-
-def _names(folder: Path, name: str, expected: int) -> Sequence[str] | None:
-    path = folder / name
-    if not path.is_file():
+def read_names(file: Path, expected: int, but: str) -> list[str] | None:
+    """The lines of a file; None where there is no such file. `but` is the complaint where they are not as many."""
+    if not file.is_file():
         return None
-    lines = read_names(path)
+    with open_text(file) as text:
+        lines = [line.rstrip("\r\n") for line in text]
     if len(lines) != expected:
-        raise UserError(f"{path}: {len(lines):,} lines, but {MANIFEST} says {expected:,}; {AGAIN}")
+        raise UserError(f"{file}: {len(lines):,} lines, but {but}")
     return lines
 
 

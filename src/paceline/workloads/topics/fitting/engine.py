@@ -119,8 +119,7 @@ class AcceleratedEM:
         self.L.clamp_min_(LEAST)
         sent = perf_counter()
         flights = [] if self.alone else [dist.all_reduce(part, async_op=True) for part in (self.S, sums)]
-        # the next point of L is found while the sums travel
-        leap = (self.momentum - 1) / self._next_momentum() if self.accelerate and self.has_before else 0.0
+        leap = self._leap()  # while the sums travel
         beyond = self._beyond(self.L, self.L_before, 1, leap) if leap else None
         waited = perf_counter()
         for flight in flights:
@@ -196,6 +195,9 @@ class AcceleratedEM:
         self.Ft_before = self.Ft_safe
         self.has_before = self.leaped = False
         self.momentum = max(1.0, self.momentum * BACK)
+
+    def _leap(self) -> float:
+        return (self.momentum - 1) / self._next_momentum() if self.accelerate and self.has_before else 0.0
 
     def _next_momentum(self) -> float:
         return (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2

@@ -35,15 +35,14 @@ USES, LEAST_USE = 6, 0.03
 SIMILAR = 6
 PRINTED_TERMS = 12
 NAMING = 0.3  # the weight of log p for the terms that name a topic; explorer.js has the same
-AT_ONCE = 1 << 14
+TERMS_AT_ONCE = 1 << 14
 FILLED = 0.16  # of the plane, by all topics together
-SMALLEST, LARGEST = 0.011, 0.13
+SMALLEST, LARGEST = 0.011, 0.13  # radii of topics on the map
 MARGIN = 0.02
 ROUNDS = 120
-PER_TOPIC = 20
-ALL_UP_TO = 5_000
+PER_TOPIC, ALL_UP_TO = 20, 5_000  # documents that are shown: of each topic, or all of a small collection
 MOST_IN_MIXTURE, LEAST_SHARE = 12, 0.01
-TERMS = 10
+DOCUMENT_TERMS = 10
 BLOCK_BYTES = 16 << 20
 LONGEST_NAME = 200
 STRIPES, STRIPE_TOPICS = 320, 12
@@ -185,8 +184,8 @@ def overlaps(F: np.ndarray) -> np.ndarray:
     """(k, k): the sum over terms of sqrt(p q). 1 for the same topic, 0 for topics without a term in common."""
     k, m = F.shape
     total = np.zeros((k, k))
-    for start in range(0, m, AT_ONCE):
-        roots = np.sqrt(np.maximum(F[:, start : start + AT_ONCE], 0), dtype=np.float32)
+    for start in range(0, m, TERMS_AT_ONCE):
+        roots = np.sqrt(np.maximum(F[:, start : start + TERMS_AT_ONCE], 0), dtype=np.float32)
         total += roots @ roots.T
     return np.minimum(total, 1.0)
 
@@ -276,7 +275,7 @@ def _typical(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[
             row = nonzeros.between(at, at + 1)
             terms, x = row.indices, row.data.astype(np.float64)
             score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
-            found.append(terms[largest(score, TERMS)])
+            found.append(terms[largest(score, DOCUMENT_TERMS)])
     return found
 
 

@@ -67,8 +67,8 @@ class TopicFit:
     ) -> TopicFit:  # fmt: skip
         """The result of a fit that is over; its L and F, of all ranks, are the factors."""
         terms, names = (None if given is None else list(given) for given in (counts.vocabulary, counts.names))
-        end = fit.passes, fit.converged, fit.end_words()
-        return cls(*factors, list(fit.losses), loss, terms, names, *end, seconds, settings)
+        losses, why = list(fit.losses), fit.end_words()
+        return cls(*factors, losses, loss, terms, names, fit.passes, fit.converged, why, seconds, settings)
 
     @property
     def k(self) -> int:

@@ -14,12 +14,11 @@ from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, 
 from paceline.workloads.topics.counts.on_device import DeviceCounts
 from paceline.workloads.topics.counts.stream import blocks
 from paceline.workloads.topics.device.tiers import TINIEST, minus_x_log_p
-from paceline.workloads.topics.files.documents import SUFFIXES, is_text
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.texts import TextOptions, read_text
+from paceline.workloads.topics.files.texts import SUFFIXES, TextOptions, is_text, read_text
 from paceline.workloads.topics.fitting.engine import LEAST
 from paceline.workloads.topics.fitting.on_cores import CoreSparsePass, cpu_pass
-from paceline.workloads.topics.fitting.start import FEW_SWEEPS, first_rows
+from paceline.workloads.topics.fitting.problem import FEW_SWEEPS, first_rows
 from paceline.workloads.topics.sizes import NEWTON_TOPICS
 
 if TYPE_CHECKING:
