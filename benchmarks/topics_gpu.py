@@ -24,7 +24,7 @@ from topics_gpu_problems import DEVICE, Dense, Lean, Sparse, median_ms, random_f
 import paceline.topics as pt
 from gpu import device_name
 from paceline.workloads.topics.counts.on_device import from_tensor
-from paceline.workloads.topics.device.tensors import triton_runs_on
+from paceline.workloads.topics.device.passes import triton_runs_on
 from paceline.workloads.topics.fitting.problem import problem_of
 
 
@@ -213,7 +213,7 @@ def sweep(clock, tiny):
     L, Ft = random_factors(problem, share)
     S, best = torch.zeros_like(Ft), []
     shapes = ((64, 128, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 128, 8), (64, 256, 4))
-    tiles = [calls.Tile(*shape, stages, bulk) for shape in shapes for bulk in (False, True) for stages in (2, 3, 4)]
+    tiles = [calls.Tile(*shape, stages) for shape in shapes for stages in (2, 3, 4)]
 
     def try_out(some):
         for tile in some[: 2 if tiny else None]:

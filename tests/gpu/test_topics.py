@@ -122,27 +122,6 @@ def test_without_the_loss_the_pass_is_the_same():
     assert error(without[1], with_loss[1]) < 1e-6
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no copy engine")
-def test_sums_by_the_copy_engine_equal_those_by_atomics():
-    import dataclasses
-
-    from paceline.workloads.topics.counts.blocks import DocumentBlock
-    from paceline.workloads.topics.device import triton_calls as calls
-    from paceline.workloads.topics.device.passes import make_pass
-
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("needs compute capability 9.0")
-    X, L, Ft = problem(700, 1100, 20, "uint8")
-    step = make_pass(DocumentBlock(0, X), X.sum(1, dtype=np.float64), np.full(1100, 1 / 1100), DEVICE)
-    L, Ft = (torch.tensor(part, dtype=torch.float32, device=DEVICE) for part in (L, Ft))
-    sums = []
-    for bulk in (False, True):
-        step.tile = dataclasses.replace(calls.dense_tile(step.counts, 20), bulk=bulk)
-        sums.append(torch.zeros_like(Ft))
-        step(L.clone(), Ft, sums[-1], rows="em", loss=False)
-    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
 def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
@@ -217,7 +196,7 @@ def there(X, dtype="int64", sparse=False):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 def test_sums_on_the_device(dtype):
     X = np.random.default_rng(0).integers(0, 256 if dtype == "uint8" else 65_536, (1100, 700))
-    from paceline.workloads.topics.device.resident import sums_of
+    from paceline.workloads.topics.device.tiers import sums_of
 
     per_document, per_term = sums_of(there(X, dtype))
     np.testing.assert_array_equal(per_document.cpu(), X.sum(1))
@@ -246,9 +225,7 @@ def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch)
     X, L, F = planted(60, 50, 3, 100)
     counts, found = there(X, sparse=True), []
     for free, parts in ((1 << 40, 1), (4 * counts.stored_bytes - 1, 3)):
-        monkeypatch.setattr(
-            "paceline.workloads.topics.device.resident.free_device_bytes", lambda device, free=free: free
-        )
+        monkeypatch.setattr("paceline.workloads.topics.device.tiers.free_device_bytes", lambda device, free=free: free)
         steps = problem_of(counts).documents
         assert len(list(steps())) == parts
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)

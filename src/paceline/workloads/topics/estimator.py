@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,36 +14,25 @@ from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.in_process import fit
 from paceline.workloads.topics.result.model import TopicFit
 
-if TYPE_CHECKING:
+try:
+    from sklearn.base import BaseEstimator as _Base
+    from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils.validation import validate_data
 
-    class _Base:
-        n_features_in_: int
+    class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
+        """Names its columns and its output."""
 
-        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+except ImportError:
 
-    class _Transformer: ...
+    class _Base:  # type: ignore[no-redef]
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            raise UserError(
+                "TopicModel needs scikit-learn 1.6 or later: pip install scikit-learn; "
+                "without it,  paceline.topics.fit(X, k=20)  does the same"
+            )
 
-    validate_data: Any
-else:
-    try:
-        from sklearn.base import BaseEstimator as _Base
-        from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-        from sklearn.utils.validation import validate_data
-
-        class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
-            """Names its columns and its output."""
-
-    except ImportError:
-
-        class _Base:
-            def __new__(cls, *_: Any, **__: Any) -> Any:
-                raise UserError(
-                    "TopicModel needs scikit-learn 1.6 or later: pip install scikit-learn; "
-                    "without it,  paceline.topics.fit(X, k=20)  does the same"
-                )
-
-        class _Transformer:
-            """Nothing without scikit-learn."""
+    class _Transformer:  # type: ignore[no-redef]
+        """Nothing without scikit-learn."""
 
 
 class TopicModel(_Transformer, _Base):
@@ -139,7 +128,7 @@ class TopicModel(_Transformer, _Base):
             )
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = []

@@ -49,31 +49,21 @@ def fit(
     `starts`: that many fits from different seeds, of which the one with the lowest loss is returned. `start`: "race"
     (the best of a few tries on a sample), "least_squares" or "random"; "auto" takes least squares for dense counts.
     """
-    return fit_with(X, k, FitOptions(seed, start, rows, tolerance, fractional, device, starts, passes), progress)
-
-
-def fit_with(X: Any, k: int, options: FitOptions, progress: Progress | None = None) -> TopicFit:
-    """The same with the options as one value."""
     from paceline.workloads.topics.fitting.problem import check_topics, problem_of
 
+    options = FitOptions(seed, start, rows, tolerance, fractional, device, starts, passes)
     options.check()
     began = perf_counter()
-    where = device_of(options.device, X)
-    counts = read_counts(X, fractional=options.fractional, on_device=where != "cpu")
+    where = device_of(device, X)
+    counts = read_counts(X, fractional=fractional, on_device=where != "cpu")
     check_topics(k, counts)
     with current_device(getattr(counts, "device", where)):
-        problem = problem_of(counts, where, fractional=options.fractional)
+        problem = problem_of(counts, where, fractional=fractional)
         best, loss = _best(problem, k, options, progress)
     L, Ft = best.result()
-    told = ("seed", "start", "starts", "rows", "tolerance")
-    return TopicFit.of(
-        best,
-        counts,
-        (L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)),
-        loss=loss,
-        seconds=perf_counter() - began,
-        settings={"k": k, **{name: getattr(options, name) for name in told}},
-    )
+    factors = L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)
+    settings = {"k": k, "seed": seed, "start": start, "starts": starts, "rows": rows, "tolerance": tolerance}
+    return TopicFit.of(best, counts, factors, loss=loss, seconds=perf_counter() - began, settings=settings)
 
 
 def _best(problem: Problem, k: int, options: FitOptions, progress: Progress | None) -> tuple[AcceleratedEM, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.section import Section, field
 from paceline.workloads.topics.fitting.options import FitOptions
@@ -34,3 +34,7 @@ class TopicsData(Section):
     max_df: int | float = field(0.95, "documents", "texts: terms in more are left out; 1.0 is all of them", ge=0)
     max_terms: int | None = field(None, "terms", "texts: only the most frequent ones", gt=0)
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of counted texts, named by file, size and date")
+
+    def text_options(self) -> dict[str, Any]:
+        """Those of TextOptions."""
+        return {"column": self.text, "min_df": self.min_df, "max_df": self.max_df, "max_terms": self.max_terms}

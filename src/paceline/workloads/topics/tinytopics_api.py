@@ -11,8 +11,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.in_process import fit
-from paceline.workloads.topics.result.model import TopicFit
-from paceline.workloads.topics.result.model_file import MODEL_FILE
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 
 
 def fit_model(X: Any, k: int, num_epochs: int | None = None, **options: Any) -> tuple[TopicFit, list[float]]:

@@ -8,13 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
-from paceline.workloads.topics.result.model import TopicFit
-from paceline.workloads.topics.result.model_file import MODEL_FILE
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 
 SHOWN_TERMS = 8
 EXPLORER = "topics.html"
@@ -56,8 +54,7 @@ def _count_or_share(text: str) -> int | float:
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     """`paceline topics SOURCE -k K --out FOLDER`, or with --shards the conversion alone."""
-    text = {"text": arguments.text, "min_df": arguments.min_df, "max_df": arguments.max_df}
-    text |= {"max_terms": arguments.max_terms}
+    text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms")}
     if arguments.shards is not None:
         _convert(arguments, text, console)
         return 0
@@ -85,7 +82,7 @@ def run_of(
     *,
     ranks: int = 1,
     show: bool = True,
-    data: Mapping[str, Any] = MappingProxyType({}),
+    data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Fit as a run with its folder at `out`; returns the folder. `data`: more of that section, None is left out."""
     from paceline.spec import build
@@ -94,7 +91,7 @@ def run_of(
     out = Path(out).expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
         raise UserError(f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'")
-    given = {key: value for key, value in data.items() if value is not None}
+    given = {key: value for key, value in (data or {}).items() if value is not None}
     values = {
         "name": out.name,
         "workload": "topics",
@@ -137,8 +134,7 @@ def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) 
     from paceline.workloads.topics.files.convert import convert
     from paceline.workloads.topics.files.texts import TextOptions
 
-    given = {key: value for key, value in text.items() if value is not None and key != "text"}
-    options = TextOptions(**({"column": text["text"]} if text["text"] else {}), **given)
+    given = {"column" if key == "text" else key: value for key, value in text.items() if value not in (None, "")}
     say = None if arguments.quiet else lambda line: print(line, file=sys.stderr)
-    convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=options, say=say)
+    convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
     console.print(f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20", soft_wrap=True)

@@ -25,15 +25,12 @@ from paceline.training.explain import shared_documents
 from paceline.workload import FitEnd, PassWorkload
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
-from paceline.workloads.topics.files.documents import is_text
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.texts import TextOptions
+from paceline.workloads.topics.files.texts import TextOptions, is_text
 from paceline.workloads.topics.fitting.engine import WINDOW, AcceleratedEM
 from paceline.workloads.topics.fitting.options import FitOptions
-from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of
-from paceline.workloads.topics.fitting.start import sample
-from paceline.workloads.topics.result.model import TopicFit
-from paceline.workloads.topics.result.model_file import MODEL_FILE
+from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of, sample
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import TopicsData, TopicsModel
 
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
@@ -54,7 +51,7 @@ class Topics(PassWorkload):
         shards = data.cache.expanduser() / "topics" / self._name_of_texts(data.path)
         if not shards.exists():
             try:
-                return convert(data.path, shards, text=TextOptions(**self._text()))
+                return convert(data.path, shards, text=TextOptions(**self._data.text_options()))
             except UserError:
                 if not shards.exists():  # else another rank was faster
                     raise
@@ -65,11 +62,7 @@ class Topics(PassWorkload):
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
         files = [file for file in files if file.is_file()]
         described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
-        return hashlib.sha256(json.dumps([described, self._text()]).encode()).hexdigest()[:24]
-
-    def _text(self) -> dict[str, Any]:
-        data = self._data
-        return {"column": data.text, "min_df": data.min_df, "max_df": data.max_df, "max_terms": data.max_terms}
+        return hashlib.sha256(json.dumps([described, self._data.text_options()]).encode()).hexdigest()[:24]
 
     def sample_count(self) -> int:
         return self.counts.documents
@@ -99,7 +92,7 @@ class Topics(PassWorkload):
         train, model = self.spec.train, self._model
         problem = problem_of(counts, device, fractional=self._data.fractional)
         asked = model.model_dump()
-        settings = {**asked, "seed": train.seed, "text": self._text()}
+        settings = {**asked, "seed": train.seed, "text": self._data.text_options()}
         k = asked.pop("k")
         options = FitOptions(**asked, seed=train.seed, passes=train.steps or train.epochs)
         return TopicPasses(problem, k, options, settings)

@@ -15,11 +15,10 @@ from paceline.workload import FitEnd
 from paceline.workloads.topics.counts.blocks import DocumentBlock
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
-from paceline.workloads.topics.fitting.given_topics import documents_given_topics, exact_loss
 from paceline.workloads.topics.fitting.on_cores import cpu_pass, cut_evenly
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
-from paceline.workloads.topics.fitting.problem import part_of, problem_of
-from paceline.workloads.topics.fitting.start import SampleSize, first_rows, first_topics, sample
+from paceline.workloads.topics.fitting.problem import SampleSize, first_rows, first_topics, part_of, problem_of, sample
+from paceline.workloads.topics.result.new_documents import documents_given_topics, exact_loss
 from paceline.workloads.topics.workload import TopicPasses
 
 ROWS = ("em", "newton")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import UserError
-from paceline.workloads.topics.pictures.explorer import contents, page, write_explorer
-from paceline.workloads.topics.pictures.explorer_map import overlaps, placed
+from paceline.workloads.topics.pictures.explorer import contents, overlaps, page, placed, write_explorer
 from paceline.workloads.topics.result.model import TopicFit
 from topics_fits import page_data, small_fit
 

@@ -8,7 +8,7 @@ import torch
 import paceline.topics as pt
 from paceline.cli import main
 from paceline.errors import UserError
-from paceline.workloads.topics.fitting.start import SampleSize
+from paceline.workloads.topics.fitting.problem import SampleSize
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_many_documents_are_added_up_without_loss():
 
 
 def test_a_sample_has_more_documents_than_topics(made, monkeypatch):
-    monkeypatch.setattr("paceline.workloads.topics.fitting.start.FOR_CPU", SampleSize(300_000, 500, counts=400))
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.FOR_CPU", SampleSize(300_000, 500, counts=400))
     X, _, _ = made
     dense = X.toarray() if sp.issparse(X) else np.asarray(X)
     assert pt.fit(dense, k=30, passes=5).k == 30

@@ -15,10 +15,9 @@ from hypothesis.extra.numpy import arrays
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.counts.blocks import Csr
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.result.align import align_topics, sort_documents
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.order import align_topics, largest, sort_documents
 from paceline.workloads.topics.result.quality import halves
-from paceline.workloads.topics.result.relevance import largest
 from topics_fits import NIPS, collection, em, nips_fit, small_fit
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -63,9 +62,9 @@ def test_what_is_saved_is_loaded(tmp_path, n, k, m, data, losses):
 
 
 def test_long_lists_of_names_go_beside_the_arrays(tmp_path, fitted, monkeypatch):
-    from paceline.workloads.topics.result import model_file
+    from paceline.workloads.topics.result import model
 
-    monkeypatch.setattr(model_file, "HEADER_BYTES", 100)
+    monkeypatch.setattr(model, "HEADER_BYTES", 100)
     path = fitted[1].save(tmp_path / "fit.safetensors")
     same(fitted[1], TopicFit.load(path))
 

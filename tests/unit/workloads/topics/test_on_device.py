@@ -12,11 +12,10 @@ import paceline.topics as pt
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Csr
 from paceline.workloads.topics.counts.on_device import from_tensor
-from paceline.workloads.topics.device.resident import sums_of
-from paceline.workloads.topics.device.tensors import whole_tiles
+from paceline.workloads.topics.device.passes import whole_tiles
+from paceline.workloads.topics.device.tiers import sums_of
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.problem import problem_of
-from paceline.workloads.topics.fitting.start import SampleSize, first_topics, sample
+from paceline.workloads.topics.fitting.problem import SampleSize, first_topics, problem_of, sample
 from paceline.workloads.topics.in_process import current_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
@@ -140,7 +139,7 @@ def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, s
     there = from_tensor(csr(made) if sparse else torch.tensor(made))
     whole, one = problem_of(there), pt.fit(there, k=3)
     free = 4 * there.stored_bytes - 1 if sparse else 256 * 100
-    monkeypatch.setattr("paceline.workloads.topics.device.resident.free_device_bytes", lambda device: free)
+    monkeypatch.setattr("paceline.workloads.topics.device.tiers.free_device_bytes", lambda device: free)
     parts = problem_of(there)
     assert len(list(whole.documents())) == 1
     assert len(list(parts.documents())) > 1
@@ -148,7 +147,7 @@ def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, s
 
 
 def test_sums_of_nonzeros_in_pieces(made, monkeypatch):
-    monkeypatch.setattr("paceline.workloads.topics.device.tensors.PIECE", 8 * 7)
+    monkeypatch.setattr("paceline.workloads.topics.device.passes.PIECE", 8 * 7)
     per_document, per_term = sums_of(from_tensor(csr(made)))
     np.testing.assert_array_equal(per_document, made.sum(1))
     np.testing.assert_array_equal(per_term, made.sum(0))
@@ -161,8 +160,8 @@ def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
         asked.append(size.counts)
         return sample(counts, seed, least, size)
 
-    monkeypatch.setattr("paceline.workloads.topics.fitting.start.sample", sampled)
-    monkeypatch.setattr("paceline.workloads.topics.fitting.start.free_device_bytes", lambda device: 8 * 90 * 40)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.sample", sampled)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.free_device_bytes", lambda device: 8 * 90 * 40)
     first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
     assert asked == [90 * 40]
 

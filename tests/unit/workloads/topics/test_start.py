@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from paceline.errors import UserError
 from paceline.workloads.topics.fitting.least_squares import Turns, least_squares_start
 
 
@@ -31,44 +30,27 @@ def cosines(F, Ft):
 
 @pytest.mark.parametrize("options", [{}, {"turns": Turns(sample=150)}])
 def test_planted_topics_are_found(options):
-    X, L, F = planted()
-    found_L, Ft = start(X, 5, **options)
+    X, _, F = planted()
+    Ft = start(X, 5, **options)
     assert cosines(F, Ft).min() > 0.98
-    assert found_L.shape == L.shape
-    assert (found_L > 0).all()
-    assert (Ft > 0).all()
-    torch.testing.assert_close(found_L.sum(1), torch.ones(len(X)))
+    assert (Ft >= 0).all()
     torch.testing.assert_close(Ft.sum(0), torch.ones(5))
-    loss, true_loss = (-(X * (a @ b).log()).sum().item() for a, b in ((found_L, Ft.T), (L, F)))
-    assert loss < true_loss * 1.002
 
 
 def test_a_seed_gives_the_same_start():
     X, _, _ = planted()
     first, second, other = start(X, 5, seed=3), start(X, 5, seed=3), start(X, 5, seed=4)
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-    assert not torch.equal(first[1], other[1])
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
 
 
 def test_empty_documents_and_terms_give_numbers():
     X, _, _ = planted(n=60, m=40)
     X[7], X[:, 11] = 0, 0
-    L, Ft = start(X, 5)
-    assert torch.isfinite(L).all()
-    assert torch.isfinite(Ft).all()
-    torch.testing.assert_close(L[7], torch.full((5,), 0.2))
+    assert torch.isfinite(start(X, 5)).all()
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_fewer_patterns_than_topics_give_numbers(rank):
     patterns = np.eye(rank, 30, dtype=np.float32).repeat(10, 0) * 5
-    L, Ft = start(torch.from_numpy(patterns), 6)
-    assert torch.isfinite(L).all()
-    assert torch.isfinite(Ft).all()
-
-
-def test_more_topics_than_documents_are_refused():
-    X, _, _ = planted(n=4, m=40)
-    with pytest.raises(UserError, match="5 topics of 4 documents and 40 terms: give at most 4"):
-        start(X, 5)
+    assert torch.isfinite(start(torch.from_numpy(patterns), 6)).all()

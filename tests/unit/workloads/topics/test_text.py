@@ -15,12 +15,11 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import dense_rows
-from paceline.workloads.topics.counts.totals import totals
+from paceline.workloads.topics.counts.stream import totals
 from paceline.workloads.topics.files import texts as text
-from paceline.workloads.topics.files.convert import convert, convert_text
+from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.stop_words import ENGLISH
-from paceline.workloads.topics.files.texts import TextOptions, read_text
+from paceline.workloads.topics.files.texts import ENGLISH, TextOptions, read_text
 
 TEXTS = [
     "The cat sat on the mat, and the cat slept.",
@@ -81,7 +80,7 @@ def test_batches_make_no_difference(monkeypatch, tmp_path):
     parts = read_text(TEXTS * 20, ALL)
     assert (dense(whole) == dense(parts)).all()
     (tmp_path / "x.txt").write_text("\n".join(line for line in TEXTS if line), encoding="utf-8")
-    shards = convert_text(tmp_path / "x.txt", tmp_path / "s", ALL, shard_bytes=60)
+    shards = convert(tmp_path / "x.txt", tmp_path / "s", text=ALL, shard_bytes=60)
     again = read_text(tmp_path / "x.txt", ALL)
     assert shards.vocabulary == again.vocabulary
     block = shards.block(0, 5).values

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.workloads.topics.device.plain import Joined
+from paceline.workloads.topics.device.passes import Joined
 from paceline.workloads.topics.device.tiers import Room, Tiers
 from paceline.workloads.topics.files.reading import read_counts
 

@@ -104,13 +104,6 @@ class Labelled:
     names: Sequence[str] | None = None
     fractional: bool = False
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class DenseRows(Labelled):
-    """Counts whose zeros are stored."""
-
-    sparse = False
-
     if TYPE_CHECKING:
 
         @property
@@ -119,14 +112,18 @@ class DenseRows(Labelled):
         def terms(self) -> int: ...
 
     def weights(self) -> np.ndarray:
+        """Of dense rows; sparse ones have their own."""
         return np.full(self.documents, self.terms, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayRows(DenseRows):
-    """Rows of an array."""
+class DenseCounts(Labelled):
+    """Rows in memory."""
 
     values: np.ndarray
+
+    sparse = False
+    resident = True
 
     @property
     def documents(self) -> int:
@@ -139,13 +136,6 @@ class ArrayRows(DenseRows):
     @property
     def stored_bytes(self) -> int:
         return self.values.nbytes
-
-
-@dataclass(frozen=True, eq=False)
-class DenseCounts(ArrayRows):
-    """Rows in memory."""
-
-    resident = True
 
     @property
     def row_bytes(self) -> int:
@@ -212,9 +202,8 @@ def joined(parts: Sequence[Csr]) -> Csr:
     """Nonzeros of rows after rows."""
     if len(parts) == 1:
         return parts[0]
-    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-    indptr = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
+    lengths = [np.diff(part.indptr) for part in parts]
+    indptr = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
     return Csr(indptr, np.concatenate([part.indices for part in parts]), stacked([part.data for part in parts]))
 
 

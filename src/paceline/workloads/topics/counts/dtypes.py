@@ -76,29 +76,24 @@ class Filling:
         """Append flat numbers of any type. What cannot be a count is refused."""
         with np.errstate(invalid="ignore", over="ignore"):
             for start in range(0, numbers.size, CHUNK):
-                self._put_chunk(numbers[start : start + CHUNK])
-
-    def _put_chunk(self, chunk: np.ndarray) -> None:
-        if not self._fits(chunk):
-            self._widen(self._type_for(chunk))
-            if not self._fits(chunk):
-                raise AssertionError("the wider type does not hold the numbers either")
-        self.done += chunk.size
+                chunk = numbers[start : start + CHUNK]
+                if not self._fits(chunk):
+                    self._widen(self._type_for(chunk))
+                    if not self._fits(chunk):
+                        raise AssertionError("the wider type does not hold the numbers either")
+                self.done += chunk.size
 
     def _fits(self, chunk: np.ndarray) -> bool:
         target = self.values[self.done : self.done + chunk.size]
         limit = LARGEST.get(self.values.dtype)
+        if limit is not None and chunk.dtype.kind in "uib" and (chunk.min() < 0 or chunk.max() > limit):
+            return False
+        np.copyto(target, chunk, casting="unsafe")
         if limit is None:  # float32
-            np.copyto(target, chunk, casting="unsafe")
             return bool(target.min() >= 0 and target.max() < np.inf)
         if chunk.dtype.kind in "uib":
-            if chunk.min() < 0 or chunk.max() > limit:
-                return False
-            np.copyto(target, chunk, casting="unsafe")
             return True
-        np.copyto(target, chunk, casting="unsafe")
-        exact = bool((target == chunk).all())
-        return exact and (self.values.dtype != np.int32 or bool(chunk.min() >= 0))
+        return bool((target == chunk).all()) and (self.values.dtype != np.int32 or bool(chunk.min() >= 0))
 
     def _type_for(self, chunk: np.ndarray) -> np.dtype:
         """The type this chunk needs, not smaller than the present one; or a refusal."""

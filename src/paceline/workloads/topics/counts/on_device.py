@@ -10,17 +10,8 @@ import numpy as np
 import torch
 
 from paceline.errors import UserError
+from paceline.workloads.topics.counts import dtypes
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, Labelled
-from paceline.workloads.topics.counts.dtypes import (
-    FRACTIONS,
-    PlaceName,
-    check_dtype,
-    check_shape,
-    check_terms,
-    place_in_rows,
-    smallest_exact,
-    whole_type,
-)
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 PIECE = 1 << 26  # elements that are worked on at a time, in a wider type
@@ -60,9 +51,7 @@ class DeviceCounts(Labelled):
         return self.stored_bytes // self.documents
 
     def weights(self) -> np.ndarray:
-        if not self.sparse:
-            return np.full(self.documents, self.terms, np.int64)
-        return self.values[0].diff().cpu().numpy()
+        return self.values[0].diff().cpu().numpy() if self.sparse else super().weights()
 
     def part(self, start: int, stop: int) -> DeviceCounts:
         if not self.sparse:
@@ -90,13 +79,13 @@ class DeviceCounts(Labelled):
 def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     """Counts of a dense tensor or of a sparse CSR one, left where it is; not copied if its type is the smallest."""
     source = "the tensor"
-    check_shape(tensor.shape, source)
+    dtypes.check_shape(tensor.shape, source)
     terms = int(tensor.shape[1])
     if tensor.layout == torch.strided:
-        counts = smallest_exact_there(tensor.contiguous(), fractional, place_in_rows(source, terms))
-        return DeviceCounts(counts, terms, fractional=fractional)
+        rows = smallest_exact_there(tensor.contiguous(), fractional, dtypes.place_in_rows(source, terms))
+        return DeviceCounts(rows, terms, fractional=fractional)
     pointer, index = tensor.crow_indices().long(), tensor.col_indices()
-    check_terms(terms, source)
+    dtypes.check_terms(terms, source)
     lengths = pointer.diff()
     ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
     if not bool(torch.stack(ends).all()):
@@ -117,22 +106,21 @@ def uploaded(counts: Counts, device: torch.device) -> DeviceCounts:
     return DeviceCounts(parts if isinstance(block.values, Csr) else parts[0], counts.terms)
 
 
-def smallest_exact_there(values: Tensor, fractional: bool, place: PlaceName) -> Tensor:
+def smallest_exact_there(values: Tensor, fractional: bool, place: dtypes.PlaceName) -> Tensor:
     """In the smallest type that holds them exactly; what is not a count is refused, as on the host."""
     if values.dtype == torch.bool:
         return values.view(torch.uint8)
     if values.dtype == torch.uint8 or not values.numel():
         return values.to(torch.uint8)
-    check_dtype(np.dtype(np.float32) if values.is_floating_point() else _numpy_type(values), "the tensor")
+    dtypes.check_dtype(np.dtype(np.complex64 if values.is_complex() else np.float32), "the tensor")
     pieces = values.view(-1).split(PIECE)
-    facts = torch.stack([_facts(piece) for piece in pieces])
-    low, high = float(facts[:, 0].amin()), float(facts[:, 1].amax())
-    whole = bool(facts[:, 2].all())
-    kind = whole_type(high) if whole and low >= 0 else None
+    least, largest, whole = torch.stack([_facts(piece) for piece in pieces]).T
+    low, high = float(least.amin()), float(largest.amax())
+    kind = dtypes.whole_type(high) if bool(whole.all()) and low >= 0 else None
     if kind is None:
         if not (fractional and low >= 0 and high <= float(np.finfo(np.float32).max)):
             _refuse(pieces, fractional, place)
-        kind = FRACTIONS
+        kind = dtypes.FRACTIONS
     dtype = torch.from_numpy(np.empty(0, kind)).dtype
     if dtype == values.dtype:
         return values
@@ -141,26 +129,20 @@ def smallest_exact_there(values: Tensor, fractional: bool, place: PlaceName) -> 
 
 def _facts(piece: Tensor) -> Tensor:
     """Least, largest, whether all are whole numbers; NaN makes each of them fail."""
-    if not piece.is_floating_point():
-        piece = piece.long()
-        return torch.stack([piece.min(), piece.max(), piece.new_ones(())]).double()
+    piece = piece if piece.is_floating_point() else piece.long()
     return torch.stack([piece.min(), piece.max(), (piece == piece.trunc()).all()]).double()
 
 
-def _refuse(pieces: Sequence[Tensor], fractional: bool, place: PlaceName) -> None:
+def _refuse(pieces: Sequence[Tensor], fractional: bool, place: dtypes.PlaceName) -> None:
     """The message of the host, for the first number that is none."""
     for number, piece in enumerate(pieces):
+        host = (piece.float() if piece.dtype in (torch.float16, torch.bfloat16) else piece).cpu().numpy()
 
         def whole_place(at: int, first: int = number * PIECE) -> str:
             return place(first + at)
 
-        piece = piece.float() if piece.dtype in (torch.float16, torch.bfloat16) else piece
-        smallest_exact(piece.cpu().numpy(), fractional=fractional, place=whole_place)
+        dtypes.smallest_exact(host, fractional=fractional, place=whole_place)
     raise AssertionError("counts that the device refuses, and the host does not")
-
-
-def _numpy_type(values: Tensor) -> np.dtype:
-    return np.dtype(np.complex64) if values.is_complex() else np.dtype(np.int64)
 
 
 def taken(values: Tensor, at: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nonzeros found in rows while these are in the cache, compiled by numba.
+"""Nonzeros found in rows while these are in the cache, compiled by numba. Import this only where numba is installed.
 
 What is no count, or is larger than 65,535, is left to the slower ways of dtypes.py, which say why or make room.
 """
@@ -6,16 +6,29 @@ What is no count, or is larger than 65,535, is left to the slower ways of dtypes
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+from numba import njit
 
 from paceline.workloads.topics.counts.blocks import Csr
 from paceline.workloads.topics.counts.dtypes import LARGEST as LARGEST_OF
 from paceline.workloads.topics.counts.dtypes import whole_type
-from paceline.workloads.topics.counts.numba_jit import compiled
 
 AT_ONCE = 8  # numbers that are passed over together where all are zero
 LARGEST = LARGEST_OF[np.dtype(np.uint16)]
 NOT_TAKEN = -1
+
+
+def compiled(function=None, *, fastmath=True):
+    """Compiled when it is first called, and kept on disk where there is a place for it."""
+    if function is None:
+        return functools.partial(compiled, fastmath=fastmath)
+    options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
+    try:
+        return njit(**options, cache=True)(function)
+    except RuntimeError:  # neither beside this file nor in the user's cache
+        return njit(**options)(function)
 
 
 def can_scan(dtype: np.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""Blocks of documents one after the other, the next ones read while this one is worked on."""
+"""Blocks of documents one after the other, the next ones read while this one is worked on; and their sums."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, sparse_rows
+from paceline.errors import UserError
+from paceline.workloads.topics.counts.blocks import (
+    Counts,
+    Csr,
+    DocumentBlock,
+    allowing_fractions,
+    allows_fractions,
+    sparse_rows,
+)
+from paceline.workloads.topics.counts.dtypes import smallest_exact
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, READ_AHEAD, SPARSE_BELOW
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
 IN_VAIN = 2  # blocks in a row that were scanned for nothing: it is not tried again in that pass
 Read = Callable[[int, int], DocumentBlock]
+TOTALS_BLOCK_BYTES = 16 << 20
+EXACT_COLUMNS = 1 << 14  # 255 x 2^14 is below 2^24: a float32 holds the sum of so many bytes exactly
+EXACT_ROWS = 64
 
 
 @runtime_checkable
@@ -39,21 +51,20 @@ def blocks(
     start: int = 0,
     stop: int | None = None,
     block_bytes: int = CORE_BLOCK_BYTES,
-    ahead: int = READ_AHEAD,
     *,
     without_zeros: bool = False,
 ) -> Iterator[DocumentBlock]:
     """The documents start..stop in order, in blocks of at most about `block_bytes` (one document at least).
 
-    What is on disk is read by a thread that is `ahead` blocks ahead: memory holds `ahead` + 2 blocks at most. An error
+    What is on disk is read by a thread that is READ_AHEAD blocks ahead: memory holds two more at most. An error
     of the thread is raised here. The thread ends when the iterator does, however early. `without_zeros`: rows that are
     mostly zeros come as their nonzeros, over which a pass is many times as fast, if numba is there for it.
     """
     ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
     read = _without_zeros(counts) if without_zeros and _has_numba() else counts.block
-    if counts.resident or ahead < 1 or len(ranges) < 2:
+    if counts.resident or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
-    return _read_ahead(read, ranges, ahead)
+    return _read_ahead(read, ranges)
 
 
 def _without_zeros(counts: Counts) -> Read:
@@ -88,28 +99,31 @@ def cuts(counts: Counts, start: int, stop: int, block_bytes: int) -> list[tuple[
         raise ValueError(f"documents {start} to {stop} of {counts.documents}")
     if counts.sparse:
         ends = np.cumsum(counts.weights()[start:stop] * BYTES_PER_NONZERO + 8)
-        return _cut_by_bytes(ends, start, block_bytes)
+        return cut_by_size(ends, block_bytes, start)
     row_bytes = getattr(counts, "row_bytes", 4 * counts.terms)
     rows = max(1, block_bytes // row_bytes)
     return [(first, min(stop, first + rows)) for first in range(start, stop, rows)]
 
 
-def _cut_by_bytes(ends: np.ndarray, start: int, block_bytes: int) -> list[tuple[int, int]]:
-    """`ends` are running sums of bytes: as many documents as fit, or one that is larger than a block."""
+def cut_by_size(ends: np.ndarray, most: int, start: int = 0) -> list[tuple[int, int]]:
+    """Ranges of documents, the first numbered `start`: as many as fit into `most`, or one that is larger.
+
+    `ends` are running sums of the documents' sizes.
+    """
     ranges = []
     first, before = 0, 0
     while first < len(ends):
-        last = max(first + 1, int(np.searchsorted(ends, before + block_bytes, "right")))
+        last = max(first + 1, int(np.searchsorted(ends, before + most, "right")))
         ranges.append((start + first, start + last))
         first, before = last, int(ends[last - 1])
     return ranges
 
 
-def _read_ahead(read: Read, ranges: list[tuple[int, int]], ahead: int) -> Iterator[DocumentBlock]:
+def _read_ahead(read: Read, ranges: list[tuple[int, int]]) -> Iterator[DocumentBlock]:
     reader = ThreadPoolExecutor(1, thread_name_prefix="paceline-topics-reader")
     try:
-        coming = deque(reader.submit(read, *some) for some in ranges[: ahead + 1])
-        rest = iter(ranges[ahead + 1 :])
+        coming = deque(reader.submit(read, *some) for some in ranges[: READ_AHEAD + 1])
+        rest = iter(ranges[READ_AHEAD + 1 :])
         while coming:
             block = coming.popleft().result()
             coming.extend(reader.submit(read, *some) for some in islice(rest, 1))
@@ -117,3 +131,68 @@ def _read_ahead(read: Read, ranges: list[tuple[int, int]], ahead: int) -> Iterat
             del block  # the consumer's block is not kept alive while waiting for the next
     finally:
         reader.shutdown(cancel_futures=True)
+
+
+class Totals(NamedTuple):
+    per_document: np.ndarray  # float64, of a range of documents
+    per_term: np.ndarray  # float64, over these documents
+
+
+def totals(counts: Counts, start: int = 0, stop: int | None = None, *, fractional: bool = False) -> Totals:
+    """One pass over the documents that adds up and refuses what is not a count.
+
+    A matrix without any count is refused; a part of one is not.
+    """
+    stop = counts.documents if stop is None else stop
+    allowed = fractional or allows_fractions(counts)
+    if fractional:
+        counts = allowing_fractions(counts)
+    per_document, per_term = np.zeros(stop - start), np.zeros(counts.terms)
+    for block in blocks(counts, start, stop, TOTALS_BLOCK_BYTES):
+        _check_values(block, allowed)
+        at = slice(block.start - start, block.stop - start)
+        add: Any = _add_sparse if isinstance(block.values, Csr) else _add_dense
+        add(block.values, per_document[at], per_term)
+    if not per_term.any() and stop - start == counts.documents:
+        raise UserError(
+            f"all {counts.documents:,} x {counts.terms:,} counts are zero: there is nothing to learn; check the source"
+        )
+    return Totals(per_document, per_term)
+
+
+def _check_values(block: DocumentBlock, fractional: bool) -> None:
+    """What our own readers never hand out, but another's might."""
+    data = block.counts
+    if data.dtype in (np.uint8, np.uint16) or not data.size or (data.dtype == np.int32 and data.min() >= 0):
+        return
+    if data.dtype == np.float32 and fractional and data.min() >= 0 and data.max() < np.inf:
+        return
+    where = f"the block of documents from {block.start}"
+    smallest_exact(data, fractional=fractional, place=lambda at: f"{where}: number {at}")
+
+
+def _add_dense(values: np.ndarray, per_document: np.ndarray, per_term: np.ndarray) -> None:
+    """Add the sums of rows and columns. Bytes are summed as products with ones, in the cache."""
+    rows, terms = values.shape
+    if values.dtype != np.uint8:
+        per_document += values.sum(axis=1, dtype=np.float64)
+        per_term += values.sum(axis=0, dtype=np.float64)
+        return
+    piece = np.empty((min(rows, EXACT_ROWS), min(terms, EXACT_COLUMNS)), np.float32)
+    ones = np.ones(max(piece.shape), np.float32)
+    for left in range(0, terms, EXACT_COLUMNS):
+        right = min(terms, left + EXACT_COLUMNS)
+        for top in range(0, rows, EXACT_ROWS):
+            bottom = min(rows, top + EXACT_ROWS)
+            part = piece[: bottom - top, : right - left]
+            np.copyto(part, values[top:bottom, left:right])
+            per_document[top:bottom] += part @ ones[: right - left]
+            per_term[left:right] += ones[: bottom - top] @ part
+
+
+def _add_sparse(values: Csr, per_document: np.ndarray, per_term: np.ndarray) -> None:
+    lengths = np.diff(values.indptr)
+    some = lengths > 0
+    if some.any():
+        per_document[some] += np.add.reduceat(values.data, values.indptr[:-1][some], dtype=np.float64)
+        per_term += np.bincount(values.indices, weights=values.data, minlength=len(per_term))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
+from paceline.workloads.topics.counts.stream import cut_by_size
 
 BLOCK_ENTRIES = 1 << 24  # expectations in memory at a time, on a CPU
 DEVICE_BLOCK_ENTRIES = 1 << 27
@@ -43,9 +43,8 @@ def generate_synthetic_data(
     factors = _on_simplex(rng.standard_exponential((k, m), np.float32))
     if sparse is None:
         sparse = avg_doc_length < 0.1 * m
-    if sparse:
-        return _sparse_rows_of(rng, loadings, factors, avg_doc_length), loadings, factors
-    return _dense_rows_of(rng, loadings, factors, avg_doc_length), loadings, factors
+    draw = _sparse_rows_of if sparse else _dense_rows_of
+    return draw(rng, loadings, factors, avg_doc_length), loadings, factors
 
 
 def zipf_documents(
@@ -70,10 +69,8 @@ def zipf_documents(
     if device is not None and str(device) != "cpu":
         return _zipf_on_device(n, k, factors, avg_doc_length, seed, device, topics_per_document)
     loadings = _on_simplex(rng.standard_gamma(topics_per_document / k, (n, k), np.float32) + np.float32(1e-9))
-    lengths = _lengths(rng, n, avg_doc_length)
-    slots = np.stack([_lookup(row) for row in factors])
-    parts = [_draw_documents(rng, loadings[a:b], lengths[a:b], factors, slots) for a, b in _cut(lengths, BLOCK_WORDS)]
-    return SparseCounts(joined(parts), m), loadings, factors
+    drawn = _drawn(rng, loadings, factors, _lengths(rng, n, avg_doc_length))
+    return SparseCounts(drawn, m), loadings, factors
 
 
 def _check_sizes(**sizes: float) -> None:
@@ -106,23 +103,15 @@ def _sparse_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.
     """Poisson counts of given expectations are words of a Poisson number, each drawn by itself."""
     import scipy.sparse
 
-    lengths = rng.poisson(length, len(loadings))
-    slots = np.stack([_lookup(row) for row in factors])
-    ranges = _cut(lengths, BLOCK_WORDS)
-    drawn = joined([_draw_documents(rng, loadings[a:b], lengths[a:b], factors, slots) for a, b in ranges])
+    drawn = _drawn(rng, loadings, factors, rng.poisson(length, len(loadings)))
     shape = len(loadings), factors.shape[1]
     return scipy.sparse.csr_array((drawn.data, drawn.indices, drawn.indptr), shape=shape)
 
 
-def _cut(lengths: np.ndarray, words: int) -> Iterator[tuple[int, int]]:
-    """Ranges of documents of about so many words."""
-    ends = np.cumsum(lengths)
-    first = 0
-    while first < len(lengths):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + words, "right")))
-        yield first, last
-        first = last
+def _drawn(rng: np.random.Generator, loadings: np.ndarray, factors: np.ndarray, lengths: np.ndarray) -> Csr:
+    slots = np.stack([_lookup(row) for row in factors])
+    ranges = cut_by_size(np.cumsum(lengths), BLOCK_WORDS)
+    return joined([_draw_documents(rng, loadings[a:b], lengths[a:b], factors, slots) for a, b in ranges])
 
 
 def _lengths(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
@@ -179,8 +168,7 @@ def _on_device(n: int, m: int, k: int, length: float, seed: int, device: Any, sp
     rows = max(1, DEVICE_BLOCK_ENTRIES // m)
     for start in range(0, n, rows):
         drawn = torch.poisson(length * (loadings[start : start + rows] @ factors), generator=generator)
-        largest = float(drawn.max())
-        if largest > 255 and counts.dtype == torch.uint8:
+        if float(drawn.max()) > 255 and counts.dtype == torch.uint8:
             counts = counts.to(torch.int32)  # torch has little arithmetic for uint16
         counts[start : start + rows] = drawn
     return counts, loadings, factors
@@ -213,7 +201,7 @@ def _device_documents(lengths: Any, loadings: Any, factors: Any, generator: Any)
     of_terms += torch.arange(k, device=factors.device).unsqueeze(1)
     flat = of_terms.reshape(-1)  # topic + share: one ascending line for all topics
     keys, numbers = [], []
-    for first, last in _cut(lengths.cpu().numpy(), DEVICE_BLOCK_WORDS):
+    for first, last in cut_by_size(np.cumsum(lengths.cpu().numpy()), DEVICE_BLOCK_WORDS):
         document = torch.repeat_interleave(torch.arange(first, last, device=lengths.device), lengths[first:last])
         line = (of_topics[first:last] + torch.arange(last - first, device=lengths.device).unsqueeze(1)).reshape(-1)
         draw = torch.rand(len(document), device=lengths.device, dtype=torch.float64, generator=generator)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,13 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, joined
+from paceline.workloads.topics.counts.on_device import PIECE, DeviceCounts
 from paceline.workloads.topics.counts.stream import blocks
-from paceline.workloads.topics.device.passes import DensePass, make_pass
-from paceline.workloads.topics.device.plain import DocumentPass, PlainDense
-from paceline.workloads.topics.device.tensors import copy_rows, triton_runs_on
+from paceline.workloads.topics.device import passes
 from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES, padded
 
-Tensor = Any
+Tensor = Any  # torch.Tensor; torch is not typed here
+TINIEST = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Tiers:
         self.q = torch.as_tensor(q).to(self.device, torch.float32)
         self.side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.of_shares: dict[int, Tensor] = {}  # by the first document of a block: found once, in the first pass
-        self.resident: list[tuple[int, int, DocumentPass]] = []
+        self.resident: list[passes.RangePass] = []
         self.pinned: list[DocumentBlock] = []
         source = blocks(counts, self.start, self.stop, self.block_bytes)
         there, beside = room.device_bytes, room.host_bytes
@@ -78,7 +79,7 @@ class Tiers:
         if taken:
             whole = DocumentBlock(self.start, joined(taken))
             last = whole.stop - self.start
-            self.resident.append((0, last, make_pass(whole, self.per_document[:last], self.q, self.device)))
+            self.resident.append((0, last, passes.make_pass(whole, self.per_document[:last], self.q, self.device)))
         return source
 
     def _fill_dense(self, source: Iterator[DocumentBlock], dtype: np.dtype, room: int) -> Iterator[DocumentBlock]:
@@ -92,16 +93,16 @@ class Tiers:
             values: Any = block.values
             fits = min(len(values), room - filled) if values.dtype == dtype else 0
             if fits:
-                copy_rows(values[:fits], whole[filled : filled + fits, : values.shape[1]])
+                passes.copy_rows(values[:fits], whole[filled : filled + fits, : values.shape[1]])
                 filled += fits
             if fits < len(values):
                 source = itertools.chain([DocumentBlock(block.start + fits, values[fits:])], source)
                 break
         share = self.q.clamp_min(1e-30)
-        if triton_runs_on(self.device):
-            step: DocumentPass = DensePass(whole, self.per_document[:filled], share)
+        if passes.triton_runs_on(self.device):
+            step: passes.DocumentPass = passes.DensePass(whole, self.per_document[:filled], share)
         else:
-            step = PlainDense(whole[:filled, : len(share)])
+            step = passes.PlainDense(whole[:filled, : len(share)])
         self.resident.append((0, filled, step))
         return source
 
@@ -116,27 +117,25 @@ class Tiers:
             self.pinned.append(pinned(block))
         return self.stop
 
-    def steps(self) -> Iterator[tuple[int, int, DocumentPass]]:
+    def steps(self) -> Iterator[passes.RangePass]:
         """The passes over all documents in order, each with its range of rows. Use each before asking for the next."""
         yield from self.resident
         if self.pinned or self.on_disk < self.stop:
             disk = blocks(self.counts, self.on_disk, self.stop, self.block_bytes) if self.on_disk < self.stop else ()
             yield from self._streamed(itertools.chain(self.pinned, disk))
 
-    def _streamed(self, source: Iterator[DocumentBlock]) -> Iterator[tuple[int, int, DocumentPass]]:
+    def _streamed(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:
         def fetch(free_after: Any) -> Any:
             """The next block on the device. What is released after `free_after` may be overwritten, nothing later."""
             block = next(source, None)
             if block is None:
                 return None
             first, last = block.start - self.start, block.stop - self.start
-            if self.side is None:
-                return first, last, make_pass(block, self.per_document[first:last], self.q, self.device), None
             if free_after is not None:
                 free_after.synchronize()
-            with torch.cuda.stream(self.side):
-                step = make_pass(block, self.per_document[first:last], self.q, self.device)
-                return first, last, step, self.side.record_event()
+            with torch.cuda.stream(self.side) if self.side else nullcontext():
+                step = passes.make_pass(block, self.per_document[first:last], self.q, self.device)
+                return first, last, step, self.side.record_event() if self.side else None
 
         if self.side is not None:
             self.side.wait_stream(torch.cuda.current_stream(self.device))
@@ -176,3 +175,40 @@ def free_host_bytes() -> int:
     import psutil
 
     return int(HOST_SHARE * psutil.virtual_memory().available)
+
+
+def sums_of(counts: DeviceCounts) -> tuple[Tensor, Tensor]:
+    """Per document and per term, float64, on the device."""
+    return passes.sparse_sums(counts.values, counts.terms) if counts.sparse else passes.dense_sums(counts.values)
+
+
+def passes_of(counts: DeviceCounts, per_document: Tensor, per_term: Tensor, share: Tensor) -> passes.ReadPasses:
+    """The passes over all documents, in one where what it needs fits beside them, else some at a time.
+
+    That is a copy of dense counts in whole tiles, and the sort of sparse ones into the order of the terms.
+    `per_term` are the sums of these documents, `share` the shares of the terms in all of them, on all ranks.
+    """
+    needed = SORT_BYTES * counts.stored_bytes if counts.sparse else passes.whole_tiles_bytes(counts.values)
+    if needed <= free_device_bytes(counts.device):
+        whole = [(0, counts.documents, passes.pass_over(counts.values, per_document, share, per_term))]
+        return lambda: whole if counts.documents else []
+    rows = max(1, min(counts.documents, free_device_bytes(counts.device) * counts.documents // needed) // 2)
+    ranges = [(first, min(counts.documents, first + rows)) for first in range(0, counts.documents, rows)]
+    return lambda: ((a, b, passes.pass_over(counts.part(a, b).values, per_document[a:b], share)) for a, b in ranges)
+
+
+def minus_x_log_p(counts: DeviceCounts, L: np.ndarray, F: np.ndarray) -> float:
+    """The sum of -x log p, in float64."""
+    rows, topics = (torch.as_tensor(part, dtype=torch.float64, device=counts.device) for part in (L, F))
+    total = torch.zeros((), dtype=torch.float64, device=counts.device)
+    if not counts.sparse:
+        step = max(1, PIECE // 4 // counts.terms)
+        for x, some in zip(counts.values.split(step), rows.split(step), strict=True):
+            total -= (x.double() * (some @ topics).clamp_min_(TINIEST).log_()).sum()
+        return float(total)
+    pointer, index, count = counts.values
+    documents = torch.repeat_interleave(torch.arange(counts.documents, device=counts.device), pointer.diff())
+    topics, step = topics.T.contiguous(), PIECE // 4 // len(topics)
+    for i, j, x in zip(documents.split(step), index.split(step), count.split(step), strict=True):
+        total -= x.double() @ (rows[i] * topics[j]).sum(1).clamp_min_(TINIEST).log_()
+    return float(total)

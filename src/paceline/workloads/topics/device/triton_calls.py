@@ -17,6 +17,8 @@ from paceline.workloads.topics.sizes import FUSED_TOPICS, device_topics
 
 Tensor = Any
 Csr = tuple[Tensor, Tensor, Tensor]
+Sides = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Padded counts, the operands of both sides, what is added up for both, and the losses: own side first."""
 LARGEST_K = 512
 SCALE = 64.0  # of the documents' operand, and
 FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest half
@@ -31,8 +33,7 @@ class Tile:
     other: int
     warps: int
     stages: int
-    bulk: bool = False  # the copy engine adds up the sums for the terms (Hopper and later; fused pass of uint8 only)
-    stagger: int = 29  # tiles of terms by which the next program begins later (there too)
+    stagger: int = 29  # tiles of terms by which the next program begins later (fused pass of uint8 only)
 
 
 # By topics, padded to a power of two. Halves: counts up to 255. Float32 (tf32 products): all other counts.
@@ -93,18 +94,6 @@ def nearest_tf32(values: Tensor) -> Tensor:
     return ((values.float().contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Padded counts, the operands of documents and terms, and what is added up for both: own side first."""
-
-    counts: Tensor
-    u: Tensor
-    v: Tensor
-    own: Tensor
-    other: Tensor
-    losses: Tensor
-
-
 def dense_statistics(counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """For padded counts: sum_j x / (u v) v_j per document, sum_i x / (u v) u_i per term, sum_j x log2(u v)."""
     K = u.shape[1]
@@ -112,12 +101,12 @@ def dense_statistics(counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: 
     losses = torch.zeros(len(u) if loss else 1, device=u.device)
     if K <= FUSED_TOPICS and counts.dtype == torch.uint8:
         v = v.view(-1, 2, K).transpose(0, 1).contiguous()  # the even terms, then the odd ones
-        _pairs(Sides(counts, u, v, own, other, losses), tile, loss=loss)
+        _pairs((counts, u, v, own, other, losses), tile, loss=loss)
         return own, other.view(2, -1, K).transpose(0, 1).reshape(-1, K), losses
     both = K <= FUSED_TOPICS
-    _dense(Sides(counts, u, v, own, other, losses), tile, both=both, loss=loss)
+    _dense((counts, u, v, own, other, losses), tile, both=both, loss=loss)
     if not both:
-        _dense(Sides(counts, v, u, other, own, losses), tile, terms=True)
+        _dense((counts, v, u, other, own, losses), tile, terms=True)
     return own, other, losses
 
 
@@ -139,23 +128,18 @@ def dense_product(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
         scale = columns.abs().amax().clamp_min(1e-30)
         v = operand(columns / scale, others, counts, empty=0.0)
         own = torch.zeros(size, v.shape[1], device=v.device)
-        sides = Sides(counts, own.to(v.dtype), v, own, own, own)
-        _dense(sides, PRODUCT_TILE, terms=transposed, ratio=False)
+        _dense((counts, own.to(v.dtype), v, own, own, own), PRODUCT_TILE, terms=transposed, ratio=False)
         results.append(own[:, : columns.shape[1]] * scale)
     return torch.cat(results, dim=1)
 
 
 def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
-    pairs, u, other = sides.counts.view(torch.int16), sides.u, sides.other
+    counts, u, *others = sides
+    pairs = counts.view(torch.int16)
     programs, splits, per_split = _grid(len(u), pairs.shape[1], tile.own, tile.other // 2)
-    bulk = tile.bulk and pairs.is_cuda
-    if bulk:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        other = TensorDescriptor.from_tensor(other, [tile.other // 2, other.shape[1]])
     kernels.dense_pairs[(programs, splits)](
-        pairs, u, sides.v, sides.own, other, sides.losses, pairs.shape[1], pairs.shape[1], per_split,
-        WITH_LOSS=loss, FAST=is_fast(sides.counts), BULK=bulk, BM=tile.own, BN=tile.other // 2, K=u.shape[1],
+        pairs, u, *others, pairs.shape[1], pairs.shape[1], per_split,
+        WITH_LOSS=loss, FAST=is_fast(counts), BM=tile.own, BN=tile.other // 2, K=u.shape[1],
         STAGES=tile.stages, STAGGER=tile.stagger, num_warps=tile.warps,
     )  # fmt: skip
 
@@ -163,10 +147,10 @@ def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
 def _dense(
     sides: Sides, tile: Tile, *, terms: bool = False, ratio: bool = True, both: bool = False, loss: bool = False
 ) -> None:
-    counts, u, v = sides.counts, sides.u, sides.v
+    counts, u, v, *_ = sides
     programs, splits, per_split = _grid(len(u), len(v), tile.own, tile.other)
     kernels.dense_pass[(programs, splits)](
-        counts, u, v, sides.own, sides.other, sides.losses, counts.shape[1], len(v), per_split,
+        *sides, counts.shape[1], len(v), per_split,
         TERMS=terms, RATIO=ratio, BOTH=both, WITH_LOSS=loss, FAST=is_fast(counts),
         BM=tile.own, BN=tile.other, K=u.shape[1], STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
@@ -248,22 +232,18 @@ def by_terms(csr: Csr, terms: int) -> Items:
     return Items(term.to(torch.int32), begin, end, document, taken(count, order))
 
 
-def sparse_statistic(items: Items, L: Tensor, table: Tensor, S: Tensor) -> None:
-    """S (terms, K) += sum_i x / p' l_i."""
-    _sparse_terms(items, L, table, S, ratio=True)
-
-
 def sparse_spread(items: Items, C: Tensor, terms: int) -> Tensor:
     """X.T @ C."""
     results = []
     for columns in C.split(PRODUCT_K, dim=1):
         out = torch.zeros(terms, padded_topics(columns.shape[1]), device=C.device)
-        _sparse_terms(items, columns.contiguous(), out, out, ratio=False)
+        sparse_statistic(items, columns.contiguous(), out, out, ratio=False)
         results.append(out[:, : columns.shape[1]])
     return torch.cat(results, dim=1)
 
 
-def _sparse_terms(items: Items, L: Tensor, table: Tensor, S: Tensor, *, ratio: bool) -> None:
+def sparse_statistic(items: Items, L: Tensor, table: Tensor, S: Tensor, *, ratio: bool = True) -> None:
+    """S (terms, K) += sum_i x / p' l_i; without `ratio`, sum_i x l_i."""
     if len(items.term) == 0:
         return
     K = table.shape[1]

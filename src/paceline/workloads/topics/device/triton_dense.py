@@ -160,16 +160,15 @@ def pair_logs(pair, p0, p1, FAST: tl.constexpr):
 @triton.jit
 def dense_pairs(
     X, U, V, OWN, OTHER, LOSS, width, pairs, pairs_per_split,
-    WITH_LOSS: tl.constexpr, FAST: tl.constexpr, BULK: tl.constexpr,
+    WITH_LOSS: tl.constexpr, FAST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, STAGGER: tl.constexpr,
 ):  # fmt: skip
     """Both statistics of counts up to 255 in one read: OWN[i] += sum_j x_ij / (u_i v_j) v_j for BM documents, and
     OTHER[j] += sum_i x_ij / (u_i v_j) u_i; WITH_LOSS also LOSS[i] += sum_j x_ij log2(u_i v_j).
 
     X is read as pairs of counts, (documents, width) of int16; V and OTHER hold first the even terms, then the odd ones.
-    The registers then hold the counts as the products need them. Sums go out through float32 atomics; BULK: OTHER is a
-    tensor descriptor, and the adding is left to the copy engine. Both sides are padded to whole tiles, with no counts
-    and u v > 0 there.
+    The registers then hold the counts as the products need them. Sums go out through float32 atomics. Both sides are
+    padded to whole tiles, with no counts and u v > 0 there.
     """
     own = tl.program_id(0) * BM + tl.arange(0, BM)
     topic = tl.arange(0, K)
@@ -196,12 +195,8 @@ def dense_pairs(
         total = tl.dot(r1, v1, total, out_dtype=tl.float32)
         part0 = tl.dot(tl.trans(r0), u, out_dtype=tl.float32)
         part1 = tl.dot(tl.trans(r1), u, out_dtype=tl.float32)
-        if BULK:
-            OTHER.atomic_add([begin + at, 0], part0)
-            OTHER.atomic_add([pairs + begin + at, 0], part1)
-        else:
-            tl.atomic_add(OTHER + term_at + at * K, part0, sem="relaxed")
-            tl.atomic_add(OTHER + term_at + (pairs + at) * K, part1, sem="relaxed")
+        tl.atomic_add(OTHER + term_at + at * K, part0, sem="relaxed")
+        tl.atomic_add(OTHER + term_at + (pairs + at) * K, part1, sem="relaxed")
         if WITH_LOSS:
             loss += tl.sum(pair_logs(x, p0, p1, FAST), axis=1)
     tl.atomic_add(OWN + own[:, None] * K + topic[None, :], total, sem="relaxed")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import UserError
 from paceline.record.units import size
-from paceline.workloads.topics.counts.blocks import Counts, Labelled, allows_fractions
-from paceline.workloads.topics.counts.memory import sampled
+from paceline.workloads.topics.counts.blocks import Counts, Csr, Labelled, allows_fractions, dense_rows
 from paceline.workloads.topics.counts.stream import blocks
-from paceline.workloads.topics.files.documents import documents, is_text
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.shards import SHARD_BYTES, Say, ShardCounts, check_new, compact, write_shards
-from paceline.workloads.topics.files.texts import Counting, TextOptions, describe
+from paceline.workloads.topics.files.texts import Counting, TextOptions, describe, documents, is_text
+
+SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix
 
 
 def convert(
@@ -30,51 +33,32 @@ def convert(
     folder = Path(out).expanduser().absolute()
     check_new(folder)
     if isinstance(source, str | Path) and is_text(Path(source).expanduser()):
-        return convert_text(Path(source).expanduser(), folder, text, shard_bytes=shard_bytes, say=say)
+        words, labels = _text_stream(Path(source).expanduser(), text or TextOptions())
+        return write_shards(folder, words, len(labels.vocabulary or ()), labels, shard_bytes=shard_bytes, say=say)
     counts = read_counts(source, fractional=fractional)
     _check_space(folder, _estimated_bytes(counts))
     stream = (block.values for block in blocks(counts, block_bytes=min(shard_bytes, SHARD_BYTES)))
-    return write_shards(
-        folder,
-        stream,
-        counts.terms,
-        Labelled(vocabulary=counts.vocabulary, names=counts.names, fractional=allows_fractions(counts)),
-        shard_bytes=shard_bytes,
-        say=say,
-    )
+    labels = Labelled(vocabulary=counts.vocabulary, names=counts.names, fractional=allows_fractions(counts))
+    return write_shards(folder, stream, counts.terms, labels, shard_bytes=shard_bytes, say=say)
 
 
-def convert_text(
-    source: Path,
-    out: Path,
-    options: TextOptions | None = None,
-    *,
-    shard_bytes: int = SHARD_BYTES,
-    say: Say | None = None,
-) -> ShardCounts:
-    """The same counts as a folder of shards. The texts are read twice, and their counts are never all in memory."""
-    options = options or TextOptions()
+def _text_stream(source: Path, options: TextOptions) -> tuple[Iterator[Csr], Labelled]:
+    """The counts of texts, which are read twice: they are never all in memory."""
     first = Counting(options)
     for _ in first.count(documents(source, options.column, options.name_column)):
         pass
-    _, vocabulary = first.vocabulary(describe(source))
-    second = Counting(options, vocabulary.terms)
-    stream = second.count(documents(source, options.column, options.name_column))
-    return write_shards(
-        out,
-        stream,
-        len(vocabulary.terms),
-        Labelled(vocabulary=vocabulary.terms, names=vocabulary.names),
-        shard_bytes=shard_bytes,
-        say=say,
-    )
+    _, terms = first.vocabulary(describe(source))
+    second = Counting(options, terms).count(documents(source, options.column, options.name_column))
+    return second, Labelled(vocabulary=terms, names=first.names or None)
 
 
 def _estimated_bytes(counts: Counts) -> int:
     """About what the shards will take, from a sample where the counts are dense."""
     if counts.sparse:
         return int(4 * counts.documents + 4 * counts.weights().sum())
-    dense = sampled(counts)
+    starts = np.unique(np.linspace(0, max(0, counts.documents - SAMPLE_ROWS), SAMPLES).astype(int)).tolist()
+    some = (counts.block(at, min(counts.documents, at + SAMPLE_ROWS)).values for at in starts)
+    dense = [dense_rows(values, counts.terms) for values in some]
     per_row = sum(compact(rows)[1] for rows in dense) / sum(len(rows) for rows in dense)
     return int(1.1 * per_row * counts.documents)
 

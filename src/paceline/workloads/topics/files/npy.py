@@ -5,24 +5,18 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from paceline.errors import UserError
 from paceline.record.units import size
-from paceline.workloads.topics.counts.blocks import ArrayRows, Counts, Csr, DenseRows, DocumentBlock
-from paceline.workloads.topics.counts.dtypes import (
-    Filling,
-    PlaceName,
-    check_dtype,
-    check_shape,
-    place_in_rows,
-    smallest_exact,
-)
-from paceline.workloads.topics.files.sidecar import labelled
+from paceline.workloads.topics.counts import dtypes
+from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, DocumentBlock, Labelled
 from paceline.workloads.topics.sizes import SPARSE_BELOW
 
 PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
@@ -34,8 +28,8 @@ MAGIC = b"\x93NUMPY"
 def read_npy(path: Path, fractional: bool = False) -> Counts:
     """Counts on disk. The header and the size of the file are checked now, the numbers when they are read."""
     shape, in_columns, dtype, offset = read_header(path)
-    check_dtype(dtype, str(path))
-    check_shape(shape, str(path))
+    dtypes.check_dtype(dtype, str(path))
+    dtypes.check_shape(shape, str(path))
     if in_columns and min(shape) > 1:
         warnings.warn(
             f"{path}: stored column by column (Fortran order), so that reading documents is slow; convert it once to "
@@ -43,8 +37,8 @@ def read_npy(path: Path, fractional: bool = False) -> Counts:
             stacklevel=2,
         )
         array = np.memmap(path, dtype, "r", offset, shape, "F")
-        return labelled(MappedCounts(array, str(path), fractional=fractional), path)
-    return labelled(NpyCounts(path, shape[0], shape[1], dtype, offset, fractional=fractional), path)
+        return MappedCounts(array, str(path), fractional=fractional)
+    return NpyCounts(path, shape[0], shape[1], dtype, offset, fractional=fractional)
 
 
 def read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
@@ -54,7 +48,9 @@ def read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
             if file.read(len(MAGIC)) != MAGIC:
                 raise UserError(f"{path}: not a .npy file (it does not begin like one); write it with  numpy.save")
             file.seek(0)
-            shape, in_columns, dtype = _header(file)
+            first_version = np.lib.format.read_magic(file) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if first_version else np.lib.format.read_array_header_2_0
+            shape, in_columns, dtype = read(file)
             offset = file.tell()
             there = os.fstat(file.fileno()).st_size
     except OSError as error:
@@ -76,15 +72,8 @@ def truncated(path: Path, there: int, needed: int) -> UserError:
     )
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
-
-
 @dataclass(frozen=True, eq=False)
-class NpyCounts(DenseRows):
+class NpyCounts(Labelled):
     """Rows one after the other in a file. They are read with plain reads, which leave no pages in this process."""
 
     path: Path
@@ -93,6 +82,7 @@ class NpyCounts(DenseRows):
     dtype: np.dtype
     offset: int
 
+    sparse = False
     resident = False
 
     @property
@@ -106,15 +96,12 @@ class NpyCounts(DenseRows):
     def block(self, start: int, stop: int) -> DocumentBlock:
         begin = self.offset + start * self.row_bytes
         numbers = (stop - start) * self.terms
-        handle = open_in_order(self.path)
-        try:
+        with open_in_order(self.path) as handle:
             if self.dtype.itemsize == 1 and self.dtype.kind in "bu":
                 flat = np.empty(numbers, np.uint8)
                 read_into(handle, flat, begin, self.path)
             else:
                 flat = self._smallest_exact(handle, begin, numbers, start)
-        finally:
-            os.close(handle)
         return DocumentBlock(start, flat.reshape(stop - start, self.terms))
 
     def nonzero_rows(self, start: int, stop: int) -> Csr | None:
@@ -125,20 +112,17 @@ class NpyCounts(DenseRows):
             return None
         found = Nonzeros(stop - start, int(SPARSE_BELOW * (stop - start) * self.terms))
         piece = np.empty((max(1, PIECE_BYTES // self.row_bytes), self.terms), self.dtype)
-        handle = open_in_order(self.path)
-        try:
+        with open_in_order(self.path) as handle:
             for first in range(start, stop, len(piece)):
                 rows = piece[: stop - first]
                 read_into(handle, rows, self.offset + first * self.row_bytes, self.path)
                 if not found.add(rows):
                     return None
-        finally:
-            os.close(handle)
         return found.csr()
 
     def _smallest_exact(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
-        place = place_in_rows(str(self.path), self.terms, start)
-        filling = Filling(numbers, fractional=self.fractional, place=place)
+        place = dtypes.place_in_rows(str(self.path), self.terms, start)
+        filling = dtypes.Filling(numbers, fractional=self.fractional, place=place)
         piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
         for first in range(0, numbers, piece.size):
             part = piece[: min(piece.size, numbers - first)]
@@ -147,15 +131,19 @@ class NpyCounts(DenseRows):
         return filling.values
 
 
-def open_in_order(path: Path) -> int:
+@contextmanager
+def open_in_order(path: Path) -> Iterator[int]:
     """A file handle whose reads the kernel runs far ahead of."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    return handle
+    try:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def read_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
@@ -172,7 +160,7 @@ def read_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class MappedCounts(ArrayRows):
+class MappedCounts(DenseCounts):
     """Rows of a mapped array of any order. Columns that are far apart make its rows slow, but not wrong."""
 
     source: str
@@ -192,14 +180,14 @@ class MappedCounts(ArrayRows):
             self._let_go()
             columns = slice(left, left + panel.shape[1])
             place = self._place(start, left, panel.shape[1])
-            small = smallest_exact(panel, fractional=self.fractional, place=place)
+            small = dtypes.smallest_exact(panel, fractional=self.fractional, place=place)
             kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
             if found.dtype.kind != "f" and kind != found.dtype:
                 found = found.astype(kind)
             found[:, columns] = small
         return DocumentBlock(start, found)
 
-    def _place(self, start: int, left: int, width: int) -> PlaceName:
+    def _place(self, start: int, left: int, width: int) -> dtypes.PlaceName:
         return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
 
     def _let_go(self) -> None:

@@ -15,17 +15,21 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.arrays import from_scipy
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, Labelled, joined, no_rows, overlapping
-from paceline.workloads.topics.files.sidecar import labelled
 
 INDICES, COUNTS = "indices", "counts"
 
 
 def read_parquet(path: Path, fractional: bool = False) -> Counts:
     """Counts on disk: the list columns `indices` and `counts`."""
+    groups, lengths, largest = [], [np.zeros(0, np.int64)], -1
     with opened(path) as file:
-        groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
         said = (file.schema_arrow.metadata or {}).get(b"terms")
-    lengths, largest = _lengths_and_largest(path)
+        for number in range(file.metadata.num_row_groups):
+            groups.append(file.metadata.row_group(number).num_rows)
+            some, indices = _flat(file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES))
+            lengths.append(some)
+            if len(indices):
+                largest = max(largest, int(indices.max()))
     terms = int(said) if said and said.isdigit() else largest + 1
     if not sum(groups) or largest < 0:
         raise UserError(f"{path}: is empty or all zero: {sum(groups):,} documents without a single count")
@@ -35,7 +39,7 @@ def read_parquet(path: Path, fractional: bool = False) -> Counts:
             terms = max(terms, sum(1 for _ in lines))
     if largest >= terms:
         raise UserError(f"{path}: the term {largest:,} is beyond the {terms:,} terms that the file says it has")
-    return labelled(ParquetCounts(path, terms, tuple(groups), lengths, fractional=fractional), path)
+    return ParquetCounts(path, terms, tuple(groups), np.concatenate(lengths), fractional=fractional)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,19 +122,6 @@ def opened(path: Path) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or ["damaged"])[0]
         raise UserError(f"{path}: not a readable Parquet file ({reason}); write it again or copy it again") from None
-
-
-def _lengths_and_largest(path: Path) -> tuple[np.ndarray, int]:
-    """(terms in each document, the largest number of a term or -1), from one pass over the column `indices`."""
-    lengths, largest = [np.zeros(0, np.int64)], -1
-    with opened(path) as file:
-        for number in range(file.metadata.num_row_groups):
-            column = file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES)
-            some, indices = _flat(column)
-            lengths.append(some)
-            if len(indices):
-                largest = max(largest, int(indices.max()))
-    return np.concatenate(lengths), largest
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:

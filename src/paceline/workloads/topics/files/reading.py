@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import mmap
+import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +16,15 @@ import numpy as np
 from paceline.data.files import nearest
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
-from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions
+from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
-from paceline.workloads.topics.files import matrices, npy, parquet, shards
-from paceline.workloads.topics.files.documents import is_text
-from paceline.workloads.topics.files.texts import TextOptions, read_text
+from paceline.workloads.topics.files import npy, parquet, shards
+from paceline.workloads.topics.files.npy import MappedCounts, NpyCounts
+from paceline.workloads.topics.files.texts import TextOptions, is_text, read_text
 
-READERS: dict[str, Callable[[Path, bool], Counts]] = {
-    ".npy": npy.read_npy,
-    ".npz": matrices.read_npz,
-    ".mtx": matrices.read_mtx,
-    ".parquet": parquet.read_parquet,
-}
+AGAIN = "write it again or copy it again"
+
+LOCAL_HEADER_BYTES = 30  # of an entry of a zip file, before its name
 
 
 def read_counts(
@@ -37,7 +38,7 @@ def read_counts(
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
-    if callable(getattr(source, "as_counts", None)):  # the datasets of datasets.py
+    if callable(getattr(source, "as_counts", None)):  # the datasets below
         return source.as_counts(fractional=fractional)
     if isinstance(source, Counts):
         return allowing_fractions(source) if fractional else source
@@ -79,4 +80,162 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
     read = next((read for suffix, read in READERS.items() if name.endswith(suffix)), None)
     if read is None:
         raise UserError(f"{path}: a file of this kind is not read; give {KINDS}")
-    return read(path, fractional)
+    counts: Any = read(path, fractional)
+    vocabulary, names = _names_beside(path, "terms", counts.terms), _names_beside(path, "docs", counts.documents)
+    return replace(counts, vocabulary=vocabulary, names=names)
+
+
+def _names_beside(path: Path, what: str, expected: int) -> list[str] | None:
+    """One name per line of NAME.terms.txt or terms.txt beside the matrix, and likewise docs.txt."""
+    stem, side = path.name.removesuffix(".gz").rpartition(".")[0], "columns" if what == "terms" else "rows"
+    own, shared = path.with_name(f"{stem}.{what}.txt"), path.with_name(f"{what}.txt")
+    file = own if own.is_file() else shared
+    but = f"{path.name} has {expected:,} {side}; give one line for each, or move {file.name} away"
+    return shards.read_names(file, expected, but)
+
+
+def read_npz(path: Path, fractional: bool = False) -> Counts:
+    """A sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
+    import scipy.sparse
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            there, matrix = archive.files, None
+            if "format" in there:
+                matrix = scipy.sparse.load_npz(path)
+                if hasattr(matrix, "check_format"):
+                    matrix.check_format(full_check=True)
+            elif len(there) == 1:
+                matrix = archive[there[0]]
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "the zip archive is damaged or cut short"
+        raise UserError(f"{path}: cannot be read: {reason}; {AGAIN}") from None
+    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+        raise UserError(f"{path}: not a matrix that can be read ({first_line(error)}); {AGAIN}") from None
+    if matrix is None:
+        found = ", ".join(there) or "nothing"
+        raise UserError(f"{path}: neither a sparse matrix of scipy.sparse.save_npz nor a single array (there: {found})")
+    return _counts(matrix, path, fractional)
+
+
+def read_mtx(path: Path, fractional: bool = False) -> Counts:
+    """A Matrix Market file, gzip or not: documents are rows."""
+    from scipy.io import mmread
+
+    try:
+        matrix = mmread(path, spmatrix=False)
+    except (OSError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; {AGAIN}") from None
+    except (ValueError, OverflowError, TypeError) as error:
+        raise UserError(f"{path}: not a Matrix Market file ({first_line(error)}); {AGAIN}") from None
+    return _counts(matrix, path, fractional)
+
+
+def _counts(matrix: Any, path: Path, fractional: bool) -> Counts:
+    read: Any = from_array if isinstance(matrix, np.ndarray) else from_scipy
+    return read(matrix, fractional=fractional, source=str(path))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, or its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+READERS: dict[str, Callable[[Path, bool], Counts]] = {
+    ".npy": npy.read_npy,
+    ".npz": read_npz,
+    ".mtx": read_mtx,
+    ".parquet": parquet.read_parquet,
+}
+
+
+class NumpyDiskDataset:
+    """Rows of a .npy file or an array. A file stays on disk. `dataset[i]` is (row as a float32 tensor, i)."""
+
+    def __init__(self, data: str | Path | np.ndarray, indices: Any = None):
+        self.counts: Counts = self._open(data)
+        self.indices = None if indices is None else np.asarray(indices, np.int64)
+        if self.indices is not None and self.indices.size:
+            low, high = int(self.indices.min()), int(self.indices.max())
+            if low < 0 or high >= self.counts.documents:
+                raise UserError(f"indices from {low} to {high}: the matrix has {self.counts.documents:,} rows, from 0")
+
+    def _open(self, data: Any) -> Counts:
+        return read_counts(data, fractional=True)
+
+    def __len__(self) -> int:
+        return self.counts.documents if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        index %= len(self)
+        return torch.from_numpy(self._row(index).astype(np.float32)), index
+
+    @property
+    def num_terms(self) -> int:
+        return self.counts.terms
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.counts.terms
+
+    def as_counts(self, *, fractional: bool = False) -> Counts:
+        """The counts for `fit`. Chosen rows are brought into memory."""
+        if self.indices is not None:
+            return read_counts(np.stack([self._row(at) for at in range(len(self))]), fractional=fractional)
+        changeable: Any = self.counts
+        if self.counts.resident and not fractional:
+            return read_counts(changeable.values, fractional=False)
+        return replace(changeable, fractional=fractional)
+
+    def _row(self, index: int) -> np.ndarray:
+        row = index if self.indices is None else int(self.indices[index])
+        return dense_rows(self.counts.block(row, row + 1).values, self.counts.terms)[0]
+
+
+class TorchDiskDataset(NumpyDiskDataset):
+    """Rows of a dense matrix saved by torch.save. The file stays on disk."""
+
+    def _open(self, data: Any) -> Counts:
+        path = Path(data).expanduser()
+        tensor = _mapped(path)
+        check_shape(tensor.shape, str(path))
+        if tensor.dtype.itemsize == 2 and tensor.is_floating_point():  # numpy has no bfloat16
+            return read_counts(tensor, fractional=True)
+        array = tensor.numpy()
+        check_dtype(array.dtype, str(path))
+        offset = _offset(path)
+        if offset is None or not tensor.is_contiguous():
+            return MappedCounts(array, str(path), fractional=True)
+        offset += tensor.storage_offset() * array.itemsize
+        return NpyCounts(path, array.shape[0], array.shape[1], array.dtype, offset, fractional=True)
+
+
+def _mapped(path: Path) -> Any:
+    import torch
+
+    try:
+        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except Exception as error:
+        raise UserError(f"{path}: not a tensor that torch.save wrote ({first_line(error):.80})") from None
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        raise UserError(f"{path}: holds no dense tensor but a {type(tensor).__name__}; save the matrix alone")
+    return tensor
+
+
+def _offset(path: Path) -> int | None:
+    """Where the numbers of the only tensor begin in the zip file that torch.save wrote."""
+    with zipfile.ZipFile(path) as archive:
+        stored = [entry for entry in archive.infolist() if "/data/" in entry.filename]
+    if len(stored) != 1 or stored[0].compress_type != zipfile.ZIP_STORED:
+        return None
+    with path.open("rb") as file:
+        file.seek(stored[0].header_offset)
+        header = file.read(LOCAL_HEADER_BYTES)
+    name_bytes, extra_bytes = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    return stored[0].header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes

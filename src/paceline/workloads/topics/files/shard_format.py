@@ -69,16 +69,12 @@ class Shard:
 def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
     """Write the rows in the smaller of the two layouts."""
     rows = values.rows if isinstance(values, Csr) else len(values)
-    entries = values.data if isinstance(values, Csr) else values
-    nonzeros = len(values.data) if isinstance(values, Csr) else int(np.count_nonzero(values))
-    data = _stored_type(entries if isinstance(values, Csr) else entries[entries != 0])
+    counts = values.data if isinstance(values, Csr) else values[values != 0]
+    nonzeros, data = len(counts), _stored_type(counts)
     segments, index_bytes = _segments(rows, nonzeros, terms)
     csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
     layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
-    if layout == "csr" and not isinstance(values, Csr):
-        values = sparse_rows(values)
-    elif layout == "dense" and isinstance(values, Csr):
-        values = dense_rows(values, terms)
+    values = sparse_rows(values) if layout == "csr" else dense_rows(values, terms)
     flat = values.data if isinstance(values, Csr) else values.ravel()
     assert flat.size < 2**32, "positions in a shard are uint32"
     small, large_at, large = _set_apart(flat, data)
@@ -102,16 +98,15 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
 
 def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
     """The rows start..stop of a shard, as they are stored: with their nonzeros or dense."""
-    handle = open_in_order(path)
     sections = shard.section(terms)
+    with open_in_order(path) as handle:
 
-    def part(name: str, first: int, last: int) -> np.ndarray:
-        offset, dtype, _ = sections[name]
-        array = np.empty(last - first, dtype)
-        read_into(handle, array, offset + first * dtype.itemsize, path)
-        return array
+        def part(name: str, first: int, last: int) -> np.ndarray:
+            offset, dtype, _ = sections[name]
+            array = np.empty(last - first, dtype)
+            read_into(handle, array, offset + first * dtype.itemsize, path)
+            return array
 
-    try:
         large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
         if shard.layout == "dense":
             first, last = start * terms, stop * terms
@@ -124,8 +119,6 @@ def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np
         index = part("index", first, last)
         data = _with_large(part("data", first, last), large_at, large, first)
         return _from_segments(starts, index, data, shard.segments)
-    finally:
-        os.close(handle)
 
 
 def row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:

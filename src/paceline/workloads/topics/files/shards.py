@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -18,23 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.files import open_text
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import read_json, write_json
 from paceline.record.units import size
-from paceline.workloads.topics.counts.blocks import (
-    Csr,
-    DocumentBlock,
-    Labelled,
-    dense_rows,
-    joined,
-    no_rows,
-    overlapping,
-    sparse_rows,
-    stacked,
-)
+from paceline.workloads.topics.counts import blocks
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.files.shard_format import AGAIN, Shard, read_rows, row_starts, verify, write_shard
-from paceline.workloads.topics.files.sidecar import read_names
 
 MANIFEST = "counts.json"
 FORMAT = 1
@@ -45,7 +35,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class ShardCounts(Labelled):
+class ShardCounts(blocks.Labelled):
     """Counts in a folder of shards. Blocks may cross from one shard to the next."""
 
     folder: Path
@@ -67,25 +57,20 @@ class ShardCounts(Labelled):
         kind = None if self.fractional else whole_type(max(shard.largest for shard in self.shards))
         return self.terms * (kind.itemsize if kind else 4)
 
-    def block(self, start: int, stop: int) -> DocumentBlock:
+    def block(self, start: int, stop: int) -> blocks.DocumentBlock:
         if start >= stop:
-            return no_rows(start, self.terms, self.sparse)
+            return blocks.no_rows(start, self.terms, self.sparse)
         parts = []
-        for number, *rows in overlapping(self._first_rows, start, stop):
+        for number, *rows in blocks.overlapping(self._first_rows, start, stop):
             shard = self.shards[number]
             self._check(shard)
             parts.append(read_rows(self.folder / shard.file, shard, self.terms, *rows))
         if self.sparse:
-            return DocumentBlock(start, joined([sparse_rows(part) for part in parts]))
-        return DocumentBlock(start, stacked([dense_rows(part, self.terms) for part in parts]))
+            return blocks.DocumentBlock(start, blocks.joined([blocks.sparse_rows(part) for part in parts]))
+        return blocks.DocumentBlock(start, blocks.stacked([blocks.dense_rows(part, self.terms) for part in parts]))
 
     def weights(self) -> np.ndarray:
-        return self._weights
-
-    def verify(self) -> None:
-        """Compare every checksum now."""
-        for shard in self.shards:
-            self._check(shard)
+        return self._lengths if self.sparse else super().weights()
 
     def _check(self, shard: Shard) -> None:
         if shard.file not in self.checked:
@@ -97,12 +82,10 @@ class ShardCounts(Labelled):
         return np.cumsum([0, *(shard.rows for shard in self.shards)])
 
     @cached_property
-    def _weights(self) -> np.ndarray:
-        if not self.sparse:
-            return np.full(self.documents, self.terms, np.int64)
-        return np.concatenate([self._lengths(shard) for shard in self.shards])
+    def _lengths(self) -> np.ndarray:
+        return np.concatenate([self._row_lengths(shard) for shard in self.shards])
 
-    def _lengths(self, shard: Shard) -> np.ndarray:
+    def _row_lengths(self, shard: Shard) -> np.ndarray:
         path = self.folder / shard.file
         if shard.layout == "csr":
             return np.diff(row_starts(path, shard, self.terms))
@@ -131,26 +114,27 @@ def read_shards(folder: Path) -> ShardCounts:
         raise UserError(f"{path}: is damaged: its shards do not add up to {documents:,} documents; {AGAIN}")
     for shard, needed in zip(shards, expected, strict=True):
         _check_size(folder / shard.file, needed)
-    vocabulary, names = _names(folder, "terms.txt", terms), _names(folder, "docs.txt", documents)
+    vocabulary, names = (
+        read_names(folder / file, expected, f"{MANIFEST} says {expected:,}; {AGAIN}")
+        for file, expected in (("terms.txt", terms), ("docs.txt", documents))
+    )
     labels: dict[str, Any] = {"vocabulary": vocabulary, "names": names, "fractional": fractional}
     return ShardCounts(folder, documents, terms, sparse, shards, **labels)
 
 
 def write_shards(
     folder: Path,
-    stream: Iterable[np.ndarray | Csr],
+    stream: Iterable[np.ndarray | blocks.Csr],
     terms: int,
-    labels: Labelled,
+    labels: blocks.Labelled,
     *,
     shard_bytes: int = SHARD_BYTES,
     say: Say | None = None,
 ) -> ShardCounts:
     """Write rows, given in order as dense arrays or nonzeros, as a new folder of shards."""
-    folder = Path(folder).expanduser().absolute()
-    check_new(folder)
     with _new_folder(folder) as temporary:
         shards: list[Shard] = []
-        for values in _gathered(stream, terms, shard_bytes):
+        for values in _gathered(stream, shard_bytes):
             shards.append(write_shard(temporary / f"{len(shards):05d}.bin", values, terms))
             if say:
                 say(f"shards: {sum(s.rows for s in shards):,} documents, {size(sum(s.bytes for s in shards))}")
@@ -173,38 +157,36 @@ def write_shards(
     return read_shards(folder)
 
 
-def _gathered(stream: Iterable[np.ndarray | Csr], terms: int, shard_bytes: int) -> Iterator[np.ndarray | Csr]:
+def _gathered(stream: Iterable[np.ndarray | blocks.Csr], shard_bytes: int) -> Iterator[np.ndarray | blocks.Csr]:
     """Blocks put together until they fill a shard."""
-    parts: list[np.ndarray | Csr] = []
+    parts: list[np.ndarray | blocks.Csr] = []
     gathered_bytes = 0
     for values in stream:
         smaller, nbytes = compact(values)
         if parts and gathered_bytes + nbytes > min(shard_bytes, MOST_SHARD_BYTES):
-            yield _together(parts, terms)
+            yield _together(parts)
             parts, gathered_bytes = [], 0
         parts.append(smaller)
         gathered_bytes += nbytes
     if parts:
-        yield _together(parts, terms)
+        yield _together(parts)
 
 
-def compact(values: np.ndarray | Csr) -> tuple[np.ndarray | Csr, int]:
+def compact(values: np.ndarray | blocks.Csr) -> tuple[np.ndarray | blocks.Csr, int]:
     """The values as they take less room, and about how much that is in a shard."""
-    if not isinstance(values, Csr):
+    if not isinstance(values, blocks.Csr):
         nonzeros_bytes = 3 * int(np.count_nonzero(values))
         if nonzeros_bytes >= values.nbytes:
             return values, values.nbytes
-        values = sparse_rows(values)
+        values = blocks.sparse_rows(values)
     return values, 4 * values.rows + 3 * len(values.data)
 
 
-def _together(parts: list[np.ndarray | Csr], terms: int) -> np.ndarray | Csr:
-    if len(parts) == 1:
-        return parts[0]
+def _together(parts: list[np.ndarray | blocks.Csr]) -> np.ndarray | blocks.Csr:
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if len(dense) == len(parts):
-        return stacked(dense)
-    return joined([sparse_rows(part) for part in parts])
+        return blocks.stacked(dense)
+    return blocks.joined([blocks.sparse_rows(part) for part in parts])
 
 
 def check_new(folder: Path) -> None:
@@ -240,13 +222,14 @@ def _write_names(path: Path, names: Iterable[str] | None) -> None:
             file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
 
 
-def _names(folder: Path, name: str, expected: int) -> Sequence[str] | None:
-    path = folder / name
-    if not path.is_file():
+def read_names(file: Path, expected: int, but: str) -> list[str] | None:
+    """The lines of a file; None where there is no such file. `but` is the complaint where they are not as many."""
+    if not file.is_file():
         return None
-    lines = read_names(path)
+    with open_text(file) as text:
+        lines = [line.rstrip("\r\n") for line in text]
     if len(lines) != expected:
-        raise UserError(f"{path}: {len(lines):,} lines, but {MANIFEST} says {expected:,}; {AGAIN}")
+        raise UserError(f"{file}: {len(lines):,} lines, but {but}")
     return lines
 
 

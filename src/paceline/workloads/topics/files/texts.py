@@ -5,6 +5,7 @@ Texts stream. In memory are the vocabulary and, unless the counts go to shards, 
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import defaultdict
@@ -15,15 +16,33 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import open_text
+from paceline.data.files import nearest, open_text
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
-from paceline.workloads.topics.files.documents import documents
-from paceline.workloads.topics.files.stop_words import ENGLISH
+from paceline.workloads.topics.files.parquet import holds_counts, opened
+from paceline.workloads.topics.files.shards import MANIFEST
 
 BATCH_TOKENS = 1 << 20
 WIDTH = 1 << 32  # of the numbers of terms: (document, term) is one number
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
+BATCH_ROWS = 1024  # of a Parquet file
+# Words that say little about the subject of a text: articles, pronouns, prepositions and the like.
+_LINES = (
+    "a an the this that these those such same other another each every either neither both all any some no none",
+    "i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself",
+    "we us our ours ourselves they them their theirs themselves one ones who whom whose which what whatever whoever",
+    "someone something somebody anyone anything anybody everyone everything everybody nobody nothing",
+    "and or but nor so yet if unless because since although though while whereas whether than as until",
+    "of in on at by for with without within from to into onto upon over under above below between among through",
+    "during before after against about around across along behind beside besides beyond toward towards via per off",
+    "out up down near am is are was were be been being have has had having do does did doing done",
+    "can could may might must shall should will would ought not never only just also too very more most much many",
+    "few fewer less least little quite rather almost here there where when why how then now again once ever always",
+    "often sometimes still already thus hence therefore however moreover otherwise else instead perhaps",
+    "don doesn didn isn aren wasn weren hasn haven hadn won wouldn couldn shouldn cannot ain ll ve re",
+)
+ENGLISH = frozenset(word for line in _LINES for word in line.split())
 
 
 @dataclass(frozen=True)
@@ -40,13 +59,6 @@ class TextOptions:
     max_terms: int | None = None
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    terms: list[str]
-    documents: int
-    names: list[str] | None
-
-
 def read_text(
     source: str | Path | Sequence[str], options: TextOptions | None = None, vocabulary: Sequence[str] | None = None
 ) -> SparseCounts:
@@ -61,9 +73,9 @@ def read_text(
         raise UserError(f"{describe(source)}: there is no document")
     if vocabulary is not None:
         return SparseCounts(joined(parts), len(vocabulary), vocabulary=vocabulary, names=counting.names or None)
-    keep, found = counting.vocabulary(describe(source))
-    kept = [_kept(part, keep) for part in parts]
-    return SparseCounts(joined(kept), len(found.terms), vocabulary=found.terms, names=found.names)
+    places, terms = counting.vocabulary(describe(source))
+    kept = joined([_kept(part, places) for part in parts])
+    return SparseCounts(kept, len(terms), vocabulary=terms, names=counting.names or None)
 
 
 @dataclass
@@ -84,8 +96,7 @@ class Counting:
             growing.default_factory = growing.__len__
             self._number = growing
         else:
-            places = {term: self._stop + place for place, term in enumerate(self.fixed)}
-            self._number = places | self._number
+            self._number = {term: self._stop + place for place, term in enumerate(self.fixed)} | self._number
         self._in_documents = np.zeros(0, np.int64)  # by number of the term: documents that hold it
         self._in_all = np.zeros(0, np.int64)  # how often it occurs
         self._tokens = _pattern(self.options.token_pattern).findall
@@ -119,8 +130,8 @@ class Counting:
             return found
         return replace(found, indices=found.indices - np.int32(self._stop))
 
-    def vocabulary(self, source: str) -> tuple[np.ndarray, Vocabulary]:
-        """The terms to keep, in alphabetical order; and for every number so far its place among them, or -1."""
+    def vocabulary(self, source: str) -> tuple[np.ndarray, list[str]]:
+        """For every number so far its place among the terms to keep, or -1; and these, in alphabetical order."""
         if not self.documents:
             raise UserError(f"{source}: there is no document")
         words = np.array(list(self._number), dtype=object)
@@ -140,7 +151,7 @@ class Counting:
             kept = kept[np.sort(often)]
         place = np.full(len(words), -1, np.int32)
         place[kept] = np.arange(kept.size, dtype=np.int32)
-        return place, Vocabulary(words[kept].tolist(), self.documents, self.names or None)
+        return place, words[kept].tolist()
 
 
 def _pattern(given: str) -> re.Pattern[str]:
@@ -189,3 +200,118 @@ def _stop_words(given: str | Iterable[str] | None) -> frozenset[str]:
 
 def describe(source: str | Path | Sequence[str]) -> str:
     return str(source) if isinstance(source, str | Path) else "the texts"
+
+
+def is_text(path: Path) -> bool:
+    """Whether `read_counts` takes this path for texts."""
+    if path.is_dir():
+        return not (path / MANIFEST).exists() and next(_text_files(path), None) is not None
+    if path.suffix.lower() == ".parquet" and path.is_file():
+        return not holds_counts(path)
+    return path.is_file() and _suffix(path) in SUFFIXES
+
+
+def _suffix(path: Path) -> str:
+    """The last one, in lower case, of what is compressed or not."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    return suffixes[-1] if suffixes else ""
+
+
+def documents(
+    source: str | Path | Sequence[str], column: str, name_column: str | None
+) -> Iterator[tuple[str | None, str]]:
+    """(name or None, text) of every document."""
+    if not isinstance(source, str | Path):
+        return ((None, text) for text in source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file or folder")
+    suffix = _suffix(path)
+    if suffix in (".csv", ".tsv"):
+        return _csv(path, column, name_column, "\t" if suffix == ".tsv" else ",")
+    if suffix in (".jsonl", ".ndjson"):
+        return _jsonl(path, column, name_column)
+    if suffix == ".parquet":
+        return _parquet(path, column, name_column)
+    return _lines(path)
+
+
+def _text_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.name.lower().endswith((".txt", ".txt.gz")) and path.is_file())
+
+
+def _folder(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(_text_files(folder)):
+        with open_text(path) as file:
+            yield str(path.relative_to(folder)), file.read()
+
+
+def _lines(path: Path) -> Iterator[tuple[None, str]]:
+    with open_text(path) as file:
+        for line in file:
+            yield None, line
+
+
+def _csv(path: Path, column: str, name_column: str | None, delimiter: str) -> Iterator[tuple[str | None, str]]:
+    from paceline.data.corpora.tables import csv_records
+
+    records = csv_records(path, delimiter)
+    header = next(records, (0, []))[1]
+    text_at = column_at(header, column, path)
+    name_at = None if name_column is None else column_at(header, name_column, path)
+    for number, fields in records:
+        if len(fields) <= max(text_at, name_at or 0):
+            raise UserError(
+                f"{path} row {number}: {len(fields)} columns, the header has {len(header)}; quote a text that holds "
+                "line breaks or the separator"
+            )
+        yield None if name_at is None else fields[name_at], fields[text_at]
+
+
+def _jsonl(path: Path, column: str, name_column: str | None) -> Iterator[tuple[str | None, str]]:
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                item = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path} line {number}: not JSON ({error.msg} at column {error.colno})") from None
+            if not isinstance(item, dict):
+                raise UserError(f'{path} line {number}: each line holds one object:  {{"{column}": "words"}}')
+            for wanted in (column, name_column):
+                if wanted is not None and wanted not in item:
+                    column_at(list(item), wanted, path, f" line {number}")
+            text = item[column]
+            if not isinstance(text, str):
+                raise UserError(f"{path} line {number}: {column!r} is not a text but {json.dumps(text)[:40]}")
+            yield str(item[name_column]) if name_column else None, text
+
+
+def _parquet(path: Path, column: str, name_column: str | None) -> Iterator[tuple[str | None, str]]:
+    wanted = [column] + ([name_column] if name_column else [])
+    with opened(path) as file:
+        for name in wanted:
+            column_at(file.schema_arrow.names, name, path)
+        number = 0
+        for batch in file.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+            values = batch.column(column).to_pylist()
+            names = batch.column(name_column).to_pylist() if name_column else [None] * len(values)
+            for document, text in zip(names, values, strict=True):
+                number += 1
+                if not isinstance(text, str):
+                    raise UserError(f"{path} row {number}: {column!r} is not a text but {text!r:.40}")
+                yield None if name_column is None else str(document), text
+
+
+def column_at(columns: Sequence[str], name: str, path: Path, where: str = "") -> int:
+    """Where the column is; without it, an error that names those that are there."""
+    if name in columns:
+        return list(columns).index(name)
+    there = ", ".join(columns) or "nothing"
+    raise UserError(
+        f"{path}{where}: there is no column {name!r}{nearest(name, columns)} (there: {there}); name it as  "
+        "--text NAME  or  TextOptions(column=NAME)"
+    )

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from paceline.errors import UserError
 from paceline.workload import FitEnd
-from paceline.workloads.topics.device.plain import ReadPasses
+from paceline.workloads.topics.device.passes import ReadPasses
 from paceline.workloads.topics.fitting.options import FitOptions
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -171,7 +171,8 @@ class AcceleratedEM:
             if not math.isfinite(loss):
                 raise UserError("the counts are too large: the loss is not finite; divide them by their largest value")
             self.losses.append(loss)
-        image = self._normalised(self.S.mul_(self.Ft))
+        expected = self.S.mul_(self.Ft).clamp_min_(LEAST)
+        image = expected.div(expected.sum(0, keepdim=True))
         step = image - self.Ft
         self.moved = float(step.abs().sum() / (2 * self.Ft.shape[1]))
         self.turned = -float((step * (image - self.Ft_before) / image).sum()) if self.check > 1 else 0.0
@@ -206,8 +207,3 @@ class AcceleratedEM:
         """The point beyond the image, seen from the one before."""
         point = (image / before).clamp_(1 / FARTHEST, FARTHEST).pow_(leap).mul_(image).clamp_min_(LEAST)
         return point.div_(point.sum(over, keepdim=True))
-
-    @staticmethod
-    def _normalised(expected: Tensor) -> Tensor:
-        """Topics from expected counts."""
-        return expected.clamp_min_(LEAST).div(expected.sum(0, keepdim=True))

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import UserError
-from paceline.workloads.topics.device.plain import Products
-from paceline.workloads.topics.device.tensors import triton_runs_on
+from paceline.workloads.topics.device.passes import Products, triton_runs_on
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 TINY = 1e-20
@@ -54,14 +52,11 @@ class Weighted:
     def multiply_t(self, C: Tensor) -> Tensor:  # Y.T @ C
         return self.X.multiply_t(C * self.to_row[:, None]) / self.root_share[:, None]
 
-    def on_simplex(self, documents: Tensor, terms: Tensor, mix: float) -> tuple[Tensor, Tensor]:
-        """L (n, k) and F transposed (m, k) from the factors of Y, (k, n) and (k, m)."""
-        k, F = len(terms), terms * self.root_share
-        size = F.sum(1).clamp_min(TINY)
-        Ft = (F / size[:, None]).T * (1 - mix) + mix * self.share[:, None]
-        L = (documents / self.weight.clamp_min(TINY) * size[:, None]).T + TINY
-        L = L / L.sum(1, keepdim=True) * (1 - mix) + mix / k
-        return L.contiguous(), (Ft / Ft.sum(0)).contiguous()
+    def topics(self, terms: Tensor) -> Tensor:
+        """F transposed (m, k) from the factor of Y (k, m)."""
+        F = terms * self.root_share
+        Ft = (F / F.sum(1).clamp_min(TINY)[:, None]).T
+        return (Ft / Ft.sum(0)).contiguous()
 
 
 def least_squares_start(
@@ -72,15 +67,9 @@ def least_squares_start(
     *,
     seed: int = 0,
     turns: Turns = Turns(),  # noqa: B008 - frozen
-    mix: float = 0.02,
-) -> tuple[Tensor, Tensor]:
-    """L (n, k) and F transposed (m, k), rows of L and columns of F transposed on the simplex and positive.
-
-    Topics begin at extreme documents. `mix` of the average is left in each row, so that no share is zero.
-    """
+) -> Tensor:
+    """F transposed (m, k), its columns on the simplex; there are as many documents and terms as topics, or more."""
     n, m = len(per_document), len(per_term)
-    if k > min(n, m):
-        raise UserError(f"{k} topics of {n} documents and {m} terms: give at most {min(n, m)}, as in -k {min(n, m)}")
     Y = Weighted(X, per_document, per_term)
     random = torch.Generator(device=per_term.device).manual_seed(seed)
     Q = basis_of(Y, min(k + EXTRA, n, m), random)
@@ -98,8 +87,7 @@ def least_squares_start(
     else:
         on_all += turns.on_sample
     hals(documents, terms, k, on_all)
-    nonnegative(terms, documents, k, SWEEPS)
-    return Y.on_simplex(documents[-k:, :n], terms[-k:, :m], mix)
+    return Y.topics(terms[-k:, :m])
 
 
 def basis_of(Y: Weighted, rank: int, random: torch.Generator) -> Tensor:

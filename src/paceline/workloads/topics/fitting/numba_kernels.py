@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from paceline.workloads.topics.counts.numba_jit import compiled
+from paceline.workloads.topics.counts.scan import compiled
 
 TINY = np.float32(1e-30)
 SHRINK = np.float32(0.05)  # of its value a share keeps at least, in one Newton step: every p stays positive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.counts.blocks import Csr, DocumentBlock
-from paceline.workloads.topics.device.plain import DocumentPass, PlainDense, PlainSparse, keep_or_normalise
+from paceline.workloads.topics.device.passes import DocumentPass, PlainDense, PlainSparse, keep_or_normalise, say_plain
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, core_topics
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 FEW = 4096  # documents whose statistic is added up in float32; it loses the last ones of many
+Arrays = tuple[np.ndarray, ...]
 DENSE_STEP = 1 << 18  # counts that are worked on at a time: they stay in the cache
 
 
@@ -26,7 +27,7 @@ def cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
     if not isinstance(block.values, Csr):
         return CoreDensePass(torch.from_numpy(block.values))
     if importlib.util.find_spec("numba") is None:
-        say_plain()
+        say_plain("numba", 20, "'paceline[topics]'")
         return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts), share)
     return CoreSparsePass(block.values, len(share))
 
@@ -81,19 +82,14 @@ class CoreSparsePass:
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         from paceline.workloads.topics.fitting.numba_kernels import em, newton
 
-        k, table, shares = L.shape[1], self._table(Ft), L.numpy()
-        parts = cut_evenly(self.values.indptr, torch.get_num_threads())
+        k, table = L.shape[1], self._table(Ft)
+        step = newton if rows == "newton" and k <= NEWTON_TOPICS else em
 
-        def work(part: tuple[int, int]) -> tuple[float, Tensor]:
-            first, last = part
-            sums = torch.zeros(table.shape, dtype=torch.float32 if last - first <= FEW else torch.float64)
-            csr = (self.values.indptr[first : last + 1], self.values.indices, self.values.data)
-            args = (*csr, shares[first:last], table, sums.numpy(), loss)
-            if rows == "newton" and k <= NEWTON_TOPICS:
-                return newton(*args), sums
-            return em(*args), sums
+        def work(csr: Arrays, shares: np.ndarray) -> tuple[float, Tensor]:
+            sums = torch.zeros(table.shape, dtype=torch.float32 if len(shares) <= FEW else torch.float64)
+            return step(*csr, shares, table, sums.numpy(), loss), sums
 
-        found = [work(parts[0])] if len(parts) == 1 else list(threads(len(parts)).map(work, parts))
+        found = self._on_threads(L, work)
         for _, sums in found:
             S.add_(sums[:, :k])
         return torch.tensor(sum(part for part, _ in found), dtype=torch.float64)
@@ -102,15 +98,19 @@ class CoreSparsePass:
         """Rows of L for topics that stay, each until it has converged; returns the sum of -x log p."""
         from paceline.workloads.topics.fitting.numba_kernels import solve
 
-        table, shares, values = self._table(Ft), L.numpy(), self.values
+        table = self._table(Ft)
+        return sum(self._on_threads(L, lambda csr, shares: solve(*csr, shares, table, steps, tolerance)))
 
-        def work(part: tuple[int, int]) -> float:
+    def _on_threads(self, L: Tensor, work: Callable[[Arrays, np.ndarray], Any]) -> list[Any]:
+        """The work on parts of the documents with their rows of L, each part by a thread."""
+        values, shares = self.values, L.numpy()
+
+        def on(part: tuple[int, int]) -> Any:
             first, last = part
-            csr = (values.indptr[first : last + 1], values.indices, values.data)
-            return solve(*csr, shares[first:last], table, steps, tolerance)
+            return work((values.indptr[first : last + 1], values.indices, values.data), shares[first:last])
 
         parts = cut_evenly(values.indptr, torch.get_num_threads())
-        return sum(threads(len(parts)).map(work, parts)) if len(parts) > 1 else work(parts[0])
+        return list(threads(len(parts)).map(on, parts)) if len(parts) > 1 else [on(parts[0])]
 
     def _table(self, Ft: Tensor) -> np.ndarray:
         """F transposed in whole vectors."""
@@ -142,11 +142,3 @@ def cut_evenly(indptr: np.ndarray, parts: int) -> list[tuple[int, int]]:
 def threads(count: int) -> ThreadPoolExecutor:
     one = functools.partial(torch.set_num_threads, 1)  # of the thread that calls it
     return ThreadPoolExecutor(count, thread_name_prefix="paceline-topics", initializer=one)
-
-
-@functools.cache
-def say_plain() -> None:
-    print(
-        "topics: numba is not installed; plain torch, about 20 times slower. Type: pip install 'paceline[topics]'",
-        file=sys.stderr,
-    )

@@ -1,10 +1,15 @@
-"""One rank's part of a fit: its documents, where their counts are kept, and the first point."""
+"""One rank's part of a fit: its documents, where their counts are kept, and the first point.
+
+A fit begins at topics of a sample of the documents, found by least squares or as the best of several tries. The sample
+is a function of the documents and the seed alone, so that every number of ranks begins at the same topics; on a device
+it is smaller where memory is short. Of counts that live on a device all dense documents are taken, and more of the
+sparse ones; all of it happens there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,32 +17,35 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Counts
-from paceline.workloads.topics.counts.on_device import DeviceCounts
-from paceline.workloads.topics.counts.stream import blocks, scans
-from paceline.workloads.topics.counts.totals import totals
-from paceline.workloads.topics.device.plain import DocumentPass, ReadPasses
-from paceline.workloads.topics.device.resident import passes_of, sums_of
-from paceline.workloads.topics.device.tiers import Tiers
+from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, SparseCounts, dense_rows, joined, stacked
+from paceline.workloads.topics.counts.on_device import DeviceCounts, uploaded
+from paceline.workloads.topics.counts.stream import blocks, scans, totals
+from paceline.workloads.topics.device.passes import DocumentPass, Joined, RangePass, ReadPasses
+from paceline.workloads.topics.device.tiers import Tiers, free_device_bytes, passes_of, sums_of
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
+from paceline.workloads.topics.fitting.least_squares import TINY, Turns, least_squares_start, sweep_columns
 from paceline.workloads.topics.fitting.on_cores import cpu_pass
 from paceline.workloads.topics.fitting.options import FitOptions
-from paceline.workloads.topics.fitting.start import FEW_SWEEPS, SWEEPS, StartSample, first_rows, first_topics
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, SCANNED_BYTES
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 MOST_TOPICS = 512
 LARGEST = 1e30
 DENSE_CHECK = 5  # passes over dense counts on a device for one loss
+RUNS = 64  # of consecutive documents that a sample is made of
+TRIES = 2
+SURPLUS = 3  # times k documents that a try begins with
+FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
+FEW_SWEEPS, SWEEPS = 10, 40  # of least squares for rows: few where they take longer than the passes they save
+DEVICE_TURNS = Turns(sample=1 << 62, on_sample=0, on_all=300)  # a turn on all costs what one on a sample does
+MIX = 0.02  # of the average in every topic: no term is ruled out by the sample
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The documents start..stop of some counts, for one device. `share` is what each term is of all counts."""
+    """Some documents of counts, for one device. `share` is what each term is of all counts."""
 
     counts: Counts
-    start: int
-    stop: int
     per_document: Tensor  # float32, of these documents
     per_term: Tensor  # float64, of all documents
     share: Tensor  # float32
@@ -51,7 +59,7 @@ class Problem:
             Ft = self._first_topics(k, options)
         if _several():
             dist.broadcast(Ft, 0)
-        L = torch.empty(self.stop - self.start, k, device=self.device)
+        L = torch.empty(len(self.per_document), k, device=self.device)
         sweeps = FEW_SWEEPS if self.counts.sparse and self.device.type == "cpu" else SWEEPS
         for first, last, work in self.documents():
             L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
@@ -73,11 +81,15 @@ class Problem:
 
 def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False) -> Problem:
     """This rank's problem: of N ranks each takes the next N-th part of the documents."""
-    device = counts.device if isinstance(counts, DeviceCounts) else torch.device(device)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _several() else (0, 1)
     start, stop = part_of(counts.documents, rank, world)
-    there = counts.part(start, stop) if isinstance(counts, DeviceCounts) else None
-    per_document, own = _sums(counts, start, stop, fractional, device) if there is None else sums_of(there)
+    if isinstance(counts, DeviceCounts):
+        device, there = counts.device, counts.part(start, stop)
+        per_document, own = sums_of(there)
+    else:
+        device, there = torch.device(device), None
+        sums = totals(counts, start, stop, fractional=fractional)
+        per_document, own = (torch.from_numpy(part).to(device) for part in sums)
     per_term = own.clone()
     if _several():
         dist.all_reduce(per_term)
@@ -87,16 +99,11 @@ def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional
     if not total < LARGEST:
         raise UserError(f"the counts add up to {total:.3g}; divide them so that it is below {LARGEST:g}")
     per_document, share = per_document.float(), (per_term / total).float()
-    if there is None:
-        documents = _reader(counts, start, stop, per_document, share, device)
-    else:
+    if there is not None:
         documents = passes_of(there, per_document, own, share)
-    return Problem(counts, start, stop, per_document, per_term, share, device, documents)
-
-
-def _sums(counts: Counts, start: int, stop: int, fractional: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    found = totals(counts, start, stop, fractional=fractional)
-    return torch.from_numpy(found.per_document).to(device), torch.from_numpy(found.per_term).to(device)
+    else:
+        documents = _reader(counts, (start, stop), per_document, share)
+    return Problem(counts, per_document, per_term, share, device, documents)
 
 
 def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:
@@ -112,21 +119,210 @@ def check_topics(k: Any, counts: Counts) -> None:
         raise UserError(f"k={k} topics for {what}: give a whole number from 1 to {most}")
 
 
-def _reader(
-    counts: Counts, start: int, stop: int, per_document: Tensor, share: Tensor, device: torch.device
-) -> ReadPasses:
-    if device.type == "cuda":
-        return Tiers(counts, per_document, share, device, (start, stop)).steps
+def _reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:
+    start, stop = rows
+    if share.device.type == "cuda":
+        return Tiers(counts, per_document, share, share.device, rows).steps
     if counts.resident:
-        whole: list[tuple[int, int, DocumentPass]] = [(0, stop - start, cpu_pass(counts.block(start, stop), share))]
+        whole: list[RangePass] = [(0, stop - start, cpu_pass(counts.block(start, stop), share))]
         return lambda: whole if stop > start else []
-    return partial(_streamed, counts, start, stop, share)
 
+    def streamed() -> Iterator[RangePass]:
+        block_bytes = SCANNED_BYTES if scans(counts) else CORE_BLOCK_BYTES
+        for block in blocks(counts, start, stop, block_bytes, without_zeros=True):
+            yield block.start - start, block.stop - start, cpu_pass(block, share)
 
-def _streamed(counts: Counts, start: int, stop: int, share: Tensor) -> Iterable[tuple[int, int, DocumentPass]]:
-    for block in blocks(counts, start, stop, SCANNED_BYTES if scans(counts) else CORE_BLOCK_BYTES, without_zeros=True):
-        yield block.start - start, block.stop - start, cpu_pass(block, share)
+    return streamed
 
 
 def _several() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """Of a sample: nonzeros of a sparse one and documents of it at least, and counts of a dense one."""
+
+    nonzeros: int
+    rows: int
+    counts: int
+
+
+FOR_CPU = SampleSize(300_000, 500, 50_000_000)
+FOR_DEVICE = SampleSize(3_000_000, 5_000, 1_000_000_000)
+COUNT_BYTES = 8  # of a dense sample on a device at most: four, and again in whole tiles
+
+
+@dataclass(frozen=True)
+class StartSample:
+    """The documents that topics are looked for in: the passes over them, and their sums (float64), on one device."""
+
+    passes: ReadPasses
+    per_document: Tensor
+    per_term: Tensor
+
+
+def random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
+    """F transposed: the terms' shares, each times a random number of its own for every topic."""
+    random = torch.Generator().manual_seed(seed)
+    Ft = torch.empty(len(per_term), k).exponential_(generator=random) * (per_term.float()[:, None] + 1e-3)
+    return Ft / Ft.sum(0)
+
+
+def first_topics(
+    counts: Counts,
+    per_term: Any,
+    k: int,
+    *,
+    how: str = "auto",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    everything: StartSample | None = None,
+) -> Tensor:
+    """F transposed (terms, k), on `device`. `how`: "auto" takes least squares for dense counts, a race for sparse.
+
+    `everything`: all documents, where the passes over them are on the device already.
+    """
+    device = torch.device(device)
+    in_all = torch.as_tensor(per_term).to(device)
+    if how == "random":
+        return random_topics(in_all.cpu(), k, seed).to(device)
+    size = FOR_CPU if device.type == "cpu" and not isinstance(counts, DeviceCounts) else FOR_DEVICE
+    size = replace(size, counts=min(size.counts, free_device_bytes(device) // COUNT_BYTES))
+    few, terms = _without_unused(sample(counts, seed, least=2 * k, size=size))
+    some = everything if few is counts and everything is not None else _some(few, device)
+    by_squares = how == "least_squares" or (how == "auto" and not few.sparse)
+    by_squares = by_squares and k <= min(few.documents, few.terms)
+    Ft = torch.zeros(counts.terms, k, device=device)
+    Ft[terms.to(device)] = _by_least_squares(some, k, seed) if by_squares else _by_race(some, k, seed)
+    return Ft * (1 - MIX) + MIX * (in_all / in_all.sum()).float()[:, None]
+
+
+def first_rows(work: DocumentPass, Ft: Tensor, per_document: Tensor, share: Tensor, sweeps: int = SWEEPS) -> Tensor:
+    """Rows of L for given topics by weighted nonnegative least squares: one read of the documents.
+
+    Documents are k numbers then, their products with the topics, and each row is found from those alone.
+    """
+    k = Ft.shape[1]
+    weighted = torch.where(share[:, None] > 0, Ft / share.clamp_min(TINY)[:, None], torch.zeros_like(Ft))
+    rows = torch.full((k, len(per_document)), 1 / k, device=Ft.device)
+    target = work.multiply(weighted).T / per_document.clamp_min(TINY)
+    sweep_columns(target.contiguous(), Ft.T @ weighted, rows, sweeps)
+    size = rows.sum(0)[:, None]
+    L = torch.where(size > 0, rows.T / size.clamp_min(TINY), torch.full_like(size, 1 / k))
+    return ((1 - MIX) * L + MIX / k).contiguous()
+
+
+def sample(counts: Counts, seed: int, least: int = 1, size: SampleSize = FOR_CPU) -> Counts:
+    """A sample of the documents, `least` or more, in memory: short runs of them, spread evenly over all."""
+    if isinstance(counts, DeviceCounts) and not counts.sparse:
+        return counts
+    mean = max(1.0, float(counts.weights().mean()))
+    rows = max(size.rows, int(size.nonzeros / mean)) if counts.sparse else int(size.counts / mean)
+    rows = max(rows, least)
+    if rows >= counts.documents:
+        return counts if counts.resident else _in_memory([counts.block(0, counts.documents).values], counts.terms)
+    runs = min(RUNS, rows)
+    length = -(-rows // runs)
+    stride = counts.documents / runs
+    offset = np.random.default_rng(seed).random() * max(0.0, stride - length)
+    starts = [int(i * stride + offset) for i in range(runs)]
+    ranges = [(at, min(at + length, counts.documents)) for at in starts]
+    if isinstance(counts, DeviceCounts):
+        return counts.some(ranges)
+    return _in_memory([counts.block(*some).values for some in ranges], counts.terms)
+
+
+def _in_memory(parts: list[np.ndarray | Csr], terms: int) -> Counts:
+    if all(isinstance(values, Csr) for values in parts):
+        return SparseCounts(joined([values for values in parts if isinstance(values, Csr)]), terms)
+    return DenseCounts(stacked([dense_rows(values, terms) for values in parts]))
+
+
+def _some(few: Counts, device: torch.device) -> StartSample:
+    """All documents of a sample, on the device."""
+    if device.type == "cpu" and not isinstance(few, DeviceCounts):
+        sums = _sums(few)
+        whole = [(0, few.documents, cpu_pass(few.block(0, few.documents), sums[1]))]
+        return StartSample(lambda: whole, *sums)
+    there = few if isinstance(few, DeviceCounts) else uploaded(few, device)
+    per_document, per_term = sums_of(there)
+    share = (per_term / per_term.sum()).float()
+    return StartSample(passes_of(there, per_document.float(), per_term, share), per_document, per_term)
+
+
+def _by_least_squares(some: StartSample, k: int, seed: int) -> Tensor:
+    work, device = Joined(some.passes, len(some.per_term)), some.per_term.device
+    turns = DEVICE_TURNS if device.type == "cuda" else Turns()
+    return least_squares_start(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
+
+
+def _by_race(some: StartSample, k: int, seed: int) -> Tensor:
+    """The best of several tries.
+
+    Each begins with more topics than asked for, every one of them a document half mixed with the average, and drops
+    those that the fewest words belong to, half of the surplus at a time: what is left has taken over their words.
+    Better optima are found so than from k random topics, in the time of a few passes over the sample.
+    """
+    fits = []
+    for number in range(TRIES):
+        fit = AcceleratedEM(
+            some.passes, *_documents_as_topics(some, SURPLUS * k, 1000 * seed + number), accelerate=False
+        )
+        _passes(fit, FIRST_PASSES)
+        while (surplus := fit.L.shape[1] - k) > 0:
+            left = surplus // 2
+            fit = AcceleratedEM(some.passes, *_largest(*fit.result(), some.per_document, k + left), accelerate=not left)
+            _passes(fit, EACH_PASSES if left else LAST_PASSES)
+        fits.append(fit)
+    return min(fits, key=lambda fit: min(fit.losses)).result()[1]
+
+
+def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, Tensor]:
+    """L, the same for every document, and F transposed: k of the longer documents, each mixed with the average."""
+    share = (some.per_term / some.per_term.sum()).float()
+    length = some.per_document.cpu().numpy()
+    longer = np.flatnonzero(length >= np.median(length[length > 0]))
+    chosen = np.random.default_rng(seed).choice(longer, k, replace=len(longer) < k)
+    only = torch.zeros(len(length), k)
+    only[torch.from_numpy(chosen), torch.arange(k)] = 1.0
+    rows = Joined(some.passes, len(share)).multiply_t(only.to(share.device))
+    Ft = rows / some.per_document[torch.from_numpy(chosen).to(share.device)].float()
+    return torch.full((len(length), k), 1 / k, device=share.device), 0.5 * Ft + 0.5 * share[:, None]
+
+
+def _largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Without the topics that the fewest words belong to."""
+    words = per_document.float() @ L
+    kept = words.argsort(descending=True)[:k].sort().values
+    L = L[:, kept] + 1e-3
+    return L / L.sum(1, keepdim=True), Ft[:, kept].contiguous()
+
+
+def _passes(fit: AcceleratedEM, count: int) -> None:
+    for _ in range(count):
+        fit.step()
+
+
+def _without_unused(few: Counts) -> tuple[Counts, Tensor]:
+    """A sparse sample without the terms that it does not use, and the numbers of the others. Large ones keep all."""
+    if isinstance(few, DeviceCounts):
+        return few, torch.arange(few.terms)
+    values = few.block(0, few.documents).values
+    if not isinstance(values, Csr):
+        return few, torch.arange(few.terms)
+    used = np.zeros(few.terms, bool)
+    used[values.indices] = True
+    terms = np.flatnonzero(used)
+    number = (np.cumsum(used) - 1).astype(np.int32)
+    return SparseCounts(Csr(values.indptr, number[values.indices], values.data), len(terms)), torch.from_numpy(terms)
+
+
+def _sums(few: Counts) -> tuple[Tensor, Tensor]:
+    values = few.block(0, few.documents).values
+    if isinstance(values, Csr):
+        per_document = np.bincount(values.row_numbers, values.data, few.documents)
+        per_term = np.bincount(values.indices, values.data, few.terms)
+    else:
+        per_document, per_term = (values.sum(axis, dtype=np.float64) for axis in (1, 0))
+    return torch.from_numpy(per_document), torch.from_numpy(per_term)

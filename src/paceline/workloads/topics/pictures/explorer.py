@@ -13,13 +13,19 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
-from paceline.workloads.topics.counts.totals import totals
-from paceline.workloads.topics.pictures.explorer_documents import ShownDocuments, documents_shown, stripes
-from paceline.workloads.topics.pictures.explorer_map import overlaps, placed
+from paceline.workloads.topics.counts.blocks import Counts, sparse_rows
+from paceline.workloads.topics.counts.stream import blocks, totals
 from paceline.workloads.topics.pictures.plots import PALETTE
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.order import (
+    BY_LIFT,
+    largest,
+    means_of_neighbours,
+    overall,
+    ranked,
+    sort_documents,
+)
 from paceline.workloads.topics.result.quality import coherence
-from paceline.workloads.topics.result.relevance import BY_LIFT, largest, overall, ranked
 
 ASSETS = Path(__file__).parent / "assets"
 WEIGHTS = (1.0, 0.8, 0.6, 0.4, 0.2, BY_LIFT)
@@ -29,6 +35,17 @@ USES, LEAST_USE = 6, 0.03
 SIMILAR = 6
 PRINTED_TERMS = 12
 NAMING = 0.3  # the weight of log p for the terms that name a topic; explorer.js has the same
+TERMS_AT_ONCE = 1 << 14
+FILLED = 0.16  # of the plane, by all topics together
+SMALLEST, LARGEST = 0.011, 0.13  # radii of topics on the map
+MARGIN = 0.02
+ROUNDS = 120
+PER_TOPIC, ALL_UP_TO = 20, 5_000  # documents that are shown: of each topic, or all of a small collection
+MOST_IN_MIXTURE, LEAST_SHARE = 12, 0.01
+DOCUMENT_TERMS = 10
+BLOCK_BYTES = 16 << 20
+LONGEST_NAME = 200
+STRIPES, STRIPE_TOPICS = 320, 12
 
 
 def write_explorer(
@@ -79,13 +96,14 @@ def contents(model: TopicFit, X: Any = None, names: Sequence[str] | None = None)
         raise UserError(
             f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
         )
-    sums = None if counts is None else totals(counts)
-    shares = model.topic_shares(None if sums is None else sums.per_document)
+    lengths = None if counts is None else totals(counts).per_document
+    shares = model.topic_shares(lengths)
     everywhere = overall(model.F, shares)
     firsts = ranked(model.F, everywhere, TERMS_PER_WEIGHT, WEIGHTS)
     tops = [np.unique(np.concatenate([by[topic] for by in firsts])) for topic in range(model.k)]
-    documents = documents_shown(model, counts, sums, everywhere, names)
-    used = np.unique(np.concatenate([*tops, largest(everywhere, SEARCHED_TERMS), documents.all_terms]))
+    documents = _documents(model, counts, lengths, everywhere, names)
+    typical = documents["documentTerms"]
+    used = np.unique(np.concatenate([*tops, largest(everywhere, SEARCHED_TERMS), *(typical or [])]))
     place = np.full(model.F.shape[1], -1, np.int64)
     place[used] = np.arange(len(used))
     overlap = overlaps(model.F)
@@ -95,7 +113,7 @@ def contents(model: TopicFit, X: Any = None, names: Sequence[str] | None = None)
         "k": model.k,
         "documents": len(model.L),
         "terms": int(model.F.shape[1]),
-        "byWords": sums is not None,
+        "byWords": lengths is not None,
         "shares": [_short(v) for v in shares],
         "coherence": None if company is None else [round(float(v), 3) for v in company],
         "spots": np.column_stack([spots, radii]).round(4).tolist(),
@@ -108,17 +126,8 @@ def contents(model: TopicFit, X: Any = None, names: Sequence[str] | None = None)
         ],
         "colours": PALETTE,
         "stripes": stripes(model.L),
-        **_of_documents(documents, place),
-    }
-
-
-def _of_documents(shown: ShownDocuments, place: np.ndarray) -> dict[str, Any]:
-    return {
-        "names": shown.names,
-        "lengths": shown.lengths,
-        "mixtures": shown.mixtures,
-        "documentTerms": None if shown.terms is None else [place[terms].tolist() for terms in shown.terms],
-        "topDocuments": shown.tops,
+        **documents,
+        "documentTerms": None if typical is None else [place[terms].tolist() for terms in typical],
     }
 
 
@@ -169,3 +178,109 @@ def _facts(model: TopicFit) -> list[str]:
 def _short(value: float) -> float:
     """Three digits."""
     return float(f"{value:.3g}")
+
+
+def overlaps(F: np.ndarray) -> np.ndarray:
+    """(k, k): the sum over terms of sqrt(p q). 1 for the same topic, 0 for topics without a term in common."""
+    k, m = F.shape
+    total = np.zeros((k, k))
+    for start in range(0, m, TERMS_AT_ONCE):
+        roots = np.sqrt(np.maximum(F[:, start : start + TERMS_AT_ONCE], 0), dtype=np.float32)
+        total += roots @ roots.T
+    return np.minimum(total, 1.0)
+
+
+def placed(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """((k, 2) places, (k) radii) in a unit square: classical scaling of the Hellinger distances, then pushed apart."""
+    k = len(overlap)
+    radii = np.clip(np.sqrt(FILLED * shares / np.pi), SMALLEST, LARGEST)
+    middle = overlap - overlap.mean(axis=0) - overlap.mean(axis=1)[:, None] + overlap.mean()
+    values, vectors = np.linalg.eigh(middle)
+    two = np.argsort(-values)[: min(2, k)]
+    spots = np.zeros((k, 2))
+    spots[:, : len(two)] = vectors[:, two] * np.sqrt(np.maximum(values[two], 0))
+    for axis in range(len(two)):  # a sign of its own, so that the same topics make the same map
+        if spots[np.abs(spots[:, axis]).argmax(), axis] < 0:
+            spots[:, axis] *= -1
+    spots += 1e-6 * np.column_stack([np.cos(np.arange(k)), np.sin(np.arange(k))])
+    return _apart(_spread(spots), radii), radii
+
+
+def _spread(spots: np.ndarray) -> np.ndarray:
+    """Into the square, with outliers drawn in: half by place, half by rank."""
+    k = len(spots)
+    if k == 1:
+        return np.full((1, 2), 0.5)
+    low, high = spots.min(axis=0), spots.max(axis=0)
+    place = (spots - low) / np.maximum(high - low, 1e-9)
+    rank = np.argsort(np.argsort(spots, axis=0, kind="stable"), axis=0, kind="stable") / (k - 1)
+    return 0.1 + 0.8 * (0.5 * place + 0.5 * rank)
+
+
+def _apart(spots: np.ndarray, radii: np.ndarray) -> np.ndarray:
+    need = radii[:, None] + radii[None, :] + 0.006
+    np.fill_diagonal(need, 0)
+    for _ in range(ROUNDS):
+        step = spots[:, None, :] - spots[None, :, :]
+        far = np.sqrt((step**2).sum(axis=-1)) + 1e-9
+        push = np.maximum(need - far, 0)
+        if not push.any():
+            break
+        spots = spots + (step / far[:, :, None] * (0.4 * push)[:, :, None]).sum(axis=1)
+        spots = np.clip(spots, (MARGIN + radii)[:, None], (1 - MARGIN - radii)[:, None])
+    return spots
+
+
+def _documents(
+    model: TopicFit,
+    counts: Counts | None,
+    lengths: np.ndarray | None,
+    everywhere: np.ndarray,
+    names: Sequence[str] | None,
+) -> dict[str, Any]:
+    """What the page says of every document of a small collection; of a large one, of the first of each topic.
+
+    `topDocuments` are places in these lists.
+    """
+    firsts = [largest(_rank(model.L[:, topic], lengths), PER_TOPIC) for topic in range(model.k)]
+    firsts = [found[model.L[found, topic] >= LEAST_SHARE] for topic, found in enumerate(firsts)]
+    shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else np.unique(np.concatenate(firsts))
+    told = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
+    return {
+        "names": [name[:LONGEST_NAME] for name in told],
+        "lengths": None if lengths is None else [float(f"{v:.6g}") for v in lengths[shown]],
+        "mixtures": [_in_thousandths(row, largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
+        "documentTerms": None if counts is None else _typical(counts, shown, everywhere),
+        "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
+    }
+
+
+def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+    """By share; of equal ones the longer first."""
+    return shares if lengths is None else shares.astype(np.float64) + 1e-3 * lengths / (lengths.max() + 1)
+
+
+def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
+    """topic, share in a thousand, topic, ..."""
+    return [n for at in topics if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
+
+
+def _typical(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[np.ndarray]:
+    """For each document the terms that it uses more than others do: the largest parts of its divergence from all."""
+    found = []
+    for block in blocks(counts, 0, counts.documents, BLOCK_BYTES):
+        nonzeros = sparse_rows(block.values)
+        inside = shown[(shown >= block.start) & (shown < block.stop)] - block.start
+        for at in inside.tolist():
+            row = nonzeros.between(at, at + 1)
+            terms, x = row.indices, row.data.astype(np.float64)
+            score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
+            found.append(terms[largest(score, DOCUMENT_TERMS)])
+    return found
+
+
+def stripes(L: np.ndarray) -> list[list[int]]:
+    """All documents side by side in columns, each as the mixture of its documents: topic, share in a thousand, ..."""
+    means = means_of_neighbours(L, sort_documents(L), STRIPES)
+    # in the order of topics, so that neighbours line up
+    return [_in_thousandths(mean, np.sort(largest(mean, STRIPE_TOPICS))) for mean in means]

@@ -12,8 +12,7 @@ import numpy as np
 
 from paceline.errors import RunFailed, UserError
 from paceline.reporting.style import FORMATS, INK, STYLE
-from paceline.workloads.topics.result.align import matrix, means_of_neighbours, sort_documents
-from paceline.workloads.topics.result.relevance import largest, top_terms
+from paceline.workloads.topics.result.order import largest, matrix, means_of_neighbours, sort_documents, top_terms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

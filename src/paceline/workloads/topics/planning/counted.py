@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.record.units import count, size
 from paceline.spec import RunSpec
-from paceline.workloads.topics.sizes import INDEX_BYTES, MOST_PASSES, POINTER_BYTES, SPARSE_BELOW
+from paceline.workloads.topics.sizes import INDEX_BYTES, POINTER_BYTES, SPARSE_BELOW
 
 USUAL_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
@@ -64,8 +64,6 @@ def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[
             f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: "
             f"give at most {min(found.documents, found.terms)}"
         )
-    values = found.block(0, 1).values
-    element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
     nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
     read = Counted(
         documents=found.documents,
@@ -73,17 +71,12 @@ def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[
         k=model.k,
         nonzeros=nonzeros,
         sparse=found.sparse,
-        element_bytes=element,
+        element_bytes=found.block(0, 1).counts.dtype.itemsize,
         stored_bytes=float(found.stored_bytes),
         resident=found.resident,
         newton=model.rows == "newton",
     )
     return read, []
-
-
-def passes_of(spec: RunSpec) -> int:
-    """The most that a fit makes."""
-    return spec.train.steps or spec.train.epochs or MOST_PASSES
 
 
 def _read(data: Any) -> Any:
@@ -95,8 +88,7 @@ def _read(data: Any) -> Any:
             "data.path is missing: give the counts, as  data.path=counts.npz,  or plan without them by  "
             "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]"
         )
-    text = TextOptions(column=data.text, min_df=data.min_df, max_df=data.max_df, max_terms=data.max_terms)
-    return read_counts(data.path, fractional=data.fractional, text=text)
+    return read_counts(data.path, fractional=data.fractional, text=TextOptions(**data.text_options()))
 
 
 def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Counted, list[str]]:

@@ -15,8 +15,9 @@ from paceline.planning.site import Where
 from paceline.planning.subject import TIMES, Wording
 from paceline.record.units import duration, size
 from paceline.spec import RunSpec
-from paceline.workloads.topics.planning.counted import Counted, counted, passes_of
+from paceline.workloads.topics.planning.counted import Counted, counted
 from paceline.workloads.topics.planning.pricing import PassMemory, pass_memory, pass_time, start_s
+from paceline.workloads.topics.sizes import MOST_PASSES
 
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
@@ -54,7 +55,8 @@ class TopicsSubject(PassSubject):
 
     def layout_name(self, price: Price) -> str:
         """Where its counts come from."""
-        return _memory(price).tier
+        assert isinstance(price.memory, PassMemory)
+        return price.memory.tier
 
     def memory(self, layout: Layout, where: Where) -> PassMemory:
         return pass_memory(self.counts, rows_per_rank(layout), layout.ranks, where)
@@ -99,11 +101,6 @@ class TopicsSubject(PassSubject):
             )
 
 
-def _memory(price: Price) -> PassMemory:
-    assert isinstance(price.memory, PassMemory)
-    return price.memory
-
-
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsSubject:
     counts, assumptions = counted(spec, samples, tokens)
     return TopicsSubject(
@@ -111,7 +108,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsS
         workload=spec.workload,
         global_batch=counts.documents,
         numbers=NUMBERS["fp32"],
-        steps=passes_of(spec),
+        steps=spec.train.steps or spec.train.epochs or MOST_PASSES,
         samples=counts.documents,
         unit="documents",
         assumptions=tuple(assumptions),

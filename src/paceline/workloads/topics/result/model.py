@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -12,14 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import UserError
+from paceline.record.files import as_json, finite, write_atomic
 from paceline.record.units import duration, number
 from paceline.workloads.topics.counts.blocks import Counts
-from paceline.workloads.topics.result import relevance
+from paceline.workloads.topics.files.reading import first_line
+from paceline.workloads.topics.result.order import SMALLEST, largest, top_terms
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.engine import AcceleratedEM
 
 SHOWN_TOPICS = 20
+MODEL_FILE = "model.safetensors"  # in the folder of a run
+FORMAT = "paceline topics 1"
+ARRAYS = ("L", "F", "losses")
+WORDS = ("terms", "names", "about")
+ABOUT = ("loss", "passes", "converged", "stopped_because", "seconds", "settings")
+HEADER_BYTES = 8 << 20  # longer lists go beside the arrays: readers refuse a header of 100 MB
+AGAIN = "save it again or copy it again"
 
 
 @dataclass(eq=False, repr=False)
@@ -55,60 +66,75 @@ class TopicFit:
         loss: float, seconds: float, settings: dict[str, Any],
     ) -> TopicFit:  # fmt: skip
         """The result of a fit that is over; its L and F, of all ranks, are the factors."""
-        return cls(
-            *factors,
-            losses=list(fit.losses),
-            loss=loss,
-            terms=None if counts.vocabulary is None else list(counts.vocabulary),
-            names=None if counts.names is None else list(counts.names),
-            passes=fit.passes,
-            converged=fit.converged,
-            stopped_because=fit.end_words(),
-            seconds=seconds,
-            settings=settings,
-        )
+        terms, names = (None if given is None else list(given) for given in (counts.vocabulary, counts.names))
+        losses, why = list(fit.losses), fit.end_words()
+        return cls(*factors, losses, loss, terms, names, fit.passes, fit.converged, why, seconds, settings)
 
     @property
     def k(self) -> int:
         return int(self.F.shape[0])
 
     def save(self, path: str | Path) -> Path:
-        """Write everything into one .safetensors file, whole or not at all."""
-        from paceline.workloads.topics.result.model_file import save
+        """Write everything into one .safetensors file, whole or not at all: arrays, and the words around them as JSON
+        in its header."""
+        from safetensors.numpy import save
 
-        return save(self, Path(path))
+        path = Path(path).expanduser()
+        if path.suffix != ".safetensors":
+            instead = path.with_suffix(".safetensors")
+            raise UserError(f"{str(path)!r} does not end in .safetensors; write it as  {instead}")
+        arrays: dict[str, np.ndarray] = {
+            "L": np.ascontiguousarray(self.L, np.float32),
+            "F": np.ascontiguousarray(self.F, np.float32),
+            "losses": np.asarray(self.losses, np.float64),
+        }
+        about = {name: getattr(self, name) for name in ABOUT}
+        header = {"format": FORMAT}
+        for name, value in zip(WORDS, (self.terms, self.names, finite(about)), strict=True):
+            text = json.dumps(value, ensure_ascii=True, default=as_json)
+            if len(text) <= HEADER_BYTES:
+                header[name] = text
+            else:
+                arrays[name] = np.frombuffer(text.encode(), np.uint8)
+        header["sum"] = _check_sum(arrays, header)
+        write_atomic(path, save(arrays, metadata=header))
+        return path
 
     @classmethod
     def load(cls, path: str | Path) -> TopicFit:
         """Read what `save` wrote. Nothing in the file is run."""
-        from paceline.workloads.topics.result.model_file import load
-
-        return load(Path(path))
+        path = Path(path).expanduser()
+        header, arrays = _read(path)
+        try:
+            if header.get("sum") != _check_sum(arrays, header):
+                raise ValueError("its check sum is another")
+            terms, names, made = (json.loads(header.get(name) or bytes(arrays[name]).decode()) for name in WORDS)
+            if made["loss"] is None:
+                made["loss"] = np.nan
+            if any(arrays[name].dtype.kind != "f" for name in ARRAYS) or arrays["losses"].ndim != 1:
+                raise ValueError("its arrays are of another kind")
+            return cls(arrays["L"], arrays["F"], arrays["losses"].tolist(), terms=terms, names=names, **made)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: is damaged ({first_line(error)}); {AGAIN}") from None
 
     def transform(
-        self,
-        new_docs: Any,
-        *,
-        passes: int = 100,
-        tolerance: float = 1e-9,
-        fractional: bool = False,
+        self, new_docs: Any, *, passes: int = 100, tolerance: float = 1e-9, fractional: bool = False
     ) -> np.ndarray:
         """The mixtures of other documents, with the topics as they are: an array (documents, k).
 
         Takes what `fit` takes, with the same columns. Where the model knows its terms, also a text, a list of texts or
         a file of texts: words that the model does not know are left out.
         """
-        from paceline.workloads.topics.fitting.given_topics import documents_given_topics
+        from paceline.workloads.topics.result.new_documents import documents_given_topics
 
-        counts = self._counts(new_docs, fractional)
-        return documents_given_topics(counts, self.F, passes=passes, tolerance=tolerance)[0]
+        return documents_given_topics(self._counts(new_docs, fractional), self.F, passes, tolerance)[0]
 
     def top_terms(self, n: int = 10, by: str = "probability") -> list[list[str]]:
         """The n first terms of each topic, by probability or by lift (probability in the topic / overall)."""
         return [[self.term(at) for at in row] for row in self.top_term_numbers(n, by)]
 
     def top_term_numbers(self, n: int = 10, by: str = "probability") -> list[np.ndarray]:
-        return relevance.top_terms(self.F, self.topic_shares(), n, by)
+        return top_terms(self.F, self.topic_shares(), n, by)
 
     def term(self, at: int) -> str:
         return f"term {at}" if self.terms is None else self.terms[at]
@@ -123,7 +149,7 @@ class TopicFit:
         weights = np.asarray(lengths, np.float64)
         if weights.shape != (len(self.L),):
             raise UserError(f"{weights.size:,} lengths for {len(self.L):,} documents")
-        return weights @ self.L / max(weights.sum(), relevance.SMALLEST)
+        return weights @ self.L / max(weights.sum(), SMALLEST)
 
     def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
         """The same fit with its topics in another order: the given one, or the largest share first."""
@@ -166,12 +192,46 @@ class TopicFit:
 
     def _repr_html_(self) -> str:
         shares, terms = self.topic_shares(), self.top_terms(8)
-        largest = relevance.largest(shares, SHOWN_TOPICS)
+        shown = largest(shares, SHOWN_TOPICS)
         rows = "".join(
             f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td>"
             f'<td style="text-align:left">{escape(", ".join(terms[at]))}</td></tr>'
-            for at in largest.tolist()
+            for at in shown.tolist()
         )
-        more = f"<p>and {self.k - len(largest)} more topics</p>" if self.k > len(largest) else ""
+        more = f"<p>and {self.k - len(shown)} more topics</p>" if self.k > len(shown) else ""
         head = '<tr><th>topic</th><th>share</th><th style="text-align:left">terms</th></tr>'
         return f"<p>{escape(repr(self))}</p><table>{head}{rows}</table>{more}"
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Header and arrays of a model's file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            there = list(file.keys())
+            if header.get("format") != FORMAT or not set(ARRAYS) <= set(there):
+                raise UserError(f"{path}: holds no topic model (there: {', '.join(there)[:80] or 'nothing'})")
+            arrays = {name: file.get_tensor(name) for name in there}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: is damaged or no safetensors file ({first_line(error)}); {AGAIN}") from None
+    return header, arrays
+
+
+def _check_sum(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
+    """Of the contents, so that a flipped bit does not become another model."""
+    total = 0
+    for name in sorted(arrays):
+        told = f"{name} {arrays[name].dtype} {arrays[name].shape}"
+        total = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(told.encode(), total))
+    for name in sorted(header):
+        if name != "sum":
+            total = zlib.crc32(f"{name}={header[name]}".encode(), total)
+    return f"{total:08x}"

@@ -22,7 +22,7 @@ NUMBERS_AT_ONCE = 1 << 22
 
 def perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: int) -> float:
     """See TopicFit.perplexity. Documents without a word in one of the halves are left out."""
-    from paceline.workloads.topics.fitting.given_topics import documents_given_topics
+    from paceline.workloads.topics.result.new_documents import documents_given_topics
 
     if not 0 <= smoothing < 1:
         raise UserError(f"smoothing={smoothing}: a share of at least 0 and below 1, such as 0.01")
@@ -30,15 +30,13 @@ def perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: int) -> 
     by_term = np.ascontiguousarray(model.F.T)
     log_likelihood, words = 0.0, 0.0
     for block in blocks(counts, 0, counts.documents, BLOCK_BYTES):
-        values = sparse_rows(block.values)
-        known, unseen = halves(values, chance)
+        known, unseen = halves(sparse_rows(block.values), chance)
         row = unseen.row_numbers
         scored = np.diff(known.indptr)[row] > 0
         if not scored.any():
             continue
-        found, _ = documents_given_topics(
-            SparseCounts(known, counts.terms, fractional=allows_fractions(counts)), model.F
-        )
+        half = SparseCounts(known, counts.terms, fractional=allows_fractions(counts))
+        found, _ = documents_given_topics(half, model.F)
         p = probabilities(found, by_term, row[scored], unseen.indices[scored])
         p = (1 - smoothing) * p + smoothing / counts.terms
         x = unseen.data[scored].astype(np.float64)
