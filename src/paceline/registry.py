@@ -6,14 +6,13 @@ Three origins, one path: workloads that come with Paceline, those of installed p
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 from paceline.own_code import class_of, one_line
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Traits:
     equal_layers: bool = False
     """Many equal layers and samples of one shape: each layer is compiled by itself (`Workload.compile_layers`)."""
     few_shapes: bool = False
-    """Batches can be brought to a few shapes (`Samples.steady`): a step can be recorded."""
+    """Batches can be brought to a few shapes (`Samples.fixed_shape_batches`): a step can be recorded."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,7 @@ def entry_of(workload: Any) -> Entry:
     allowed = f"use one of {', '.join(known)} or file.py:Class"
     if not isinstance(workload, str):
         raise UserError(f"workload: {workload!r} is not a name; {allowed}")
-    close = difflib.get_close_matches(workload, known, n=1, cutoff=0.5)
-    hint = f", did you mean {close[0]!r}?" if close else ""
-    raise UserError(f"workload: {workload!r} is not known{hint}; {allowed}")
+    raise UserError(f"workload: {workload!r} is not known{did_you_mean(workload, known)}; {allowed}")
 
 
 def _own(reference: str) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import hashlib
 import io
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -38,7 +37,7 @@ def not_there(path: Path, key: str, expected: str) -> UserError:
     """The error for a path that does not exist; it names the nearest one that does."""
     there = path.parent.is_dir()
     missing = "" if there else f" (nor does the folder {path.parent})"
-    hint = nearest(path.name, (sibling.name for sibling in path.parent.iterdir())) if there else ""
+    hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if there else ""
     return UserError(f"{key}={path}: there is no such {expected}{missing}{hint}")
 
 
@@ -74,11 +73,6 @@ def digest_of_files(paths: Iterable[Path]) -> str:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     return whole.hexdigest()
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _open_bytes(path: Path) -> BinaryIO:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
+from paceline.errors import did_you_mean
+
 ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
 """Names that other tools have for ours, for the hint that follows an unknown key."""
-
-
-def nearest(word: str, words: Any) -> str:
-    close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> str:
@@ -74,5 +70,5 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     here = everywhere[section].model_fields
     names = {leaf: f"{name}.{leaf}".strip(".") for name, kind in everywhere.items() for leaf in kind.model_fields}
     names |= {leaf: f"{section}.{leaf}".strip(".") for leaf in here}
-    close = difflib.get_close_matches(ELSEWHERE.get(word, word), names, n=1, cutoff=0.6)
-    return f", did you mean {names[close[0]]!r}?" if close else f"; known here: {', '.join(here) or 'nothing'}"
+    hint = did_you_mean(ELSEWHERE.get(word, word), names, cutoff=0.6, shown=names)
+    return hint or f"; known here: {', '.join(here) or 'nothing'}"

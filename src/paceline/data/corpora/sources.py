@@ -18,8 +18,8 @@ from paceline.data.corpora import ag_news, docstrings
 from paceline.data.corpora.held_out import HashRange, hash64
 from paceline.data.corpora.tables import TextTable
 from paceline.data.corpora.tokenised import CorpusSettings
-from paceline.data.files import check_file, digest_of_files, digest_of_value, nearest
-from paceline.errors import UserError
+from paceline.data.files import check_file, digest_of_files, digest_of_value
+from paceline.errors import UserError, did_you_mean
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
 WHOLE_NUMBER = re.compile(r"[+-]?\d+")
@@ -157,7 +157,7 @@ def _test_samples(table: TextTable, train: Path, numbers: dict[str, int]) -> Ite
             known = ", ".join(list(numbers)[:12]) + (", …" if len(numbers) > 12 else "")
             raise UserError(
                 f"{table.where(row.number)}: label {row.label!r} is not in the training file "
-                f"{train}{nearest(row.label, numbers)} (there: {known})"
+                f"{train}{did_you_mean(row.label, numbers)} (there: {known})"
             )
         yield row.text, numbers[row.label]
     if empty:

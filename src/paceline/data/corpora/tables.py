@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.files import nearest, open_text
-from paceline.errors import UserError
+from paceline.data.files import open_text
+from paceline.errors import UserError, did_you_mean
 
 MAX_FIELD_CHARACTERS = 1 << 24  # a longer field means that a quote was left open
 PARQUET_BATCH_ROWS = 1024
@@ -56,7 +56,7 @@ class TextTable:
             return list(names).index(name)
         there = ", ".join(names) or "nothing"
         raise UserError(
-            f"{self.path}{at}: there is no {key} column {name!r}{nearest(name, names)} (there: {there}); "
+            f"{self.path}{at}: there is no {key} column {name!r}{did_you_mean(name, names)} (there: {there}); "
             f"type  data.{key}=COLUMN"
         )
 

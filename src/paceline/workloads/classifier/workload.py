@@ -37,7 +37,7 @@ class TextSamples:
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Packed:
         return pack(self.tokens.gather(ids), self.tokens.lengths(ids), np.asarray(self.tokens.labels[ids]), keys)
 
-    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Packed]:
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Packed]:
         ids, keys = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
         lengths, labels = [self.tokens.lengths(i) for i in ids], [np.asarray(self.tokens.labels[i]) for i in ids]
         return pack_padded(self.tokens.gather(np.concatenate(ids)), lengths, labels, keys, most, self.longest)

@@ -64,7 +64,7 @@ class Windows:
             targets_RS[row, : len(window) - 1] = window[1:]
         return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
 
-    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
         return [self.padded(*cut, most) for cut in cuts]
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.data.files import nearest, open_text
-from paceline.errors import UserError
+from paceline.data.files import open_text
+from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.files.parquet import holds_counts, opened
 from paceline.workloads.topics.files.shards import MANIFEST
 
@@ -125,6 +125,6 @@ def column_at(columns: Sequence[str], name: str, path: Path, where: str = "") ->
         return list(columns).index(name)
     there = ", ".join(columns) or "nothing"
     raise UserError(
-        f"{path}{where}: there is no column {name!r}{nearest(name, columns)} (there: {there}); name it as  "
+        f"{path}{where}: there is no column {name!r}{did_you_mean(name, columns)} (there: {there}); name it as  "
         "--text NAME  or  TextOptions(column=NAME)"
     )
