@@ -63,6 +63,11 @@ def digest_of_value(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
 
+def hash64(text: str) -> int:
+    """A number below 2^64 that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+
+
 def digest_of_files(paths: Iterable[Path]) -> str:
     """One hash of the contents of these files, whatever they are called."""
     whole = hashlib.sha256()

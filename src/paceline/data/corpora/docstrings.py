@@ -19,7 +19,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.data.corpora.held_out import hash64
+from paceline.data.files import hash64
 from paceline.errors import UserError
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")

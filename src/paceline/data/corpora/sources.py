@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.data.corpora import ag_news, docstrings
-from paceline.data.corpora.held_out import HashRange, hash64
 from paceline.data.corpora.tables import TextTable
-from paceline.data.corpora.tokenised import CorpusSettings
-from paceline.data.files import check_file, digest_of_files, digest_of_value
+from paceline.data.corpora.tokenised import CorpusSettings, HashRange
+from paceline.data.files import check_file, digest_of_files, digest_of_value, hash64
 from paceline.errors import UserError, did_you_mean
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.data.corpora.tokens import LabelledCorpus, Tokens, prepare
+from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.nn.packed import Packed, pack, pack_padded
 from paceline.workload import Workload
 from paceline.workloads.classifier.encoder import Encoder
@@ -50,14 +50,14 @@ class Classifier(Workload):
     unit = "tokens"
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        self.corpus = prepare(cast(TextData, self.spec.data), say)
+        self.corpus = LabelledCorpus.prepare(self.spec.data, say)
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
 
     @cached_property
     def corpus(self) -> LabelledCorpus:
-        return prepare(cast(TextData, self.spec.data))
+        return LabelledCorpus.prepare(self.spec.data)
 
     def model(self) -> Encoder:
         shape, data = cast(ClassifierModel, self.spec.model), cast(TextData, self.spec.data)
