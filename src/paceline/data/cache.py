@@ -47,8 +47,9 @@ def exclusive(entry: Path, say: Say) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS_HERE:
                 raise UserError(f"{file.name}: cannot be locked: {error.strerror}; type  data.cache=FOLDER") from None
-        else:
-            _remove_leftovers(entry)
+        else:  # nobody else builds this entry now, so a temporary folder of it belongs to a process that died
+            for leftover in entry.parent.glob(f"{entry.name}.part-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
@@ -80,12 +81,6 @@ def _temporary_beside(entry: Path) -> Iterator[Path]:
     prefix = f"{entry.name}.part-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=entry.parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def _remove_leftovers(entry: Path) -> None:
-    """Under the lock nobody else builds this entry, so a temporary folder of it belongs to a process that died."""
-    for leftover in entry.parent.glob(f"{entry.name}.part-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager

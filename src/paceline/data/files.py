@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from paceline.errors import UserError, did_you_mean
 
@@ -56,6 +56,19 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(f"{path}: the gzip data is broken ({error}); copy the file again") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def json_lines(path: Path, hint: str = "") -> Iterator[tuple[int, str, Any]]:
+    """(number from 1, text, value) of every line that is not blank."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    value = json.loads(line)
+                except json.JSONDecodeError as error:
+                    said = f"not JSON ({error.msg} at column {error.colno}){hint}"
+                    raise UserError(f"{path} line {number}: {said}") from None
+                yield number, line, value
 
 
 def digest_of_value(value: object) -> str:

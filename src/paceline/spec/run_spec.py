@@ -137,11 +137,9 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
 
 def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
     """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError."""
-    values = dict(values)
+    absent = {name for name in ("parallel", "model", "data", "train") if values.get(name) is None}
+    values = {name: value for name, value in values.items() if name not in absent}
     origins = dict(origins or {})
-    for name in ("parallel", "model", "data", "train"):
-        if values.get(name) is None:
-            values.pop(name, None)
     if values.get("parallel") == "auto":
         values["parallel"] = {"strategy": "auto"}
     problems: list[str] = []

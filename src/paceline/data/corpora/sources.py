@@ -53,13 +53,7 @@ class Source:
 
 def open_source(data: LabelledTextSettings) -> Source:
     """The source that `data.source` names, with its files found."""
-    match data.source:
-        case "docstrings":
-            return _docstrings(data)
-        case "ag_news":
-            return _ag_news(data)
-        case _:
-            return _table(data)
+    return {"docstrings": _docstrings, "ag_news": _ag_news}.get(data.source, _table)(data)
 
 
 def _docstrings(data: LabelledTextSettings) -> Source:
@@ -171,8 +165,7 @@ def _fingerprint(data: LabelledTextSettings, content: object, **fields: object) 
 
 def _refuse(data: LabelledTextSettings, *keys: str) -> None:
     for key in keys:
-        value = getattr(data, key)
-        if value is not None:
+        if (value := getattr(data, key)) is not None:
             raise UserError(
                 f"data.{key}={value}: source {data.source} does not read it; drop it, "
                 "or type  data.source=csv  (or jsonl, parquet)"

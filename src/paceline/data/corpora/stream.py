@@ -43,14 +43,9 @@ BATCH_PARTS = 256
 class TokenStreams(TokenisedCorpus):
     train: Ids
     test: Ids
-
-    @classmethod
-    def open_source(cls, data: CorpusSettings) -> DocumentSource:
-        return open_documents(data)
-
-    @classmethod
-    def identity(cls, data: CorpusSettings, fingerprint: str) -> tuple[object, ...]:
-        return "lm-", fingerprint, data.vocab
+    open_source = staticmethod(open_documents)
+    prefix = "lm-"
+    settings = ("vocab",)
 
     @classmethod
     def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, say: Say) -> Built:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,12 +78,18 @@ class TokenisedCorpus:
     folder: Path
     vocab: int  # tokens in the vocabulary; fewer than asked for where the texts are few
     fingerprint: str
+    open_source: ClassVar[Any]
+    """A function of the section: where the texts come from. Its `fingerprint()` names their content."""
+    prefix: ClassVar[str]
+    """Of the folder's name in the cache."""
+    settings: ClassVar[tuple[str, ...]]
+    """Fields of the run file that the files depend on, beside the texts."""
 
     @classmethod
     def cached(cls, data: Any) -> Self | None:
         """The corpus that the section `data` describes, if it is whole in the cache; nothing is built or refused."""
         try:
-            return cls._find(entry_folder(data, *cls.identity(data, cls.open_source(data).fingerprint())))
+            return cls._find(cls._folder(data, cls.open_source(data).fingerprint()))
         except (UserError, OSError):
             return None
 
@@ -92,7 +98,7 @@ class TokenisedCorpus:
         """The corpus that the section `data` describes: from the cache, or built now."""
         source = cls.open_source(data)
         fingerprint = source.fingerprint()
-        folder = entry_folder(data, *cls.identity(data, fingerprint))
+        folder = cls._folder(data, fingerprint)
         if (found := cls._find(folder, say)) is not None:
             return found
         with cache.exclusive(folder, say):
@@ -105,6 +111,12 @@ class TokenisedCorpus:
                     return cls.open(folder)
                 time.sleep(RETRY_S)
             return cls.open(folder)
+
+    @classmethod
+    def _folder(cls, data: Any, fingerprint: str) -> Path:
+        """Named by all that its files depend on."""
+        key = digest_of_value([FORMAT, fingerprint, *(getattr(data, name) for name in cls.settings)])[:16]
+        return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
     def _find(cls, folder: Path, say: Say = lambda line: None) -> Self | None:
@@ -143,16 +155,6 @@ class TokenisedCorpus:
             raise Damaged(f"{type(error).__name__}: {error}") from None
 
     @classmethod
-    def open_source(cls, data: Any) -> Any:
-        """Where the texts come from; its `fingerprint()` names their content."""
-        raise NotImplementedError
-
-    @classmethod
-    def identity(cls, data: Any, fingerprint: str) -> tuple[object, ...]:
-        """(prefix of the folder's name, all that the files depend on ...)."""
-        raise NotImplementedError
-
-    @classmethod
     def build(cls, data: Any, source: Any, folder: Path, say: Say) -> Built:
         """Learn a vocabulary and stream both splits into the folder."""
         raise NotImplementedError
@@ -171,12 +173,6 @@ class TokenisedCorpus:
 
     def __reduce__(self) -> tuple[Callable[[Path], Self], tuple[Path]]:
         return type(self).open, (self.folder,)  # another process maps the same files instead of copying them
-
-
-def entry_folder(settings: CorpusSettings, prefix: object, *content: object) -> Path:
-    """Where a corpus lies in the cache: `content` is all that its files depend on."""
-    key = digest_of_value([FORMAT, *content])[:16]
-    return settings.cache.expanduser().absolute() / f"{prefix}{settings.source}-{key}"
 
 
 def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:

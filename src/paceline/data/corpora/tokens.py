@@ -50,9 +50,7 @@ class Tokens:
 
     def gather(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tokens of these samples, end to end and in their order."""
-        samples = np.asarray(samples)
-        starts = self.offsets[samples]
-        lengths = self.offsets[samples + 1] - starts
+        starts, lengths = self.offsets[np.asarray(samples)], self.lengths(samples)
         ends = np.cumsum(lengths)
         if not ends.size:
             return np.empty(0, np.int64)
@@ -67,14 +65,9 @@ class LabelledCorpus(TokenisedCorpus):
     classes: tuple[str, ...]
     train: Tokens
     test: Tokens
-
-    @classmethod
-    def open_source(cls, data: LabelledTextSettings) -> Source:
-        return open_source(data)
-
-    @classmethod
-    def identity(cls, data: LabelledTextSettings, fingerprint: str) -> tuple[object, ...]:
-        return "", fingerprint, data.vocab, data.max_length, data.lowercase
+    open_source = staticmethod(open_source)
+    prefix = ""
+    settings = ("vocab", "max_length", "lowercase")
 
     @classmethod
     def build(cls, data: LabelledTextSettings, source: Source, folder: Path, say: Say) -> Built:
@@ -90,7 +83,7 @@ class LabelledCorpus(TokenisedCorpus):
             f"{train['tokens'] / train['samples']:.1f} tokens each on average"
         )
         odd = [line for name in SPLITS for line in _oddities(name, splits[name].counts, classes, data.max_length)]
-        settings = {"vocab": data.vocab, "max_length": data.max_length, "lowercase": data.lowercase}
+        settings = {name: getattr(data, name) for name in cls.settings}
         return Built(tokenizer, splits, summary, odd, {"settings": settings, "classes": classes})
 
     @classmethod
@@ -123,8 +116,8 @@ def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Token
         ArrayWriter(folder / f"{split}.labels.npy", np.int64) as labels,
     ):
         offsets.append(np.zeros(1, np.int64))
-        for texts, batch_labels in bpe.batches(samples):
-            batch = bpe.encode(tokenizer, texts)
+        for some in bpe.batches(samples):
+            batch, batch_labels = bpe.encode(tokenizer, [text for text, _ in some]), [label for _, label in some]
             offsets.append(ids.length + np.cumsum(batch.lengths))
             ids.append(batch.ids)
             labels.append(np.array(batch_labels, np.int64))
