@@ -12,6 +12,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -122,10 +123,8 @@ def verbs() -> dict[str, Verb]:
     """The commands that workloads add, by name. A package that cannot be imported adds none."""
     found: dict[str, Verb] = {}
     for name in names():
-        try:
+        with suppress(UserError):  # said when its name is used
             found = {**entry_of(name).verbs, **found}
-        except UserError:  # said when its name is used
-            continue
     return found
 
 

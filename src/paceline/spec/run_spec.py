@@ -128,10 +128,8 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
             origins.pop(f"train.{length}", None)
     origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     for section, value in over.items():
-        if isinstance(value, dict) and isinstance(values.get(section), dict):
-            values[section].update(value)
-        else:
-            values[section] = value
+        below = values.get(section)
+        values[section] = {**below, **value} if isinstance(value, dict) and isinstance(below, dict) else value
     return build(values, origins)
 
 

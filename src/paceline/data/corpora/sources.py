@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -43,12 +43,8 @@ class Source:
     train: Callable[[], Iterator[Sample]]
     test: Callable[[], Iterator[Sample]]
     fingerprint: Callable[[], str]
-    find_classes: Callable[[], tuple[str, ...]]
-
-    @cached_property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the labels; for a table this reads the training file once."""
-        return self.find_classes()
+    classes: Callable[[], tuple[str, ...]]
+    """Their names, in the order of the labels; for a table this reads the training file once."""
 
 
 def open_source(data: LabelledTextSettings) -> Source:
@@ -63,7 +59,7 @@ def _docstrings(data: LabelledTextSettings) -> Source:
         train=lambda: islice(iter(splits()[0]), data.limit or None),
         test=lambda: iter(splits()[1]),
         fingerprint=lambda: _fingerprint(data, docstrings.versions(), test_fraction=data.test_fraction),
-        find_classes=lambda: docstrings.CLASSES,
+        classes=lambda: docstrings.CLASSES,
     )
 
 
@@ -77,7 +73,7 @@ def _ag_news(data: LabelledTextSettings) -> Source:
         fingerprint=lambda: _fingerprint(
             data, digest_of_files([train, test]), classes=classes, cleaning=ag_news.CLEANING
         ),
-        find_classes=lambda: classes,
+        classes=lambda: classes,
     )
 
 
@@ -107,7 +103,7 @@ def _table(data: LabelledTextSettings) -> Source:
         train=lambda: islice(side(held_out=False), data.limit or None),
         test=test,
         fingerprint=lambda: _fingerprint(data, digest_of_files(files), **fields),
-        find_classes=lambda: tuple(survey()[0]),
+        classes=lambda: tuple(survey()[0]),
     )
 
 

@@ -73,7 +73,7 @@ class LabelledCorpus(TokenisedCorpus):
     def build(cls, data: LabelledTextSettings, source: Source, folder: Path, say: Say) -> Built:
         from paceline.data.corpora import bpe
 
-        classes = source.classes
+        classes = source.classes()
         tokenizer = bpe.learn((text for text, _ in source.train()), data.vocab, data.max_length, data.lowercase)
         streams = {"train": source.train(), "test": source.test()}
         splits = {name: _write(folder, name, streams[name], tokenizer, len(classes), say) for name in SPLITS}
