@@ -7,12 +7,16 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
 from paceline.errors import PacelineError, RunFailed, UserError
+
+if TYPE_CHECKING:
+    from paceline.spec import RunSpec
 
 COLUMNS = 100
 EXAMPLES = """examples:
@@ -66,12 +70,6 @@ def _speaker(error: PacelineError) -> str:
     return "paceline" if place.rank == 0 else ""
 
 
-def _split(words: Sequence[str], verb: str) -> tuple[Path, list[str]]:
-    if not words or ("=" in words[0] and not Path(words[0]).exists()):
-        raise UserError(f"which run file? write it as  paceline {verb} RUN.yaml [section.key=value ...]")
-    return Path(words[0]), list(words[1:])
-
-
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
@@ -84,18 +82,18 @@ def do_train(arguments: argparse.Namespace) -> int:
     from paceline.verbs import train
 
     words, show = arguments.words, not arguments.quiet
-    if arguments.resume and (not words or "=" in words[0]):
-        spec = resumed_spec(arguments.resume, words)
-    else:
-        spec = _load(words, "train")
+    unchanged = arguments.resume and (not words or "=" in words[0])
+    spec = resumed_spec(arguments.resume, words) if unchanged else _load(words, "train")
     result = train(spec, arguments.out, resume=arguments.resume, show=show)
     return 0 if result.status in ("finished", "stopped") else 1
 
 
-def _load(words: Sequence[str], verb: str):  # type: ignore[no-untyped-def]
+def _load(words: Sequence[str], verb: str) -> RunSpec:
+    if not words or ("=" in words[0] and not Path(words[0]).exists()):
+        raise UserError(f"which run file? write it as  paceline {verb} RUN.yaml [section.key=value ...]")
     from paceline.spec import load
 
-    return load(*_split(words, verb))
+    return load(words[0], words[1:])
 
 
 def _console() -> Any:
@@ -121,7 +119,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
 
         with expected_failures(spec):
             workload = workload_of(spec)
-            workload.prepare(lambda text: print(text, file=sys.stderr))
+            workload.prepare(partial(print, file=sys.stderr))
             samples = workload.sample_count()
     derived = [*equations(spec, samples), *execution_lines(spec)]
     console = _console()
@@ -149,23 +147,14 @@ def do_check(arguments: argparse.Namespace) -> int:
     )
     if arguments.steps < 1:
         raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
-    parity = check(
-        spec,
-        ranks,
-        accumulate,
-        arguments.steps,
-        layouts=[word for word in arguments.layouts.split(",") if word],
-        out=arguments.out,
-        say=lambda text: print(text, file=sys.stderr),
-    )
+    layouts = [word for word in arguments.layouts.split(",") if word]
+    say = partial(print, file=sys.stderr)
+    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
     _console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
-        print(
-            f"paceline: the answer depends on the layout: {worst.name} differs from the reference by more than "
-            f"{parity.tolerance:g}, most in {worst.worst}",
-            file=sys.stderr,
-        )
+        by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
+        say(f"paceline: the answer depends on the layout: {by}")
         return 1
     print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
     return 0

@@ -4,6 +4,9 @@ A message says what was given, what is allowed, and the line to type. A tracebac
 our own bugs.
 """
 
+import difflib
+from collections.abc import Iterable, Mapping
+
 
 class PacelineError(Exception):
     """An end that was foreseen: its message is all the user needs to read."""
@@ -21,3 +24,11 @@ class RunFailed(PacelineError, RuntimeError):
     """The run began and could not go on: a rank died, the disk is full, the loss is not finite."""
 
     exit_code = 1
+
+
+def did_you_mean(
+    word: object, known: Iterable[str], *, cutoff: float = 0.5, shown: Mapping[str, str] | None = None
+) -> str:
+    """The end of a message: the known word nearest to a wrong one, as it is `shown`; empty where none is near."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
+    return f", did you mean {(shown or {}).get(close[0], close[0])!r}?" if close else ""

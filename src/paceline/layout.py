@@ -19,8 +19,6 @@ SHARDING = {"zero1", "zero2", "zero3", "fsdp", "hsdp"}
 """Strategies under which a data-parallel rank keeps a part of the state."""
 LOOPED = {"interleaved", "zero_bubble"}
 """Schedules under which a pipeline rank holds two stages."""
-
-
 SPREADING = (
     *("strategy", "ranks", "replicate", "tensor", "sequence", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
@@ -73,16 +71,13 @@ class Layout:
         passes = self.passes(self.global_batch)
         ranks = f"{self.data} rank{'s' if self.data > 1 else ''}"
         each, left = divmod(self.global_batch, self.data * passes)
-        per_pass = f"{each} per pass" if not left else f"{each} to {each + 1} per pass"
-        sign = "=" if not left else "≈"
-        return f"{self.global_batch} global {sign} {per_pass} × {ranks} × {passes} accumulated"
+        per_pass = f"≈ {each} to {each + 1} per pass" if left else f"= {each} per pass"
+        return f"{self.global_batch} global {per_pass} × {ranks} × {passes} accumulated"
 
     def grid(self) -> str:
         """The ranks as the product of the axes."""
-        axes = {name: getattr(self, name) for name in ("replicate", "shard", "tensor", "pipeline")}
-        return (
-            f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(f'{name} {size}' for name, size in axes.items())}"
-        )
+        axes = (f"{name} {getattr(self, name)}" for name in ("replicate", "shard", "tensor", "pipeline"))
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(axes)}"
 
     @property
     def plain(self) -> bool:
@@ -132,10 +127,8 @@ def layout_of(spec: RunSpec) -> Layout:
     data = _data_ranks(parallel)
     if not entry_of(spec.workload).batched:
         batch = max(batch, data)
-    strategy = parallel.strategy
-    if strategy == "auto":
-        strategy = "ddp" if data > 1 else "single"
-    strategy = "fsdp" if strategy == "zero3" else strategy
+    same = {"auto": "ddp" if data > 1 else "single", "zero3": "fsdp"}
+    strategy = same.get(parallel.strategy, parallel.strategy)
     if strategy == "single" and data > 1:
         raise UserError(
             f"parallel.strategy=single runs on 1 rank, but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
@@ -160,19 +153,9 @@ def layout_of(spec: RunSpec) -> Layout:
             else f"train.global_batch={batch} is smaller than the {data} data-parallel ranks, and each needs a sample; "
             f"use train.global_batch={data} or more"
         )
-    return Layout(
-        strategy=strategy,
-        replicate=replicate,
-        global_batch=batch,
-        micro_batch=_micro_batch(parallel, math.ceil(batch / data)),
-        shard=shard,
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        schedule=parallel.schedule,
-        sequence=parallel.sequence,
-        checkpointing=parallel.checkpointing,
-        offload=parallel.offload,
-    )
+    as_given = ("tensor", "pipeline", "schedule", "sequence", "checkpointing", "offload")
+    same_names = {name: getattr(parallel, name) for name in as_given}
+    return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **same_names)
 
 
 def _data_ranks(parallel: Parallel) -> int:
@@ -195,24 +178,22 @@ def _divided(parallel: Parallel, strategy: str, data: int) -> tuple[int, int]:
             f"parallel.replicate={parallel.replicate} is for parallel.strategy=hsdp, not {strategy}; "
             "leave it out, or use parallel.strategy=hsdp"
         )
-    if strategy == "hsdp":
-        copies = parallel.replicate
-        fits = [n for n in range(2, data) if data % n == 0]
-        if not fits:
-            raise UserError(
-                f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}; "
-                "use 4 or more, or parallel.strategy=fsdp"
-            )
-        if copies is None:
-            return fits[0], data // fits[0]
-        if copies not in fits:
-            near = min(fits, key=lambda n: abs(n - copies))
-            raise UserError(
-                f"parallel.replicate={copies} does not divide {data} data-parallel ranks into groups of at least 2; "
-                f"use parallel.replicate={near}"
-            )
-        return copies, data // copies
-    return (1, data) if strategy in SHARDING else (data, 1)
+    if strategy != "hsdp":
+        return (1, data) if strategy in SHARDING else (data, 1)
+    fits = [n for n in range(2, data) if data % n == 0]
+    if not fits:
+        raise UserError(
+            f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}; "
+            "use 4 or more, or parallel.strategy=fsdp"
+        )
+    copies = fits[0] if parallel.replicate is None else parallel.replicate
+    if copies not in fits:
+        near = min(fits, key=lambda n: abs(n - copies))
+        raise UserError(
+            f"parallel.replicate={copies} does not divide {data} data-parallel ranks into groups of at least 2; "
+            f"use parallel.replicate={near}"
+        )
+    return copies, data // copies
 
 
 def _check_options(parallel: Parallel, strategy: str) -> None:

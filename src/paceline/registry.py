@@ -6,15 +6,19 @@ Three origins, one path: workloads that come with Paceline, those of installed p
 
 from __future__ import annotations
 
-import difflib
 import functools
+import importlib.util
+import sys
+import traceback
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UserError
-from paceline.own_code import class_of, one_line
+from paceline.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from paceline.section import RunClass, Section
@@ -45,7 +49,7 @@ class Traits:
     equal_layers: bool = False
     """Many equal layers and samples of one shape: each layer is compiled by itself (`Workload.compile_layers`)."""
     few_shapes: bool = False
-    """Batches can be brought to a few shapes (`Samples.steady`): a step can be recorded."""
+    """Batches can be brought to a few shapes (`Samples.fixed_shape_batches`): a step can be recorded."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,12 @@ class Entry:
 
     def sections(self) -> dict[str, type[Section]]:
         """The types of the sections `model` and `data`."""
-        found = {name: getattr(self, name) for name in ("model", "data")}
-        if all(found.values()):
-            return {name: resolve(reference) for name, reference in found.items()}
+        if self.model and self.data:
+            return {"model": resolve(self.model), "data": resolve(self.data)}
         from paceline.section import Section
 
         kind = self.run_class()
-        for name in ("Model", "Data"):
-            section = getattr(kind, name)
+        for name, section in (("Model", kind.Model), ("Data", kind.Data)):
             if not (isinstance(section, type) and issubclass(section, Section)):
                 raise UserError(
                     f"workload: {kind.__name__}.{name} is {section!r}; it must be a subclass of paceline.spec.Section"
@@ -82,13 +84,9 @@ class Entry:
 
     def run_class(self) -> type[RunClass]:
         """The class that trains or fits; the user's own code is executed here."""
-        return _run_class(self.run)
+        from paceline.section import RunClass
 
-
-def _run_class(reference: str) -> type[RunClass]:
-    from paceline.section import RunClass
-
-    return class_of(reference, RunClass)
+        return class_of(self.run, RunClass)
 
 
 def resolve(reference: str) -> Any:
@@ -99,24 +97,20 @@ def resolve(reference: str) -> Any:
 
 def entry_of(workload: Any) -> Entry:
     """The entry of a name, or of `file.py:Class`; a UserError says which names there are."""
-    if isinstance(workload, str) and ":" in workload:
-        return _own(workload)
-    if isinstance(workload, str) and workload in BUILT_IN:
-        return resolve(BUILT_IN[workload])
-    if isinstance(workload, str) and workload in installed():
-        return _loaded(installed()[workload])
-    known = names()
-    allowed = f"use one of {', '.join(known)} or file.py:Class"
-    if not isinstance(workload, str):
-        raise UserError(f"workload: {workload!r} is not a name; {allowed}")
-    close = difflib.get_close_matches(workload, known, n=1, cutoff=0.5)
-    hint = f", did you mean {close[0]!r}?" if close else ""
-    raise UserError(f"workload: {workload!r} is not known{hint}; {allowed}")
+    if isinstance(workload, str):
+        if ":" in workload:
+            return _own(workload)
+        if workload in BUILT_IN:
+            return resolve(BUILT_IN[workload])
+        if workload in installed():
+            return _loaded(installed()[workload])
+    wrong = f"is not known{did_you_mean(workload, names())}" if isinstance(workload, str) else "is not a name"
+    raise UserError(f"workload: {workload!r} {wrong}; use one of {', '.join(names())} or file.py:Class")
 
 
 def _own(reference: str) -> Entry:
     """The entry of a run class that says all there is about itself."""
-    kind = _run_class(reference)
+    kind = Entry(reference).run_class()
     return Entry(reference, batched=kind.batched, traits=Traits(equal_layers=getattr(kind, "compile_layers", False)))
 
 
@@ -129,10 +123,8 @@ def verbs() -> dict[str, Verb]:
     """The commands that workloads add, by name. A package that cannot be imported adds none."""
     found: dict[str, Verb] = {}
     for name in names():
-        try:
+        with suppress(UserError):  # said when its name is used
             found = {**entry_of(name).verbs, **found}
-        except UserError:  # said when its name is used
-            continue
     return found
 
 
@@ -143,22 +135,76 @@ def installed() -> dict[str, metadata.EntryPoint]:
 
 
 def _loaded(point: metadata.EntryPoint) -> Entry:
+    package = f"the installed package {point.dist.name!r}" if point.dist is not None else "an installed package"
+    given = f"workload: {point.name!r} of {package}"
     try:
         found = point.load()
     except Exception as error:
-        raise UserError(
-            f"workload: {point.name!r} of {_package(point)} fails when it is imported: {one_line(error)}"
-        ) from error
-    if isinstance(found, Entry):
-        return found
+        raise UserError(f"{given} fails when it is imported: {one_line(error)}") from error
     try:
-        return _own(point.value)
+        return found if isinstance(found, Entry) else _own(point.value)
     except UserError:
-        raise UserError(
-            f"workload: {point.name!r} of {_package(point)} is {point.value}, which is neither a Workload class "
-            "nor a paceline.registry.Entry"
-        ) from None
+        said = f"{given} is {point.value}, which is neither a Workload class nor a paceline.registry.Entry"
+        raise UserError(said) from None
 
 
-def _package(point: metadata.EntryPoint) -> str:
-    return f"the installed package {point.dist.name!r}" if point.dist is not None else "an installed package"
+def class_of(reference: str, base: type) -> type[Any]:
+    """The subclass of `base` behind `file.py:Class` or `package.module:Class`."""
+    place, _, name = reference.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"workload: there is no file {place!r}; write it as  workload: path/to/file.py:Class")
+    try:
+        module = _module_from_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
+            raise UserError(f"workload: there is no module {place!r}; write it as  workload: file.py:Class") from None
+        raise UserError(f"workload: {place!r} needs {error.name!r}, which is not installed") from None
+    except SyntaxError as error:
+        file = error.filename or place
+        raise UserError(f"workload: {file!r} is not valid Python: {error.msg} (line {error.lineno})") from None
+    except (Exception, SystemExit) as error:
+        said = f"workload: {place!r} fails when it is imported: {one_line(error)}"
+        raise UserError(f"{said}\n\n{own_trace(error, reference)}".rstrip()) from error
+    found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, base):
+        return found
+    classes = {n: v for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, base)}
+    have = [n for n, kind in classes.items() if kind.__module__ == module.__name__]
+    raise UserError(
+        f"workload: {place!r} has no Workload class {name!r}; "
+        + (f"it has {', '.join(have)}" if have else "subclass paceline.Workload there")
+    )
+
+
+def own_trace(error: BaseException, reference: str) -> str:
+    """The traceback of an error from where it entered the folder of the user's workload; empty if it never did."""
+    place = reference.rpartition(":")[0]
+    folder = Path(getattr(sys.modules.get(place), "__file__", None) or place).resolve().parent
+    trace = error.__traceback__ if place else None
+    while trace is not None and Path("/", trace.tb_frame.f_code.co_filename).resolve().parent != folder:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip() if trace else ""
+
+
+def one_line(error: BaseException) -> str:
+    """`ValueError: what it says`, without what it says after that."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def _module_from_file(file: Path) -> Any:
+    """A file as a module; like a script, it may import what lies beside it."""
+    name = f"paceline_own_{file.stem}_{zlib.crc32(bytes(file.resolve())):08x}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        if (folder := str(file.resolve().parent)) not in sys.path:
+            sys.path.append(folder)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -14,6 +14,11 @@ def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
 
 
+def contradiction(message: str) -> PydanticCustomError:
+    """For a validator: fields that do not go together. The message names them, so that it is said as it is."""
+    return PydanticCustomError("contradiction", "{message}", {"message": message})
+
+
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
 
 

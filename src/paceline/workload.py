@@ -28,9 +28,9 @@ class Samples(Protocol):
     """One split of the data, addressed by sample number.
 
     Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
-    passes of a pipeline all have the same shape. `steady(cuts, most)` makes the batches of several (ids, keys) at once,
-    each of up to `most` samples and filled with stand-ins that count nothing, so that only a few shapes occur: a step
-    can then be recorded as a CUDA graph.
+    passes of a pipeline all have the same shape. `fixed_shape_batches(cuts, most)` makes the batches of several
+    (ids, keys) at once, each of up to `most` samples and padded with samples that count nothing, so that only a few
+    shapes occur: a step can then be recorded as a CUDA graph.
     """
 
     def __len__(self) -> int: ...
@@ -262,7 +262,7 @@ def samples_of(workload: Workload) -> Samples:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
-    return Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "steady"))
+    return Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "fixed_shape_batches"))
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

@@ -1,15 +1,24 @@
-"""The folder of prepared data: an entry appears whole or not at all, and one process builds it while others wait."""
+"""Prepared data on disk: entries that appear whole or not at all, and arrays written piece by piece.
+
+One process builds an entry while others wait. Its arrays may be larger than memory.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
 
 from paceline.errors import RunFailed, UserError
 
@@ -38,8 +47,9 @@ def exclusive(entry: Path, say: Say) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS_HERE:
                 raise UserError(f"{file.name}: cannot be locked: {error.strerror}; type  data.cache=FOLDER") from None
-        else:
-            _remove_leftovers(entry)
+        else:  # nobody else builds this entry now, so a temporary folder of it belongs to a process that died
+            for leftover in entry.parent.glob(f"{entry.name}.part-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
@@ -73,12 +83,6 @@ def _temporary_beside(entry: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _remove_leftovers(entry: Path) -> None:
-    """Under the lock nobody else builds this entry, so a temporary folder of it belongs to a process that died."""
-    for leftover in entry.parent.glob(f"{entry.name}.part-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
     try:
@@ -93,3 +97,58 @@ def _disk_errors(folder: Path) -> Iterator[None]:
             f"data.cache={folder}: cannot be written ({error.strerror or error}); type  data.cache=FOLDER  with a "
             "folder of yours"
         ) from None
+
+
+class ArrayWriter:
+    """A one-dimensional .npy file. Its header is written again at the end, when the length is known."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self.facts: dict[str, Any] = {}
+        self._sha256 = hashlib.sha256()
+        self._file = path.open("wb")
+        self._write_header()
+        self._header_bytes = self._file.tell()
+
+    def append(self, values: NDArray[Any]) -> None:
+        piece = np.ascontiguousarray(values, self.dtype).data
+        self._file.write(piece)
+        self._sha256.update(piece)
+        self.length += len(values)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with self._file as file:
+            if kind is None:
+                size = file.tell()
+                file.seek(0)
+                self._write_header()
+                assert file.tell() == self._header_bytes, "numpy leaves room in the header for any length"
+                _sync(file)
+                self.facts = {"bytes": size, "sha256": self._sha256.hexdigest()}
+
+    def _write_header(self) -> None:
+        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.length,)}
+        npy.write_array_header_1_0(self._file, header)
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """A .npy file as a read-only array of the page cache. A plain array: indexing `np.memmap` itself is slower."""
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def write_synced(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a small file to the disk itself, and say what is in it."""
+    with path.open("wb") as file:
+        file.write(content)
+        _sync(file)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import hashlib
 import io
@@ -11,9 +10,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -38,7 +37,7 @@ def not_there(path: Path, key: str, expected: str) -> UserError:
     """The error for a path that does not exist; it names the nearest one that does."""
     there = path.parent.is_dir()
     missing = "" if there else f" (nor does the folder {path.parent})"
-    hint = nearest(path.name, (sibling.name for sibling in path.parent.iterdir())) if there else ""
+    hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if there else ""
     return UserError(f"{key}={path}: there is no such {expected}{missing}{hint}")
 
 
@@ -59,9 +58,27 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def json_lines(path: Path, hint: str = "") -> Iterator[tuple[int, str, Any]]:
+    """(number from 1, text, value) of every line that is not blank."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    value = json.loads(line)
+                except json.JSONDecodeError as error:
+                    said = f"not JSON ({error.msg} at column {error.colno}){hint}"
+                    raise UserError(f"{path} line {number}: {said}") from None
+                yield number, line, value
+
+
 def digest_of_value(value: object) -> str:
     """A hash of a value that JSON can write."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def hash64(text: str) -> int:
+    """A number below 2^64 that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:
@@ -74,11 +91,6 @@ def digest_of_files(paths: Iterable[Path]) -> str:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     return whole.hexdigest()
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _open_bytes(path: Path) -> BinaryIO:

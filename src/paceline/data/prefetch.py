@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -87,11 +88,9 @@ class Loader:
 
         def offer(item: RankBatch | BaseException) -> None:
             while not stop.is_set():
-                try:
+                with suppress(queue.Full):
                     ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
+                    return
 
         def produce() -> None:
             try:
@@ -118,17 +117,14 @@ class Loader:
             thread.join()
 
 
-def collate_each(samples: Samples, pin: bool = False) -> Collate:
-    return lambda wanted: [_pinned_if(pin, samples.batch(*one)) for one in wanted]
+def collate_each(samples: Any, pin: bool = False, rows: int | None = None) -> Collate:
+    """With `rows`, batches of the same shape, as a pipeline or a compiled layer needs them."""
 
+    def collate(wanted: list[IdsAndKeys]) -> list[Any]:
+        batches = (samples.batch(*one) if rows is None else samples.padded(*one, rows) for one in wanted)
+        return [pinned(batch) if pin else batch for batch in batches]
 
-def collate_padded(samples: Any, rows: int, pin: bool = False) -> Collate:
-    """Batches of the same shape, as a pipeline or a compiled layer needs them."""
-    return lambda wanted: [_pinned_if(pin, samples.padded(*one, rows)) for one in wanted]
-
-
-def _pinned_if(pin: bool, batch: Any) -> Any:
-    return pinned(batch) if pin else batch
+    return collate
 
 
 def pinned(batch: Any) -> Any:

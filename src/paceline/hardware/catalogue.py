@@ -7,7 +7,6 @@ form (`4xA100`, `2x8xH100`, `4xA100-40GB@pcie+25Gb`, `4x24GB`, `8xCPU`) or in a 
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 
 GB = 1e9
 TERA = 1e12
@@ -166,8 +165,7 @@ def device(name: str, own: Path | None = None) -> Device:
     fits = [d for key, d in known.items() if wanted <= _words(key) | {f"{d.memory_bytes / GB:.0f}gb"}]
     if not fits:
         near = {k.lower(): k for k in known}
-        close = difflib.get_close_matches(name.lower(), near, n=1, cutoff=0.3)
-        hint = f", did you mean {near[close[0]]!r}?" if close else ""
+        hint = did_you_mean(name.lower(), near, cutoff=0.3, shown=near)
         raise UserError(f"device {name!r} is not in the catalogue{hint}; known: {', '.join(known)}")
     if all(re.fullmatch(r"\d+gb", word) for word in wanted):
         return fits[0]
@@ -272,8 +270,7 @@ def read_cluster(path: Path) -> Cluster:
         raise UserError(f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB")
     for key in values:
         if key not in CLUSTER_KEYS:
-            close = difflib.get_close_matches(str(key), CLUSTER_KEYS, n=1)
-            hint = f", did you mean {close[0]!r}?" if close else f"; known: {', '.join(CLUSTER_KEYS)}"
+            hint = did_you_mean(key, CLUSTER_KEYS, cutoff=0.6) or f"; known: {', '.join(CLUSTER_KEYS)}"
             raise UserError(f"{path.name}: there is no key {key!r}{hint}")
     own = path.parent / str(values["catalogue"]) if "catalogue" in values else None
     kind = _edited(device(str(values["device"]), own), values, path.name)

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import UserError
-from paceline.own_code import one_line
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
+from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.workload import samples_of, workload_of
 

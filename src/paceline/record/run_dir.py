@@ -6,7 +6,6 @@ runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  summary.json
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import math
 import os
@@ -21,7 +20,7 @@ from typing import Any
 import yaml
 
 from paceline import __version__
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.files import write_atomic
 from paceline.spec import DEFAULT, PATHS, RunSpec, build
 
@@ -86,8 +85,8 @@ class RunDir:
         if run.spec_file.is_file():
             return run
         if not path.exists():
-            close = difflib.get_close_matches(path.name, [run.name for run in _runs_in(path.parent)], n=1)
-            missing = "does not exist" + (f", did you mean {str(path.parent / close[0])!r}?" if close else "")
+            runs = {run.name: str(run.path) for run in _runs_in(path.parent)}
+            missing = f"does not exist{did_you_mean(path.name, runs, cutoff=0.6, shown=runs)}"
         elif not path.is_dir():
             missing = "is a file, not a run folder"
         else:

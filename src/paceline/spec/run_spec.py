@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
 
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
 from paceline.section import STRICT, Section, field
-from paceline.spec.problems import sentence
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import put, read_yaml, split_override
 
@@ -25,6 +24,33 @@ COMMAND_LINE = "command line"
 PATHS = {"data": ("path", "test_path", "cache"), "parallel": ("engine_config",)}
 """What is a path, relative to the run file."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
+"""Names that other tools have for ours, for the hint that follows an unknown key."""
+SENTENCES = {
+    "extra_forbidden": "there is no such key{hint}",
+    "invalid_key": "a key must be a word",
+    "missing": "not given, and it has no default",
+    "literal_error": "{given} is not allowed; use one of {expected}",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "{given} is not a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "{given} is not a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "{given} is neither true nor false"),
+    "path_type": "{given} is not a path",
+    "string_type": "{given} is not a word",
+    **dict.fromkeys(("tuple_type", "list_type"), "{given} is not a list; write it as  {key}=[{input}]"),
+    **dict.fromkeys(
+        ("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
+        "{given} is out of range; it must be {limit}",
+    ),
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"),
+        "{given} is not a section; write it as  {key}: {{key: value}}",
+    ),
+    "string_pattern_mismatch": "{given} cannot name a folder; use letters, digits, '.', '_' and '-'",
+    "not_a_bool": "{value!r} is not a number or a word",
+    **dict.fromkeys(("value_error", "assertion_error"), "{error}"),
+}
+"""What is wrong with a key, by the type of pydantic's problem."""
 
 
 class RunSpec(BaseModel):
@@ -102,20 +128,16 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
             origins.pop(f"train.{length}", None)
     origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     for section, value in over.items():
-        if isinstance(value, dict) and isinstance(values.get(section), dict):
-            values[section].update(value)
-        else:
-            values[section] = value
+        below = values.get(section)
+        values[section] = {**below, **value} if isinstance(value, dict) and isinstance(below, dict) else value
     return build(values, origins)
 
 
 def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
     """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError."""
-    values = dict(values)
+    absent = {name for name in ("parallel", "model", "data", "train") if values.get(name) is None}
+    values = {name: value for name, value in values.items() if name not in absent}
     origins = dict(origins or {})
-    for name in ("parallel", "model", "data", "train"):
-        if values.get(name) is None:
-            values.pop(name, None)
     if values.get("parallel") == "auto":
         values["parallel"] = {"strategy": "auto"}
     problems: list[str] = []
@@ -125,16 +147,48 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
         try:
             values[name] = kind.model_validate(values.get(name, {}))
         except ValidationError as error:
-            problems += [sentence(problem, name, everywhere, origins) for problem in error.errors()]
+            problems += [_sentence(problem, name, everywhere, origins) for problem in error.errors()]
             values.pop(name, None)
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        problems += [sentence(problem, "", everywhere, origins) for problem in error.errors()]
+        problems += [_sentence(problem, "", everywhere, origins) for problem in error.errors()]
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     spec._origins.update(origins)
     return spec
+
+
+def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> str:
+    """One pydantic problem as one sentence for a person: the value, where it was given, and what is allowed."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "contradiction":
+        return str(problem["msg"])
+    place = [*filter(None, [prefix]), *map(str, problem["loc"]), *([context["key"]] if kind == "not_a_bool" else [])]
+    key = ".".join(place)
+    places = [key] if kind == "not_a_bool" else [key, ".".join(place[:2]), *place[:1]]
+    where = next((f" ({origins[k]})" for k in places if k in origins), "")
+    given = repr(problem["input"])
+    facts = {
+        **problem,
+        **context,
+        "key": key,
+        "given": given if len(given) <= 80 else f"{given[:79]}…",
+        "hint": _meant(place, everywhere) if kind == "extra_forbidden" else "",
+        "expected": str(context.get("expected")).replace(" or ", ", "),
+        "limit": problem["msg"].split("should be ")[-1],
+    }
+    return f"{key}: {SENTENCES.get(kind, '{given}: {msg}').format(**facts)}{where}"
+
+
+def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> str:
+    """For an unknown key: the nearest one in its section or, where that is nearer, in another."""
+    section, word = place[0] if len(place) > 1 else "", place[-1]
+    here = everywhere[section].model_fields
+    names = {leaf: f"{name}.{leaf}".strip(".") for name, kind in everywhere.items() for leaf in kind.model_fields}
+    names |= {leaf: f"{section}.{leaf}".strip(".") for leaf in here}
+    hint = did_you_mean(ELSEWHERE.get(word, word), names, cutoff=0.6, shown=names)
+    return hint or f"; known here: {', '.join(here) or 'nothing'}"
 
 
 def _anchor_paths(values: dict[str, Any], folder: Path) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import model_validator
-from pydantic_core import PydanticCustomError
 
-from paceline.section import Section, field
+from paceline.section import Section, contradiction, field
 
 
 class Train(Section):
@@ -42,10 +41,8 @@ class Train(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Train:
         if self.epochs and self.steps:
-            raise PydanticCustomError(
-                "length",
-                "{m}",
-                {"m": f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"},
+            raise contradiction(
+                f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"
             )
         return self
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from paceline.errors import UserError
-from paceline.spec.problems import nearest
+from paceline.errors import UserError, did_you_mean
 
 
 def split_override(text: str) -> tuple[str, Any]:
@@ -56,7 +55,7 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
         values = loader.construct_document(node) if node else None
     except FileNotFoundError:
         near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
-        raise UserError(f"{given} does not exist{nearest(file.name, [p.name for p in near])}") from None
+        raise UserError(f"{given} does not exist{did_you_mean(file.name, [p.name for p in near])}") from None
     except IsADirectoryError:
         hint = f"; to go on with this run:  paceline train --resume {file}" if (file / "spec.yaml").is_file() else ""
         raise UserError(f"{given} is a folder{hint}") from None

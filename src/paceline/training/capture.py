@@ -116,7 +116,7 @@ class RecordedStep(Step):
         super().collate(samples, layout)  # what cannot be done without a graph is refused
 
         def packed(wanted: list[IdsAndKeys]) -> list[PackedBatch]:
-            return [pack(batch, self.buffers) for batch in samples.steady(wanted, layout.micro_batch)]
+            return [pack(batch, self.buffers) for batch in samples.fixed_shape_batches(wanted, layout.micro_batch)]
 
         return packed
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch.blame import is_echo
-from paceline.own_code import one_line, own_trace
+from paceline.registry import one_line, own_trace
 from paceline.spec import RunSpec
 
 TORCH_SAYS = {

@@ -17,12 +17,12 @@ from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
-from paceline.own_code import one_line
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
 from paceline.record.summary import show as show_summary
+from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.workload import BaseWorkload, workload_of

@@ -6,7 +6,7 @@ import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
-from paceline.execution import Execution, Reason, Traits, execution_of
+from paceline.execution import Execution, Reason, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.timers import timer_of
@@ -17,7 +17,7 @@ from paceline.training.loop import GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.state import State
 from paceline.training.step import PipelineStep, Step
-from paceline.workload import Samples, Workload, samples_of
+from paceline.workload import Samples, Workload, samples_of, traits_of
 
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
@@ -47,8 +47,7 @@ def _execution(context: RunContext, workload: Workload, samples: Samples) -> Exe
     train = context.spec.train
     if context.spec.parallel.engine != "torch":
         return Execution(compiled_layers=train.compile == "on", reason=Reason.OTHER_ENGINE)
-    traits = Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "steady"))
-    return execution_of(train, layout_of(context.spec), ability(context.device), traits)
+    return execution_of(train, layout_of(context.spec), ability(context.device), traits_of(workload, samples))
 
 
 def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:

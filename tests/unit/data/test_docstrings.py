@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.tokens import LabelledCorpus, prepare
+from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.workloads.classifier.sections import TextData
 
 
@@ -41,7 +41,7 @@ def extraction(tmp_path_factory: pytest.TempPathFactory) -> Extraction:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(docstrings, "extract", watched)
-        corpus = prepare(TextData(cache=tmp_path_factory.mktemp("cache"), vocab=4096))
+        corpus = LabelledCorpus.prepare(TextData(cache=tmp_path_factory.mktemp("cache"), vocab=4096))
     return Extraction(*calls[0], corpus, len(calls), spent[0])
 
 
@@ -140,4 +140,4 @@ def test_versions_name_what_the_texts_depend_on() -> None:
 def test_the_cache_is_used(extraction: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docstrings, "extract", lambda fraction: pytest.fail("extracted again"))
     data = TextData(cache=Path(extraction.corpus.folder).parent, vocab=4096)
-    assert prepare(data).fingerprint == extraction.corpus.fingerprint
+    assert LabelledCorpus.prepare(data).fingerprint == extraction.corpus.fingerprint

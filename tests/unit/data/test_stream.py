@@ -14,8 +14,8 @@ from paceline.cli import main
 from paceline.data import cache
 from paceline.data.corpora import docstrings, documents
 from paceline.data.corpora.documents import PART_CHARACTERS, find_files, open_documents
-from paceline.data.corpora.stream import END_ID, prepare
-from paceline.data.corpora.tokens import prepare as prepare_texts
+from paceline.data.corpora.stream import END_ID, TokenStreams
+from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
@@ -40,16 +40,16 @@ def data_of(tmp_path, path, **fields):
 
 def prepare_stream(folder):
     (folder / "a.txt").write_text("some words\n" * 4000)
-    return prepare(data_of(folder, folder / "a.txt"))
+    return TokenStreams.prepare(data_of(folder, folder / "a.txt"))
 
 
 def prepare_labelled(folder):
     (folder / "rows.csv").write_text("text,label\n" + "".join(f"words {i},{i % 2}\n" for i in range(60)))
-    return prepare_texts(TextData(source="csv", path=folder / "rows.csv", vocab=300, cache=folder / "cache"))
+    return LabelledCorpus.prepare(TextData(source="csv", path=folder / "rows.csv", vocab=300, cache=folder / "cache"))
 
 
 def test_tokens_decode_to_the_texts(tmp_path, texts):
-    streams = prepare(data_of(tmp_path, texts), QUIET)
+    streams = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
     documents = {False: [], True: []}
     for part in open_documents(data_of(tmp_path, texts)).parts():
         documents[part.held_out].append(part.text)
@@ -75,25 +75,25 @@ def test_a_long_file_is_cut_into_parts_that_join_again(tmp_path):
 
 @pytest.mark.parametrize("change", [b'"[END]"', b'"version"'])
 def test_another_tokenizer_of_the_same_size_is_noticed(tmp_path, texts, change):
-    first = prepare(data_of(tmp_path, texts), QUIET)
+    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
     file = first.folder / "tokenizer.json"
     content = file.read_bytes()
     file.write_bytes(content.replace(change, change.swapcase()))
     said = []
-    again = prepare(data_of(tmp_path, texts), said.append)
+    again = TokenStreams.prepare(data_of(tmp_path, texts), said.append)
     assert "damaged (tokenizer.json was changed)" in said[0]
     assert file.read_bytes() == content
     assert again.fingerprint == first.fingerprint
 
 
 def test_an_array_of_another_length_is_noticed(tmp_path, texts):
-    first = prepare(data_of(tmp_path, texts), QUIET)
+    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
     meta = first.folder / "meta.json"
     facts = json.loads(meta.read_text())
     facts["train"]["tokens"] -= 1
     meta.write_text(json.dumps(facts))
     said = []
-    assert len(prepare(data_of(tmp_path, texts), said.append).train) == len(first.train)
+    assert len(TokenStreams.prepare(data_of(tmp_path, texts), said.append).train) == len(first.train)
     assert "damaged (the train split has" in said[0]
 
 
@@ -122,7 +122,7 @@ def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path
 
 
 def test_a_corpus_is_read_from_a_cache_that_cannot_be_written(tmp_path, texts, monkeypatch):
-    first = prepare(data_of(tmp_path, texts), QUIET)
+    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
     for note in first.folder.parent.glob("*.digest"):
         note.unlink()
 
@@ -130,24 +130,24 @@ def test_a_corpus_is_read_from_a_cache_that_cannot_be_written(tmp_path, texts, m
         raise RunFailed(f"cannot write {path}")
 
     monkeypatch.setattr(documents, "write_atomic", refuse)
-    assert prepare(data_of(tmp_path, texts), QUIET).folder == first.folder
+    assert TokenStreams.prepare(data_of(tmp_path, texts), QUIET).folder == first.folder
 
 
 def test_the_cache_is_named_by_content(tmp_path, texts):
     lines = []
-    first = prepare(data_of(tmp_path, texts), lines.append)
-    again = prepare(data_of(tmp_path, texts), lines.append)
+    first = TokenStreams.prepare(data_of(tmp_path, texts), lines.append)
+    again = TokenStreams.prepare(data_of(tmp_path, texts), lines.append)
     assert again.folder == first.folder
     assert sum("learning a vocabulary" in line for line in lines) == 1
     moved = texts.rename(tmp_path / "moved")
-    assert prepare(data_of(tmp_path, moved), lines.append).folder == first.folder
+    assert TokenStreams.prepare(data_of(tmp_path, moved), lines.append).folder == first.folder
     (moved / "00.txt").write_text("something else")
-    changed = prepare(data_of(tmp_path, moved), lines.append)
+    changed = TokenStreams.prepare(data_of(tmp_path, moved), lines.append)
     assert changed.folder != first.folder
     assert changed.fingerprint != first.fingerprint
-    assert prepare(data_of(tmp_path, moved, vocab=280), QUIET).vocab <= 280
+    assert TokenStreams.prepare(data_of(tmp_path, moved, vocab=280), QUIET).vocab <= 280
     (changed.folder / "train.npy").write_bytes(b"")
-    assert len(prepare(data_of(tmp_path, moved), lines.append).train) == len(changed.train)
+    assert len(TokenStreams.prepare(data_of(tmp_path, moved), lines.append).train) == len(changed.train)
     assert any("damaged" in line for line in lines)
 
 
@@ -163,7 +163,7 @@ def test_what_is_read_from_a_folder(tmp_path):
 
 def test_docstrings_are_whole_and_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "ENOUGH_PER_CLASS", 60)
-    streams = prepare(LMData(limit=50, vocab=400, cache=tmp_path), QUIET)
+    streams = TokenStreams.prepare(LMData(limit=50, vocab=400, cache=tmp_path), QUIET)
     assert (np.asarray(streams.train) == END_ID).sum() == 46
     assert (np.asarray(streams.test) == END_ID).sum() == 6
     assert "\n" in streams.tokenizer.decode(streams.train[1:500].tolist())

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data import arrays, cache
+from paceline.data import cache
 from paceline.data.corpora import bpe
-from paceline.data.corpora.tokens import LabelledCorpus, Tokens, prepare
+from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
 
@@ -56,7 +56,7 @@ def naive(split: Tokens, samples: Any) -> list[int]:
 def test_the_stored_tokens_are_the_tokens_of_the_texts(data: TextData) -> None:
     from paceline.data.corpora.sources import open_source
 
-    corpus = prepare(data)
+    corpus = LabelledCorpus.prepare(data)
     assert corpus.classes == ("0", "1", "2")
     assert corpus.vocab == corpus.tokenizer.get_vocab_size() <= 400
     source = open_source(data)
@@ -74,7 +74,7 @@ def test_the_stored_tokens_are_the_tokens_of_the_texts(data: TextData) -> None:
 
 
 def test_lowercase(data: TextData) -> None:
-    corpus = prepare(data.model_copy(update={"lowercase": True}))
+    corpus = LabelledCorpus.prepare(data.model_copy(update={"lowercase": True}))
     assert corpus.tokenizer.decode(corpus.tokenizer.encode("A [MASK] in Capitals").ids) == "a [mask] in capitals"
 
 
@@ -102,7 +102,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def test_the_arrays_are_read_only(data: TextData) -> None:
-    corpus = prepare(data)
+    corpus = LabelledCorpus.prepare(data)
     for array in (corpus.train.ids, corpus.train.offsets, corpus.test.labels):
         assert not array.flags.writeable
     assert corpus.train.ids.dtype == np.uint16
@@ -110,9 +110,9 @@ def test_the_arrays_are_read_only(data: TextData) -> None:
 
 def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
     said: list[str] = []
-    first = prepare(data, said.append)
+    first = LabelledCorpus.prepare(data, said.append)
     assert any("training and" in line for line in said)
-    again = prepare(data, said.append)
+    again = LabelledCorpus.prepare(data, said.append)
     assert sum("learning a vocabulary" in line for line in said) == 1
     assert (again.folder, again.fingerprint) == (first.folder, first.fingerprint)
     assert entries(data) == [first.folder.name]
@@ -121,12 +121,12 @@ def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
 
 
 def test_a_read_only_cache_is_enough_to_read(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare(data)
+    first = LabelledCorpus.prepare(data)
     monkeypatch.setattr(cache, "exclusive", lambda *a: pytest.fail("a lock was wanted"))
     for file in first.folder.iterdir():
         file.chmod(0o444)
     first.folder.chmod(0o555)
-    assert prepare(data).fingerprint == first.fingerprint
+    assert LabelledCorpus.prepare(data).fingerprint == first.fingerprint
     first.folder.chmod(0o755)
 
 
@@ -134,7 +134,7 @@ def test_a_read_only_cache_is_enough_to_read(data: TextData, monkeypatch: pytest
     "change", [{"vocab": 300}, {"max_length": 8}, {"lowercase": True}, {"limit": 50}, {"test_fraction": 0.3}]
 )
 def test_another_setting_is_another_entry(data: TextData, change: dict[str, Any]) -> None:
-    assert prepare(data).folder != prepare(data.model_copy(update=change)).folder
+    assert LabelledCorpus.prepare(data).folder != LabelledCorpus.prepare(data.model_copy(update=change)).folder
 
 
 def _truncate(corpus: LabelledCorpus) -> None:
@@ -173,11 +173,11 @@ DAMAGES: dict[str, Callable[[LabelledCorpus], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_entry_is_built_again(data: TextData, damage: Callable[[LabelledCorpus], object]) -> None:
-    first = prepare(data)
+    first = LabelledCorpus.prepare(data)
     expected = naive(first.train, range(20))
     damage(first)
     said: list[str] = []
-    again = prepare(data, said.append)
+    again = LabelledCorpus.prepare(data, said.append)
     assert "damaged" in said[0]
     assert again.fingerprint == first.fingerprint
     assert naive(again.train, range(20)) == expected
@@ -185,12 +185,12 @@ def test_a_damaged_entry_is_built_again(data: TextData, damage: Callable[[Labell
 
 
 def test_what_a_killed_builder_left_is_removed(data: TextData) -> None:
-    first = prepare(data)
+    first = LabelledCorpus.prepare(data)
     shutil.rmtree(first.folder)
     leftover = data.cache / f"{first.folder.name}.part-x1"
     leftover.mkdir()
     (leftover / "train.ids.npy").write_bytes(b"half")
-    prepare(data)
+    LabelledCorpus.prepare(data)
     assert entries(data) == [first.folder.name]
 
 
@@ -209,25 +209,25 @@ def test_a_failing_disk_leaves_nothing_behind(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrays.ArrayWriter, "append", fail)
+        patch.setattr(cache.ArrayWriter, "append", fail)
         with pytest.raises(kind, match=said) as caught:
-            prepare(data)
+            LabelledCorpus.prepare(data)
     assert "data.cache=" in str(caught.value)
     assert entries(data) == []
-    assert len(prepare(data).train) > 300
+    assert len(LabelledCorpus.prepare(data).train) > 300
 
 
 def test_a_cache_that_cannot_be_is_named(data: TextData) -> None:
     assert data.path is not None
     with pytest.raises(UserError, match=r"data.cache=.*cannot be written \(Not a directory\); type  data.cache=FOLDER"):
-        prepare(data.model_copy(update={"cache": data.path / "cache"}))
+        LabelledCorpus.prepare(data.model_copy(update={"cache": data.path / "cache"}))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_cache_of_somebody_else_is_named(data: TextData) -> None:
     data.cache.mkdir(mode=0o500)
     with pytest.raises(UserError, match="Permission denied"):
-        prepare(data)
+        LabelledCorpus.prepare(data)
 
 
 def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.
 
     monkeypatch.setattr(bpe, "encode", stop)
     with pytest.raises(KeyboardInterrupt):
-        prepare(data)
+        LabelledCorpus.prepare(data)
     assert entries(data) == []
 
 
@@ -244,7 +244,7 @@ def test_an_error_in_the_last_row_leaves_nothing_behind(data: TextData, tmp_path
     test = tmp_path / "test.jsonl"
     test.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 7}\n')
     with pytest.raises(UserError, match="label '7'"):
-        prepare(data.model_copy(update={"test_path": test}))
+        LabelledCorpus.prepare(data.model_copy(update={"test_path": test}))
     assert entries(data) == []
 
 
@@ -252,7 +252,7 @@ BUILDER = """
 import errno, sys, time
 from pathlib import Path
 from paceline.data import cache
-from paceline.data.corpora.tokens import prepare
+from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.workloads.classifier.sections import TextData
 
 def no_locks(*a): raise OSError(errno.ENOLCK, "no locks")
@@ -262,7 +262,7 @@ Path(folder, sys.argv[2]).touch()
 while len(list(folder.glob("ready-*"))) < 2: time.sleep(0.001)
 said = []
 data = TextData(source="jsonl", path=folder / "rows.jsonl", vocab=2000, cache=folder / "cache")
-corpus = prepare(data, said.append)
+corpus = LabelledCorpus.prepare(data, said.append)
 print(sum("learning" in line for line in said), corpus.fingerprint, int(corpus.train.ids.sum()))
 """
 
@@ -288,7 +288,7 @@ def test_two_processes_at_once_end_with_the_same_corpus(tmp_path: Path, locks: s
 
 
 def test_the_second_process_waits_and_says_so(data: TextData) -> None:
-    first = prepare(data)
+    first = LabelledCorpus.prepare(data)
     waiting = threading.Event()
     said: list[str] = []
 
@@ -300,7 +300,7 @@ def test_the_second_process_waits_and_says_so(data: TextData) -> None:
     with ThreadPoolExecutor(1) as pool:
         with cache.exclusive(first.folder, say):
             kept = first.folder.rename(data.cache / "kept")
-            second = pool.submit(prepare, data, say)
+            second = pool.submit(LabelledCorpus.prepare, data, say)
             assert waiting.wait(120)
             kept.rename(first.folder)
         assert second.result(120).fingerprint == first.fingerprint
@@ -310,8 +310,8 @@ def test_the_second_process_waits_and_says_so(data: TextData) -> None:
 def test_a_fork_after_tokenising_is_silent(data: TextData) -> None:
     code = (
         "import os, sys; from paceline.workloads.classifier.sections import TextData;"
-        "from paceline.data.corpora.tokens import prepare;"
-        "corpus = prepare(TextData.model_validate_json(sys.argv[1])); pid = os.fork();"
+        "from paceline.data.corpora.tokens import LabelledCorpus;"
+        "corpus = LabelledCorpus.prepare(TextData.model_validate_json(sys.argv[1])); pid = os.fork();"
         "n = len(corpus.tokenizer.encode_batch(['the rider', 'the hill'] * 50));"
         "os._exit(0) if pid == 0 else print(os.waitpid(pid, 0)[1], n)"
     )
@@ -332,7 +332,7 @@ def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
         source="csv", path=path, test_path=tmp_path / "test.csv",
         limit=30, max_length=2, vocab=257, cache=tmp_path / "cache",
     )  # fmt: skip
-    prepare(data, said.append)
+    LabelledCorpus.prepare(data, said.append)
     whole = "\n".join(said)
     assert "30 training and 2 test texts in 2 classes" in whole
     assert "15 train texts (50.0%) were cut at data.max_length=2" in whole
@@ -343,7 +343,7 @@ def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
 def test_an_array_written_in_pieces_is_an_ordinary_npy_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pieces = [rng.integers(0, 1000, n) for n in (0, 1, 1000, 7)]
-    with arrays.ArrayWriter(tmp_path / "a.npy", np.uint16) as writer:
+    with cache.ArrayWriter(tmp_path / "a.npy", np.uint16) as writer:
         for piece in pieces:
             writer.append(piece)
     assert np.load(tmp_path / "a.npy").tolist() == np.concatenate(pieces).tolist()
@@ -352,7 +352,7 @@ def test_an_array_written_in_pieces_is_an_ordinary_npy_file(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not AG_NEWS.is_dir(), reason=f"AG News is not at {AG_NEWS}")
 def test_ag_news_is_prepared(tmp_path: Path) -> None:
-    corpus = prepare(TextData(source="ag_news", path=AG_NEWS, limit=3000, cache=tmp_path))
+    corpus = LabelledCorpus.prepare(TextData(source="ag_news", path=AG_NEWS, limit=3000, cache=tmp_path))
     assert (len(corpus.train), len(corpus.test)) == (3000, 7600)
     assert corpus.vocab == 8192
     assert 40 < corpus.train.lengths(np.arange(3000)).mean() < 80

@@ -62,9 +62,8 @@ def load(serialised: str) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
     """Token ids of a batch. Every text has at least one token."""
-    truncation = tokenizer.truncation
-    assert truncation is not None, "learn() sets it"
-    max_length = truncation["max_length"]
+    assert tokenizer.truncation is not None, "learn() sets it"
+    max_length = tokenizer.truncation["max_length"]
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
     tokens = [one.ids or [MASK_ID] for one in encodings]
@@ -73,20 +72,18 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
     return Encoded(ids, lengths, cut_texts, empty_texts=sum(not len(one) for one in encodings))
 
 
-def batches(samples: Iterable[tuple[str, int]]) -> Iterator[tuple[list[str], list[int]]]:
+def batches(samples: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
     """The stream in pieces that are limited in number and in size."""
-    texts: list[str] = []
-    labels: list[int] = []
+    batch: list[tuple[str, int]] = []
     characters = 0
-    for text, label in samples:
-        texts.append(text)
-        labels.append(label)
-        characters += len(text)
-        if len(texts) == BATCH_TEXTS or characters >= BATCH_CHARACTERS:
-            yield texts, labels
-            texts, labels, characters = [], [], 0
-    if texts:
-        yield texts, labels
+    for sample in samples:
+        batch.append(sample)
+        characters += len(sample[0])
+        if len(batch) == BATCH_TEXTS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 @contextmanager

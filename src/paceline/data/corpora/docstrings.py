@@ -19,7 +19,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.data.corpora.held_out import hash64
+from paceline.data.files import hash64
 from paceline.errors import UserError
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")
@@ -56,18 +56,15 @@ def extract(test_fraction: float, clean: Clean | None = None) -> tuple[list[Samp
     seen: set[str] = set()
     with _no_garbage_collection():
         splits = [split_by_module(_modules(_root(name), name, seen, clean or mask), test_fraction) for name in CLASSES]
-    train_per_class = min(MAX_TRAIN_PER_CLASS, min(len(train) for train, _ in splits))
-    test_per_class = min(
-        round(train_per_class * test_fraction / (1 - test_fraction)), min(len(test) for _, test in splits)
-    )
+    train_per_class = min(MAX_TRAIN_PER_CLASS, *(len(train) for train, _ in splits))
+    wanted = round(train_per_class * test_fraction / (1 - test_fraction))
+    test_per_class = min(wanted, *(len(test) for _, test in splits))
     if not train_per_class or not test_per_class:
         raise UserError(
             f"data.test_fraction={test_fraction}: too few docstrings are installed for two splits; "
             "use a value between 0.05 and 0.5"
         )
-    train = _mix((train[:train_per_class] for train, _ in splits))
-    test = _mix((test[:test_per_class] for _, test in splits))
-    return train, test
+    return _mix(train[:train_per_class] for train, _ in splits), _mix(test[:test_per_class] for _, test in splits)
 
 
 def mask(docstring: str) -> str:
@@ -95,8 +92,7 @@ def docstrings(source: str) -> Iterator[str]:
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node, clean=False)
-            if docstring:
+            if docstring := ast.get_docstring(node, clean=False):
                 yield docstring
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from _added_docstrings(node.value)
@@ -141,12 +137,9 @@ def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[s
     for file in files:
         if count >= ENOUGH_PER_CLASS:
             break
-        texts: list[str] = []
-        for docstring in docstrings(_source(file)):
-            text = clean(docstring)
-            if text.count(" ") >= MIN_WORDS - 1 and text not in seen:
-                seen.add(text)
-                texts.append(text)
+        cleaned = dict.fromkeys(map(clean, docstrings(_source(file))))
+        texts = [text for text in cleaned if text.count(" ") >= MIN_WORDS - 1 and text not in seen]
+        seen.update(texts)
         if texts:
             modules.append(texts)
             count += len(texts)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.held_out import HashRange, hash64
-from paceline.data.corpora.tokenised import CorpusSettings
-from paceline.data.files import digest_of_files, digest_of_value, not_there, open_text
+from paceline.data.corpora.tokenised import CorpusSettings, HashRange
+from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there, open_text
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
 

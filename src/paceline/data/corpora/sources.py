@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from paceline.data.corpora import ag_news, docstrings
-from paceline.data.corpora.held_out import HashRange, hash64
 from paceline.data.corpora.tables import TextTable
-from paceline.data.corpora.tokenised import CorpusSettings
-from paceline.data.files import check_file, digest_of_files, digest_of_value, nearest
-from paceline.errors import UserError
+from paceline.data.corpora.tokenised import CorpusSettings, HashRange
+from paceline.data.files import check_file, digest_of_files, digest_of_value, hash64
+from paceline.errors import UserError, did_you_mean
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
 WHOLE_NUMBER = re.compile(r"[+-]?\d+")
@@ -44,23 +43,13 @@ class Source:
     train: Callable[[], Iterator[Sample]]
     test: Callable[[], Iterator[Sample]]
     fingerprint: Callable[[], str]
-    find_classes: Callable[[], tuple[str, ...]]
-
-    @cached_property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the labels; for a table this reads the training file once."""
-        return self.find_classes()
+    classes: Callable[[], tuple[str, ...]]
+    """Their names, in the order of the labels; for a table this reads the training file once."""
 
 
 def open_source(data: LabelledTextSettings) -> Source:
     """The source that `data.source` names, with its files found."""
-    match data.source:
-        case "docstrings":
-            return _docstrings(data)
-        case "ag_news":
-            return _ag_news(data)
-        case _:
-            return _table(data)
+    return {"docstrings": _docstrings, "ag_news": _ag_news}.get(data.source, _table)(data)
 
 
 def _docstrings(data: LabelledTextSettings) -> Source:
@@ -70,7 +59,7 @@ def _docstrings(data: LabelledTextSettings) -> Source:
         train=lambda: islice(iter(splits()[0]), data.limit or None),
         test=lambda: iter(splits()[1]),
         fingerprint=lambda: _fingerprint(data, docstrings.versions(), test_fraction=data.test_fraction),
-        find_classes=lambda: docstrings.CLASSES,
+        classes=lambda: docstrings.CLASSES,
     )
 
 
@@ -84,7 +73,7 @@ def _ag_news(data: LabelledTextSettings) -> Source:
         fingerprint=lambda: _fingerprint(
             data, digest_of_files([train, test]), classes=classes, cleaning=ag_news.CLEANING
         ),
-        find_classes=lambda: classes,
+        classes=lambda: classes,
     )
 
 
@@ -114,7 +103,7 @@ def _table(data: LabelledTextSettings) -> Source:
         train=lambda: islice(side(held_out=False), data.limit or None),
         test=test,
         fingerprint=lambda: _fingerprint(data, digest_of_files(files), **fields),
-        find_classes=lambda: tuple(survey()[0]),
+        classes=lambda: tuple(survey()[0]),
     )
 
 
@@ -157,7 +146,7 @@ def _test_samples(table: TextTable, train: Path, numbers: dict[str, int]) -> Ite
             known = ", ".join(list(numbers)[:12]) + (", …" if len(numbers) > 12 else "")
             raise UserError(
                 f"{table.where(row.number)}: label {row.label!r} is not in the training file "
-                f"{train}{nearest(row.label, numbers)} (there: {known})"
+                f"{train}{did_you_mean(row.label, numbers)} (there: {known})"
             )
         yield row.text, numbers[row.label]
     if empty:
@@ -172,8 +161,7 @@ def _fingerprint(data: LabelledTextSettings, content: object, **fields: object) 
 
 def _refuse(data: LabelledTextSettings, *keys: str) -> None:
     for key in keys:
-        value = getattr(data, key)
-        if value is not None:
+        if (value := getattr(data, key)) is not None:
             raise UserError(
                 f"data.{key}={value}: source {data.source} does not read it; drop it, "
                 "or type  data.source=csv  (or jsonl, parquet)"

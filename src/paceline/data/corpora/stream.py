@@ -1,36 +1,32 @@
 """A corpus for language models: the tokens of all documents of a split end to end, in one memory-mapped array.
 
 Documents are separated by an end token, and one stands before the first, so that every token of the text has something
-before it. `prepare` tokenises once, streaming to disk.
+before it. They are tokenised once, streaming to disk.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.data.arrays import ArrayWriter, map_array
-from paceline.data.cache import Say
+from paceline.data.cache import ArrayWriter, Say, map_array
 from paceline.data.corpora.documents import DocumentPart, DocumentSource, open_documents
 from paceline.data.corpora.tokenised import (
     SPLITS,
+    Built,
     CorpusSettings,
     Damaged,
     Ids,
     Split,
     TokenisedCorpus,
-    entry_folder,
     now_and_then,
     token_dtype,
-    write_meta,
 )
 from paceline.errors import UserError
 
@@ -47,6 +43,23 @@ BATCH_PARTS = 256
 class TokenStreams(TokenisedCorpus):
     train: Ids
     test: Ids
+    open_source = staticmethod(open_documents)
+    prefix = "lm-"
+    settings = ("vocab",)
+
+    @classmethod
+    def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, say: Say) -> Built:
+        from paceline.data.corpora import bpe
+
+        train_texts = (part.text for part in source.parts() if not part.held_out)
+        tokenizer = bpe.learn(train_texts, data.vocab, max_length=None, lowercase=False, special=END)
+        splits = _write(folder, source.parts(), tokenizer, say)
+        train, test = (splits[name].counts for name in SPLITS)
+        summary = (
+            f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
+            f"{test['tokens']:,} test tokens in {test['documents']:,}"
+        )
+        return Built(tokenizer, splits, summary)
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -58,42 +71,6 @@ class TokenStreams(TokenisedCorpus):
 
     def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test tokens"
-
-
-def find(data: CorpusSettings) -> TokenStreams | None:
-    """The tokenised corpus that `data` describes, if it is in the cache; nothing is built."""
-    return TokenStreams.find(_folder(data, open_documents(data).fingerprint()))
-
-
-def prepare(data: CorpusSettings, say: Say = lambda line: None) -> TokenStreams:
-    """The tokenised corpus that `data` describes: from the cache, or built now."""
-    documents = open_documents(data)
-    fingerprint = documents.fingerprint()
-    build = partial(_build, data, documents, fingerprint, say)
-    return TokenStreams.find_or_build(_folder(data, fingerprint), build, say)
-
-
-def _folder(data: CorpusSettings, fingerprint: str) -> Path:
-    return entry_folder(data, "lm-", fingerprint, data.vocab)
-
-
-def _build(data: CorpusSettings, documents: DocumentSource, fingerprint: str, say: Say, folder: Path) -> None:
-    from paceline.data.corpora import bpe
-
-    began_s = time.monotonic()
-    say(f"corpus: reading {data.source}, learning a vocabulary of {data.vocab:,} tokens")
-    with bpe.all_cores():
-        train_texts = (part.text for part in documents.parts() if not part.held_out)
-        tokenizer = bpe.learn(train_texts, data.vocab, max_length=None, lowercase=False, special=END)
-        splits = _write(folder, documents.parts(), tokenizer, say)
-    source_facts = {"name": data.source, "fingerprint": fingerprint}
-    write_meta(folder, source_facts, tokenizer, splits)
-    train, test = (splits[name].counts for name in SPLITS)
-    say(
-        f"corpus: {train['tokens']:,} training tokens in {train['documents']:,} documents and {test['tokens']:,} test "
-        f"tokens in {test['documents']:,}, {tokenizer.get_vocab_size():,} in the vocabulary "
-        f"({time.monotonic() - began_s:.1f} s)"
-    )
 
 
 def _write(folder: Path, parts: Iterator[DocumentPart], tokenizer: Tokenizer, say: Say) -> dict[str, Split]:

@@ -6,14 +6,13 @@ The files stream: one row (csv, jsonl) or one batch of rows (parquet) is in memo
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.files import nearest, open_text
-from paceline.errors import UserError
+from paceline.data.files import json_lines, open_text
+from paceline.errors import UserError, did_you_mean
 
 MAX_FIELD_CHARACTERS = 1 << 24  # a longer field means that a quote was left open
 PARQUET_BATCH_ROWS = 1024
@@ -49,16 +48,13 @@ class TextTable:
 
     def find_columns(self, names: Sequence[str], at: str = "") -> tuple[int, int]:
         """Where the two columns are; without one, an error that names the nearest."""
-        return self._find_column(names, "text", self.text, at), self._find_column(names, "label", self.label, at)
-
-    def _find_column(self, names: Sequence[str], key: str, name: str, at: str) -> int:
-        if name in names:
-            return list(names).index(name)
-        there = ", ".join(names) or "nothing"
-        raise UserError(
-            f"{self.path}{at}: there is no {key} column {name!r}{nearest(name, names)} (there: {there}); "
-            f"type  data.{key}=COLUMN"
-        )
+        for key, name in (("text", self.text), ("label", self.label)):
+            if name not in names:
+                raise UserError(
+                    f"{self.path}{at}: there is no {key} column {name!r}{did_you_mean(name, names)} "
+                    f"(there: {', '.join(names) or 'nothing'}); type  data.{key}=COLUMN"
+                )
+        return names.index(self.text), names.index(self.label)
 
     def _checked_text(self, value: Any, number: int) -> str:
         if isinstance(value, str):
@@ -115,23 +111,14 @@ def _csv_rows(table: TextTable) -> Iterator[RawRow]:
 
 def _jsonl_rows(table: TextTable) -> Iterator[RawRow]:
     expected = f'each line holds one object:  {{"{table.text}": "some words", "{table.label}": "news"}}'
-    with open_text(table.path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                item = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{table.path} line {number}: not JSON ({error.msg} at column {error.colno}); {expected}"
-                ) from None
-            if not isinstance(item, dict):
-                raise UserError(f"{table.path} line {number}: this is {_kind(item)}; {expected}")
-            table.find_columns(list(item), f" line {number}")
-            text = item[table.text]
-            if "\\u" in line and isinstance(text, str):  # an escape can spell half a character, which no encoding can
-                text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            yield number, text, item[table.label]
+    for number, line, item in json_lines(table.path, f"; {expected}"):
+        if not isinstance(item, dict):
+            raise UserError(f"{table.path} line {number}: this is {_kind(item)}; {expected}")
+        table.find_columns(list(item), f" line {number}")
+        text = item[table.text]
+        if "\\u" in line and isinstance(text, str):  # an escape can spell half a character, which no encoding can
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield number, text, item[table.label]
 
 
 def _parquet_rows(table: TextTable) -> Iterator[RawRow]:
@@ -146,11 +133,11 @@ def _parquet_rows(table: TextTable) -> Iterator[RawRow]:
         with pyarrow.parquet.ParquetFile(table.path) as file:
             table.find_columns(file.schema_arrow.names)
             wanted = [table.text, table.label]
-            number = 0
-            for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False):
-                for text, label in zip(*(batch.column(name).to_pylist() for name in wanted), strict=True):
-                    number += 1
-                    yield number, text, label
+            batches = file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False)
+            columns = ((batch.column(name).to_pylist() for name in wanted) for batch in batches)
+            rows = (row for pair in columns for row in zip(*pair, strict=True))
+            for number, (text, label) in enumerate(rows, 1):
+                yield number, text, label
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(

@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import cache
-from paceline.data.arrays import ArrayWriter, write_synced
-from paceline.data.cache import Say
-from paceline.data.files import digest_of_value
+from paceline.data.cache import ArrayWriter, Say, write_synced
+from paceline.data.files import digest_of_value, hash64
+from paceline.errors import UserError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -48,6 +48,16 @@ class Split(NamedTuple):
     arrays: Sequence[ArrayWriter]
 
 
+class Built(NamedTuple):
+    """All files of a corpus but the last, which `meta` goes into."""
+
+    tokenizer: Tokenizer
+    splits: Mapping[str, Split]
+    summary: str
+    warnings: Sequence[str] = ()
+    meta: Mapping[str, Any] = {}
+
+
 class CorpusSettings(Protocol):
     """Fields of the run file that every corpus of texts has."""
 
@@ -68,10 +78,49 @@ class TokenisedCorpus:
     folder: Path
     vocab: int  # tokens in the vocabulary; fewer than asked for where the texts are few
     fingerprint: str
+    open_source: ClassVar[Any]
+    """A function of the section: where the texts come from. Its `fingerprint()` names their content."""
+    prefix: ClassVar[str]
+    """Of the folder's name in the cache."""
+    settings: ClassVar[tuple[str, ...]]
+    """Fields of the run file that the files depend on, beside the texts."""
 
     @classmethod
-    def find(cls, folder: Path, say: Say = lambda line: None) -> Self | None:
-        """The corpus in this folder of the cache; None where there is nothing, or nothing whole."""
+    def cached(cls, data: Any) -> Self | None:
+        """The corpus that the section `data` describes, if it is whole in the cache; nothing is built or refused."""
+        try:
+            return cls._find(cls._folder(data, cls.open_source(data).fingerprint()))
+        except (UserError, OSError):
+            return None
+
+    @classmethod
+    def prepare(cls, data: Any, say: Say = lambda line: None) -> Self:
+        """The corpus that the section `data` describes: from the cache, or built now."""
+        source = cls.open_source(data)
+        fingerprint = source.fingerprint()
+        folder = cls._folder(data, fingerprint)
+        if (found := cls._find(folder, say)) is not None:
+            return found
+        with cache.exclusive(folder, say):
+            if (found := cls._find(folder)) is not None:  # whoever held the lock before may have built it
+                return found
+            with cache.new_entry(folder) as temporary:
+                cls._build(data, source, fingerprint, temporary, say)
+            for _ in range(RETRIES):  # where there are no locks another process may just now put its equal there
+                with suppress(Damaged):
+                    return cls.open(folder)
+                time.sleep(RETRY_S)
+            return cls.open(folder)
+
+    @classmethod
+    def _folder(cls, data: Any, fingerprint: str) -> Path:
+        """Named by all that its files depend on."""
+        key = digest_of_value([FORMAT, fingerprint, *(getattr(data, name) for name in cls.settings)])[:16]
+        return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
+
+    @classmethod
+    def _find(cls, folder: Path, say: Say = lambda line: None) -> Self | None:
+        """None where there is nothing, or nothing whole."""
         if not folder.exists():
             return None
         try:
@@ -83,20 +132,17 @@ class TokenisedCorpus:
         return corpus
 
     @classmethod
-    def find_or_build(cls, folder: Path, build: Callable[[Path], None], say: Say) -> Self:
-        """The corpus in this folder of the cache; if need be `build` writes it into the folder that it is given."""
-        if (found := cls.find(folder, say)) is not None:
-            return found
-        with cache.exclusive(folder, say):
-            if (found := cls.find(folder)) is not None:  # whoever held the lock before may have built it
-                return found
-            with cache.new_entry(folder) as temporary:
-                build(temporary)
-            for _ in range(RETRIES):  # where there are no locks another process may just now put its equal there
-                with suppress(Damaged):
-                    return cls.open(folder)
-                time.sleep(RETRY_S)
-            return cls.open(folder)
+    def _build(cls, data: Any, source: Any, fingerprint: str, folder: Path, say: Say) -> None:
+        from paceline.data.corpora import bpe
+
+        began_s = time.monotonic()
+        say(f"corpus: reading {data.source}, learning a vocabulary of {data.vocab:,} tokens")
+        with bpe.all_cores():
+            built = cls.build(data, source, folder, say)
+        _write_meta(folder, {"name": data.source, "fingerprint": fingerprint}, built)
+        size = f"{built.tokenizer.get_vocab_size():,} in the vocabulary"
+        for line in (f"{built.summary}, {size} ({time.monotonic() - began_s:.1f} s)", *built.warnings):
+            say(f"corpus: {line}")
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -107,6 +153,11 @@ class TokenisedCorpus:
             return cls(folder, meta["vocab"], meta["fingerprint"], **cls.read_fields(folder, meta))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Damaged(f"{type(error).__name__}: {error}") from None
+
+    @classmethod
+    def build(cls, data: Any, source: Any, folder: Path, say: Say) -> Built:
+        """Learn a vocabulary and stream both splits into the folder."""
+        raise NotImplementedError
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -124,26 +175,18 @@ class TokenisedCorpus:
         return type(self).open, (self.folder,)  # another process maps the same files instead of copying them
 
 
-def entry_folder(settings: CorpusSettings, prefix: str, *content: object) -> Path:
-    """Where a corpus lies in the cache: `content` is all that its files depend on."""
-    key = digest_of_value([FORMAT, *content])[:16]
-    return settings.cache.expanduser().absolute() / f"{prefix}{settings.source}-{key}"
-
-
-def write_meta(
-    folder: Path, source: dict[str, str], tokenizer: Tokenizer, splits: Mapping[str, Split], **more: Any
-) -> None:
+def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
     """Write the tokenizer and, last of all, what `TokenisedCorpus.open` checks."""
-    files = {writer.path.name: writer.facts for split in splits.values() for writer in split.arrays}
-    files[TOKENIZER] = write_synced(folder / TOKENIZER, tokenizer.to_str().encode("utf-8"))
+    files = {writer.path.name: writer.facts for split in built.splits.values() for writer in split.arrays}
+    files[TOKENIZER] = write_synced(folder / TOKENIZER, built.tokenizer.to_str().encode("utf-8"))
     content = "".join(files[name]["sha256"] for name in sorted(files))
     meta = {
         "format": FORMAT,
         "source": source,
-        "vocab": tokenizer.get_vocab_size(),
+        "vocab": built.tokenizer.get_vocab_size(),
         "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
-        **more,
-        **{name: split.counts for name, split in splits.items()},
+        **built.meta,
+        **{name: split.counts for name, split in built.splits.items()},
         "files": files,
     }
     write_synced(folder / "meta.json", json.dumps(meta, indent=1).encode())
@@ -176,3 +219,28 @@ def _check(folder: Path, meta: dict[str, Any]) -> None:
         raise Damaged(f"its format is {meta['format']}, not {FORMAT}")
     if hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
         raise Damaged(f"{TOKENIZER} was changed")
+
+
+@dataclass
+class HashRange:
+    """The hashes of all texts that were added. A text is held out by its hash: equal texts are on the same side."""
+
+    lowest: int = 1 << 64
+    highest: int = -1
+
+    def add(self, text: str) -> None:
+        value = hash64(text)
+        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.highest < 0
+
+    @property
+    def is_single(self) -> bool:
+        """All texts are equal, so that there is nothing to divide."""
+        return self.lowest == self.highest
+
+    def threshold(self, fraction: float) -> int:
+        """The hash below which a text is held out, moved as little as it takes for both sides to have one."""
+        return min(max(int(fraction * 2**64), self.lowest + 1), self.highest)

@@ -1,34 +1,30 @@
 """Labelled texts as a classifier reads them: token ids in one memory-mapped array per split.
 
-`prepare` tokenises a source once, streaming it to disk. `Tokens.gather` then assembles a batch in a few vectorised
+A source is tokenised once, streaming it to disk. `Tokens.gather` then assembles a batch in a few vectorised
 steps.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.arrays import ArrayWriter, map_array
-from paceline.data.cache import Say
+from paceline.data.cache import ArrayWriter, Say, map_array
 from paceline.data.corpora.sources import LabelledTextSettings, Sample, Source, open_source
 from paceline.data.corpora.tokenised import (
     SPLITS,
+    Built,
     Damaged,
     Ids,
     Split,
     TokenisedCorpus,
-    entry_folder,
     now_and_then,
     token_dtype,
-    write_meta,
 )
 from paceline.errors import UserError
 
@@ -54,9 +50,7 @@ class Tokens:
 
     def gather(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tokens of these samples, end to end and in their order."""
-        samples = np.asarray(samples)
-        starts = self.offsets[samples]
-        lengths = self.offsets[samples + 1] - starts
+        starts, lengths = self.offsets[np.asarray(samples)], self.lengths(samples)
         ends = np.cumsum(lengths)
         if not ends.size:
             return np.empty(0, np.int64)
@@ -71,6 +65,26 @@ class LabelledCorpus(TokenisedCorpus):
     classes: tuple[str, ...]
     train: Tokens
     test: Tokens
+    open_source = staticmethod(open_source)
+    prefix = ""
+    settings = ("vocab", "max_length", "lowercase")
+
+    @classmethod
+    def build(cls, data: LabelledTextSettings, source: Source, folder: Path, say: Say) -> Built:
+        from paceline.data.corpora import bpe
+
+        classes = source.classes()
+        tokenizer = bpe.learn((text for text, _ in source.train()), data.vocab, data.max_length, data.lowercase)
+        streams = {"train": source.train(), "test": source.test()}
+        splits = {name: _write(folder, name, streams[name], tokenizer, len(classes), say) for name in SPLITS}
+        train, test = (splits[name].counts for name in SPLITS)
+        summary = (
+            f"{train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
+            f"{train['tokens'] / train['samples']:.1f} tokens each on average"
+        )
+        odd = [line for name in SPLITS for line in _oddities(name, splits[name].counts, classes, data.max_length)]
+        settings = {name: getattr(data, name) for name in cls.settings}
+        return Built(tokenizer, splits, summary, odd, {"settings": settings, "classes": classes})
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -81,52 +95,12 @@ class LabelledCorpus(TokenisedCorpus):
         return f"{len(self.train):,} training and {len(self.test):,} test texts in {len(self.classes)} classes"
 
 
-def find(data: LabelledTextSettings) -> LabelledCorpus | None:
-    """The tokenised corpus that `data` describes, if it is in the cache; nothing is built."""
-    return LabelledCorpus.find(_folder(data, open_source(data).fingerprint()))
-
-
-def prepare(data: LabelledTextSettings, say: Say = lambda line: None) -> LabelledCorpus:
-    """The tokenised corpus that `data` describes: from the cache, or built now."""
-    source = open_source(data)
-    fingerprint = source.fingerprint()
-    build = partial(_build, data, source, fingerprint, say)
-    return LabelledCorpus.find_or_build(_folder(data, fingerprint), build, say)
-
-
-def _folder(data: LabelledTextSettings, fingerprint: str) -> Path:
-    return entry_folder(data, "", fingerprint, data.vocab, data.max_length, data.lowercase)
-
-
 def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
     ids, offsets, labels = (map_array(folder / f"{split}.{part}.npy") for part in ("ids", "offsets", "labels"))
     expected = (facts["tokens"],), (facts["samples"] + 1,), (facts["samples"],)
     if (ids.shape, offsets.shape, labels.shape) != expected or offsets[0] != 0 or offsets[-1] != ids.size:
         raise Damaged(f"the arrays of the {split} split do not fit together")
     return Tokens(ids, offsets, labels)
-
-
-def _build(data: LabelledTextSettings, source: Source, fingerprint: str, say: Say, folder: Path) -> None:
-    from paceline.data.corpora import bpe
-
-    began_s = time.monotonic()
-    say(f"corpus: reading {data.source}, learning a vocabulary of {data.vocab:,} tokens")
-    with bpe.all_cores():
-        classes = source.classes
-        tokenizer = bpe.learn((text for text, _ in source.train()), data.vocab, data.max_length, data.lowercase)
-        streams = {"train": source.train(), "test": source.test()}
-        splits = {name: _write(folder, name, streams[name], tokenizer, len(classes), say) for name in SPLITS}
-    settings = {"vocab": data.vocab, "max_length": data.max_length, "lowercase": data.lowercase}
-    source_facts = {"name": data.source, "fingerprint": fingerprint}
-    write_meta(folder, source_facts, tokenizer, splits, settings=settings, classes=classes)
-    train, test = (splits[name].counts for name in SPLITS)
-    say(
-        f"corpus: {train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
-        f"{train['tokens'] / train['samples']:.1f} tokens each on average, {tokenizer.get_vocab_size():,} in the "
-        f"vocabulary ({time.monotonic() - began_s:.1f} s)"
-    )
-    for name in SPLITS:
-        _say_what_is_odd(name, splits[name].counts, classes, data.max_length, say)
 
 
 def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Tokenizer, classes: int, say: Say) -> Split:
@@ -142,8 +116,8 @@ def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Token
         ArrayWriter(folder / f"{split}.labels.npy", np.int64) as labels,
     ):
         offsets.append(np.zeros(1, np.int64))
-        for texts, batch_labels in bpe.batches(samples):
-            batch = bpe.encode(tokenizer, texts)
+        for some in bpe.batches(samples):
+            batch, batch_labels = bpe.encode(tokenizer, [text for text, _ in some]), [label for _, label in some]
             offsets.append(ids.length + np.cumsum(batch.lengths))
             ids.append(batch.ids)
             labels.append(np.array(batch_labels, np.int64))
@@ -157,12 +131,12 @@ def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Token
     return Split({**counts, "per_class": per_class.tolist()}, (ids, offsets, labels))
 
 
-def _say_what_is_odd(split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int, say: Say) -> None:
+def _oddities(split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int) -> Iterator[str]:
     if counts["cut"]:
         share = counts["cut"] / counts["samples"]
-        say(f"corpus: {counts['cut']:,} {split} texts ({share:.1%}) were cut at data.max_length={max_length}")
+        yield f"{counts['cut']:,} {split} texts ({share:.1%}) were cut at data.max_length={max_length}"
     if counts["empty"]:
-        say(f"corpus: {counts['empty']:,} {split} texts are empty")
+        yield f"{counts['empty']:,} {split} texts are empty"
     missing = [name for name, n in zip(classes, counts["per_class"], strict=True) if not n]
     if missing:
-        say(f"corpus: WARNING: no {split} text has the label {', '.join(missing[:12])}")
+        yield f"WARNING: no {split} text has the label {', '.join(missing[:12])}"

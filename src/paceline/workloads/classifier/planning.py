@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
 from paceline.planning.training import Lengths, TrainingSubject, numbers_of
@@ -71,7 +71,7 @@ def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatisti
     longest, vocab, classes, deviation = data.max_length, data.vocab, 4, 0.0
     count, mean = samples, tokens
     assumed: tuple[str, ...] = ()
-    found = None if samples and tokens else _cached(data)
+    found = None if samples and tokens else LabelledCorpus.cached(data)
     if found is not None:
         lengths = found.train.offsets[1:] - found.train.offsets[:-1]
         count, mean = count or len(found.train), mean or float(lengths.mean())
@@ -86,16 +86,6 @@ def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatisti
         assumed = (f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read",)
     mean = min(mean or longest, longest)
     return TextStatistics(count, mean, 0.0 if mean == longest else deviation, longest, vocab, classes, assumed)
-
-
-def _cached(data: Any) -> Any:
-    """The tokenised corpus, if it is in the cache."""
-    from paceline.data.corpora.tokens import find
-
-    try:
-        return find(data)
-    except (UserError, OSError):
-        return None
 
 
 def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import model_validator
-from pydantic_core import PydanticCustomError
 
-from paceline.section import Section, field
+from paceline.section import Section, contradiction, field
 
 
 class ClassifierModel(Section):
@@ -26,9 +25,7 @@ class ClassifierModel(Section):
         if self.width % self.heads:
             fits = [h for h in range(1, self.width + 1) if self.width % h == 0]
             near = min(fits, key=lambda h: abs(h - self.heads))
-            raise PydanticCustomError(
-                "heads", "{m}", {"m": f"model.heads={self.heads} does not divide model.width={self.width}; try {near}"}
-            )
+            raise contradiction(f"model.heads={self.heads} does not divide model.width={self.width}; try {near}")
         return self
 
 

@@ -1,7 +1,8 @@
-"""A classifier of texts: its samples are packed end to end, without padding."""
+"""A classifier of texts: a transformer encoder with mean pooling, over texts packed end to end without padding."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import cast
@@ -11,11 +12,72 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.data.corpora.tokens import LabelledCorpus, Tokens, prepare
-from paceline.nn.packed import Packed, pack, pack_padded
+from paceline.data.corpora.bpe import MASK_ID
+from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.workload import Workload
-from paceline.workloads.classifier.encoder import Encoder
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward. Projections carry no bias: a key bias has no gradient but noise."""
+
+    def __init__(self, shape: ClassifierModel, site: int) -> None:
+        super().__init__()
+        width, ffn = shape.width, shape.ffn
+        self.heads, self.dropout, self.site = shape.heads, shape.dropout, site
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, ffn)
+        self.down = nn.Linear(ffn, width)
+
+    def forward(self, x_TD: Tensor, packed: Packed) -> Tensor:
+        tokens, width = x_TD.shape
+        q, k, v = self.qkv(self.norm1(x_TD)).view(tokens, 3, self.heads, width // self.heads).unbind(1)
+        x_TD = x_TD + self._drop(self.out(attend(q, k, v, packed).reshape(tokens, width)), packed, 0)
+        return x_TD + self._drop(self.down(F.gelu(self.up(self.norm2(x_TD)))), packed, 1)
+
+    def _drop(self, x_TD: Tensor, packed: Packed, which: int) -> Tensor:
+        if not (self.training and self.dropout):
+            return x_TD
+        return drop(x_TD, self.dropout, packed, self.site + which)
+
+
+class Encoder(nn.Module):
+    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.tokens = nn.Embedding(vocab, shape.width)
+        self.positions = nn.Embedding(longest, shape.width)
+        self.layers = nn.ModuleList(EncoderLayer(shape, site=2 + 2 * i) for i in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """What is added to the stream starts small, and so does the head: the first loss is that of a guess."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                shrink = 0.1 if name == "head" else 1.0
+                if name.endswith((".out", ".down")):
+                    shrink = 1 / math.sqrt(2 * len(self.layers))
+                nn.init.normal_(module.weight, std=shrink / math.sqrt(module.in_features))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.1)
+
+    def forward(self, packed: Packed) -> Tensor:
+        shape, tokens = self.shape, packed.tokens
+        if self.training and shape.word_dropout:
+            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=MASK_ID)
+        x_TD = self.tokens(tokens) + self.positions(packed.positions)
+        if self.training and shape.dropout:
+            x_TD = drop(x_TD, shape.dropout, packed, site=1)
+        for layer in self.layers:
+            x_TD = layer(x_TD, packed)
+        return self.head(mean_of_texts(self.norm(x_TD), packed))
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -37,7 +99,7 @@ class TextSamples:
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Packed:
         return pack(self.tokens.gather(ids), self.tokens.lengths(ids), np.asarray(self.tokens.labels[ids]), keys)
 
-    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Packed]:
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Packed]:
         ids, keys = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
         lengths, labels = [self.tokens.lengths(i) for i in ids], [np.asarray(self.tokens.labels[i]) for i in ids]
         return pack_padded(self.tokens.gather(np.concatenate(ids)), lengths, labels, keys, most, self.longest)
@@ -50,14 +112,14 @@ class Classifier(Workload):
     unit = "tokens"
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        self.corpus = prepare(cast(TextData, self.spec.data), say)
+        self.corpus = LabelledCorpus.prepare(self.spec.data, say)
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
 
     @cached_property
     def corpus(self) -> LabelledCorpus:
-        return prepare(cast(TextData, self.spec.data))
+        return LabelledCorpus.prepare(self.spec.data)
 
     def model(self) -> Encoder:
         shape, data = cast(ClassifierModel, self.spec.model), cast(TextData, self.spec.data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from paceline.data.corpora.stream import TokenStreams
 from paceline.errors import UserError
 from paceline.planning.formulas.decoder import decoder_blocks
 from paceline.planning.layouts import Divisible
@@ -19,7 +20,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     vocab, known, length = data.vocab, samples, data.sequence
     if tokens is not None:
         raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
-    found = None if samples else _cached(data)
+    found = None if samples else TokenStreams.cached(data)
     if found is not None:
         vocab, known = found.vocab, -(-(len(found.train) - 1) // length)
     unknown = known is None and not spec.train.steps
@@ -42,13 +43,3 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
         narrow_gathers=narrow,
         assumptions=("the number of samples is not known, so no hours; say it with  --samples N",) * unknown,
     )
-
-
-def _cached(data: Any) -> Any:
-    """The tokenised corpus, if it is in the cache."""
-    from paceline.data.corpora.stream import find
-
-    try:
-        return find(data)
-    except (UserError, OSError):
-        return None

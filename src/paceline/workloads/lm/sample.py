@@ -1,12 +1,19 @@
-"""The verb `sample`: text from a trained language model."""
+"""The verb `sample`: text from a trained language model, one token after the other."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.workloads.lm.decoder import Decoder
+    from paceline.workloads.lm.workload import LanguageModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +47,27 @@ def sample(
     temperature is.
     """
     _check(prompt, tokens, temperature, top_k, seed)
-    from paceline.workloads.lm.generate import generate, load_model
+    import torch
+
+    from paceline.data.corpora.stream import END_ID
 
     workload, model = load_model(run, which)
-    return generate(workload, model, prompt, tokens, temperature, top_k, seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to(device).eval()
+    tokenizer = workload.corpus.tokenizer
+    ids = [END_ID, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    given = len(ids)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(tokens):
+        logits_V = next_logits(model, torch.tensor([ids[-workload.sequence :]], device=device)).cpu()
+        logits_V = logits_V[: workload.corpus.vocab] / temperature
+        if 0 < top_k < len(logits_V):
+            logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
+        drawn = int(torch.multinomial(logits_V.softmax(0), 1, generator=generator))
+        if drawn == END_ID:
+            break
+        ids.append(drawn)
+    return prompt + tokenizer.decode(ids[given:])
 
 
 def _check(prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> None:
@@ -57,3 +81,41 @@ def _check(prompt: str, tokens: int, temperature: float, top_k: int, seed: int) 
         raise UserError(f"--top-k {top_k}: use 1 or more, or 0 to draw from all tokens")
     if not 0 <= seed < 1 << 63:
         raise UserError(f"--seed {seed}: use a number from 0 on")
+
+
+def next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
+    """Logits (V,) of the token that follows; those of all the others are never computed."""
+    import torch
+
+    assert model.head is not None
+    with torch.no_grad():
+        return model.head(model.hidden(ids_1S)[:, -1:], weight=model.shared_weight())[0, 0].double()
+
+
+def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, Decoder]:
+    """The workload of a run, and its model with the weights of the newest (or best) checkpoint."""
+    import torch
+
+    from paceline.record.events import read_events
+    from paceline.record.run_dir import RunDir
+    from paceline.training.checkpoints.saved import best, newest, read_tensors
+    from paceline.workload import workload_of
+
+    folder = RunDir.open(Path(run))
+    spec = folder.spec()
+    if spec.workload != "lm":
+        raise UserError(f"{folder.path} is a run of {spec.workload}; only language models (workload: lm) write text")
+    checkpoint = {"newest": newest, "best": best}[which](folder.checkpoints, lambda text: print(text, file=sys.stderr))
+    if checkpoint is None:
+        raise UserError(f"{folder.path} has no whole checkpoint; go on with  paceline train --resume {folder.path}")
+    workload: LanguageModel = workload_of(spec)
+    began = next(read_events(folder.events_file(0), "start"), {})
+    if "data" in began and began["data"] != workload.fingerprint():
+        raise UserError(
+            f"{folder.path} was trained on other data: what data.path or the installed packages hold has changed "
+            "since, and its vocabulary with it; bring it back, or train anew"
+        )
+    with torch.device("meta"):
+        model = workload.model()
+    model.load_state_dict(read_tensors(checkpoint), assign=True)
+    return workload, model

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import model_validator
-from pydantic_core import PydanticCustomError
 
 from paceline.errors import UserError
-from paceline.section import Section, field
+from paceline.section import Section, contradiction, field
 from paceline.shapes import DecoderShape
 
 
@@ -35,7 +34,7 @@ class LMModel(Section):
         try:
             self.shape(vocab=1, sequence=1)
         except UserError as error:
-            raise PydanticCustomError("heads", "{m}", {"m": str(error)}) from None
+            raise contradiction(str(error)) from None
         return self
 
     def shape(self, vocab: int, sequence: int) -> DecoderShape:

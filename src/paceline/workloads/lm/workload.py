@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.corpora.stream import END_ID, TokenStreams, prepare
+from paceline.data.corpora.stream import END_ID, TokenStreams
 from paceline.data.corpora.tokenised import Ids
 from paceline.errors import UserError
 from paceline.layout import Layout
@@ -64,7 +64,7 @@ class Windows:
             targets_RS[row, : len(window) - 1] = window[1:]
         return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
 
-    def steady(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
         return [self.padded(*cut, most) for cut in cuts]
 
 
@@ -100,7 +100,7 @@ class LanguageModel(Workload):
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        self.corpus = prepare(cast(LMData, self.spec.data), say)
+        self.corpus = TokenStreams.prepare(self.spec.data, say)
         shape = self.shape
         say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
 
@@ -109,7 +109,7 @@ class LanguageModel(Workload):
 
     @cached_property
     def corpus(self) -> TokenStreams:
-        return prepare(cast(LMData, self.spec.data))
+        return TokenStreams.prepare(self.spec.data)
 
     @property
     def shape(self) -> DecoderShape:

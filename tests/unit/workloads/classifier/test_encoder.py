@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from paceline.nn.packed import pack
-from paceline.workloads.classifier.encoder import Encoder
 from paceline.workloads.classifier.sections import ClassifierModel
+from paceline.workloads.classifier.workload import Encoder
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 

@@ -4,7 +4,7 @@ import pytest
 
 import paceline
 from paceline.cli import main
-from paceline.workloads.lm.generate import load_model, next_logits
+from paceline.workloads.lm.sample import load_model, next_logits
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import nearest
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
@@ -66,7 +65,7 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
     try:
         if not path.exists():
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UserError(f"{path}: there is no such file or folder{nearest(path.name, siblings)}")
+            raise UserError(f"{path}: there is no such file or folder{did_you_mean(path.name, siblings)}")
         if is_text(path):
             return read_text(path, options)
         if (path / shards.MANIFEST).exists():

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import nearest, open_text
-from paceline.errors import UserError
+from paceline.data.files import json_lines, open_text
+from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.files.parquet import holds_counts, opened
@@ -271,23 +271,16 @@ def _csv(path: Path, column: str, name_column: str | None, delimiter: str) -> It
 
 
 def _jsonl(path: Path, column: str, name_column: str | None) -> Iterator[tuple[str | None, str]]:
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                item = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{path} line {number}: not JSON ({error.msg} at column {error.colno})") from None
-            if not isinstance(item, dict):
-                raise UserError(f'{path} line {number}: each line holds one object:  {{"{column}": "words"}}')
-            for wanted in (column, name_column):
-                if wanted is not None and wanted not in item:
-                    column_at(list(item), wanted, path, f" line {number}")
-            text = item[column]
-            if not isinstance(text, str):
-                raise UserError(f"{path} line {number}: {column!r} is not a text but {json.dumps(text)[:40]}")
-            yield str(item[name_column]) if name_column else None, text
+    for number, _, item in json_lines(path):
+        if not isinstance(item, dict):
+            raise UserError(f'{path} line {number}: each line holds one object:  {{"{column}": "words"}}')
+        for wanted in (column, name_column):
+            if wanted is not None and wanted not in item:
+                column_at(list(item), wanted, path, f" line {number}")
+        text = item[column]
+        if not isinstance(text, str):
+            raise UserError(f"{path} line {number}: {column!r} is not a text but {json.dumps(text)[:40]}")
+        yield str(item[name_column]) if name_column else None, text
 
 
 def _parquet(path: Path, column: str, name_column: str | None) -> Iterator[tuple[str | None, str]]:
@@ -312,6 +305,6 @@ def column_at(columns: Sequence[str], name: str, path: Path, where: str = "") ->
         return list(columns).index(name)
     there = ", ".join(columns) or "nothing"
     raise UserError(
-        f"{path}{where}: there is no column {name!r}{nearest(name, columns)} (there: {there}); name it as  "
+        f"{path}{where}: there is no column {name!r}{did_you_mean(name, columns)} (there: {there}); name it as  "
         "--text NAME  or  TextOptions(column=NAME)"
     )
