@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
-from paceline.planning.candidates import family_name
+from paceline.planning.candidates import MEMORY_BAND, Price, family_name
 from paceline.planning.formulas.placement import Reduction
-from paceline.planning.price import MEMORY_BAND, Price
 from paceline.record.units import duration, percent, size
 
 if TYPE_CHECKING:
-    from paceline.planning.money import PlannedRow
-    from paceline.planning.plan import Plan
+    from paceline.planning.plan import Plan, PlannedRow
     from paceline.planning.training import TrainingSubject
 
 PAYS = 1.1

@@ -13,8 +13,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.layout import Layout, layout_of
 from paceline.planning.candidates import family_name
-from paceline.planning.money import PlannedRow
-from paceline.planning.plan import Plan
+from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
 from paceline.spec import RunSpec
 

@@ -7,10 +7,8 @@ from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
-from paceline.planning.candidates import Refused, family_name
-from paceline.planning.money import PlannedRow
-from paceline.planning.plan import Plan
-from paceline.planning.price import MEMORY_BAND, Price
+from paceline.planning.candidates import MEMORY_BAND, Price, Refused, family_name
+from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.search import Found
 from paceline.planning.subject import Wording
 from paceline.record.units import number, percent, size, wrapped

@@ -14,8 +14,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import LOCAL, Cluster, cluster, device, known
-from paceline.planning.calibrating.accelerator import catalogued
-from paceline.planning.calibrating.calibration import Calibration, read_calibration, usual_file
+from paceline.planning.calibrating.calibration import Calibration, catalogued, read_calibration, usual_file
 from paceline.planning.formulas.physics import CORES, Physics
 
 MOST_LOCAL_RANKS = 4

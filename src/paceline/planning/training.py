@@ -11,14 +11,22 @@ from paceline.execution import CPU, CUDA, execution_of
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.layout import LOOPED, Layout, layout_of
 from paceline.planning.advice import advise_training
-from paceline.planning.candidates import Family, Limits, Refused, family_name
+from paceline.planning.candidates import Family, Limits, Price, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
-from paceline.planning.formulas.numbers import NUMBERS, Numbers
-from paceline.planning.formulas.placement import Offload, Placement, Recompute, Reduce, Reduction, Runtime, Schedule
+from paceline.planning.formulas.placement import (
+    NUMBERS,
+    Numbers,
+    Offload,
+    Placement,
+    Recompute,
+    Reduce,
+    Reduction,
+    Runtime,
+    Schedule,
+)
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides_of
-from paceline.planning.price import Price
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
 from paceline.record.units import count, number

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from paceline.nn.attention import causal_attention
 from paceline.nn.packed import BLOCK, attend, pack
-from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES
+from paceline.planning.calibrating.calibration import WHOLE, WHOLE_SAMPLES
 from paceline.planning.calibrating.probes import Probe, launches, product, stretches, update
 
 MATMULS = (

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.hardware.catalogue import Device
-from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.placement import Numbers, Placement
 from paceline.planning.formulas.shape import AttentionShape, BlockShape
 
 TILE = 128

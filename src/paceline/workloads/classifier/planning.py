@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.planning.formulas.numbers import Numbers
+from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
 from paceline.planning.training import Lengths, TrainingSubject, numbers_of
 from paceline.spec import RunSpec

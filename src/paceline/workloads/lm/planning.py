@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.planning.formulas.decoder import decoder_blocks
+from paceline.planning.formulas.shape import decoder_blocks
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import TrainingSubject, numbers_of
 from paceline.spec import RunSpec

@@ -18,23 +18,8 @@ from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import Where
-from paceline.workloads.topics.planning.counted import Counted
-from paceline.workloads.topics.sizes import (
-    BLOCK_BYTES,
-    CORE_BLOCK_BYTES,
-    DEVICE_SHARE,
-    F_COPIES,
-    FUSED_TOPICS,
-    HOST_SHARE,
-    L_COPIES,
-    NEWTON_TOPICS,
-    PAD,
-    READ_AHEAD,
-    SCANNED_BYTES,
-    SORT_BYTES,
-    core_topics,
-    device_topics,
-)
+from paceline.record.units import count, size
+from paceline.workloads.topics import sizes
 
 SPECIAL_FLOPS = 16.0
 """Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
@@ -60,6 +45,41 @@ STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
 HOST_MEMORY = 2.0
 """Host memory per device, in its own memory, where it is not known: as servers are sold."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Documents by terms, and the topics that they are to have."""
+
+    documents: int
+    terms: int
+    k: int
+    nonzeros: float
+    """Counts that a pass works on: where dense, all of them."""
+    sparse: bool
+    element_bytes: int
+    """Of a count, as it is worked on."""
+    stored_bytes: float
+    """Of all counts, where they lie."""
+    resident: bool
+    """Read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents."""
+    newton: bool = False
+
+    @property
+    def per_document(self) -> float:
+        return self.nonzeros / self.documents
+
+    @property
+    def document_bytes(self) -> float:
+        """Of one document, as it is worked on."""
+        if self.sparse:
+            return sizes.POINTER_BYTES + self.per_document * (sizes.INDEX_BYTES + self.element_bytes)
+        return float(self.terms * self.element_bytes)
+
+    def words(self) -> str:
+        kept = f"{count(self.nonzeros, 'G')} nonzeros" if self.sparse else f"dense, {8 * self.element_bytes} bits each"
+        held = size(self.documents * self.document_bytes)
+        return f"{self.documents:,} documents × {self.terms:,} terms ({kept}, {held}), {self.k} topics"
 
 
 @dataclass(frozen=True)
@@ -100,7 +120,7 @@ class PassMemory(DeviceMemory):
 
 def topics_padded(k: int, device: Device) -> int:
     """Of the operands, as the fit on that kind of device pads them."""
-    return core_topics(k) if device.synchronous else device_topics(k)
+    return sizes.core_topics(k) if device.synchronous else sizes.device_topics(k)
 
 
 def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> PassMemory:
@@ -117,22 +137,24 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
             on_device = counts.documents * counts.document_bytes  # every rank has read all of them
         else:
             on_device, on_disk = 0.0, held
-            operands += float((READ_AHEAD + 2) * (CORE_BLOCK_BYTES if counts.sparse else SCANNED_BYTES))
+            operands += float(
+                (sizes.READ_AHEAD + 2) * (sizes.CORE_BLOCK_BYTES if counts.sparse else sizes.SCANNED_BYTES)
+            )
     else:
         if not counts.sparse:
-            held = on_device = documents * counts.element_bytes * math.ceil(m / PAD) * PAD
+            held = on_device = documents * counts.element_bytes * math.ceil(m / sizes.PAD) * sizes.PAD
             operands = (documents + m) * K * 6.0
         else:
-            by_terms = SORT_BYTES
-        on_device = min(held, DEVICE_SHARE * max(0.0, device.memory_bytes - context) / (1 + by_terms))
-        most_there = math.inf if counts.resident else HOST_SHARE * _host_bytes(ranks, where)
+            by_terms = sizes.SORT_BYTES
+        on_device = min(held, sizes.DEVICE_SHARE * max(0.0, device.memory_bytes - context) / (1 + by_terms))
+        most_there = math.inf if counts.resident else sizes.HOST_SHARE * _host_bytes(ranks, where)
         on_host = min(held - on_device, most_there)
         on_disk = held - on_device - on_host
-        operands += 2.0 * BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
+        operands += 2.0 * sizes.BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
     return PassMemory(
         counts_bytes=on_device,
-        mixtures_bytes=4.0 * L_COPIES * documents * counts.k,
-        topics_bytes=4.0 * F_COPIES * m * counts.k,
+        mixtures_bytes=4.0 * sizes.L_COPIES * documents * counts.k,
+        topics_bytes=4.0 * sizes.F_COPIES * m * counts.k,
         operands_bytes=operands,
         context_bytes=context,
         host_bytes=on_host,
@@ -181,7 +203,7 @@ def work_s(counts: Counted, documents: float, device: Device, physics: Physics) 
     plain = device.peak_flops_s("fp32")
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     if counts.sparse:
-        slower = NEWTON if counts.newton and counts.k <= NEWTON_TOPICS else 1.0
+        slower = NEWTON if counts.newton and counts.k <= sizes.NEWTON_TOPICS else 1.0
         if device.synchronous:
             return slower * n * (CORE_NONZERO_FLOPS + 6.0 * K / CORE_GATHERED) / plain
         touched = documents * counts.document_bytes + n * 8.0 * K
@@ -190,7 +212,7 @@ def work_s(counts: Counted, documents: float, device: Device, physics: Physics) 
     if device.synchronous:
         products = 6.0 * counts.k / matmul_rate(device, "fp32", physics)
         return max(n * (products + CORE_COUNT_FLOPS / plain), moved / bandwidth)
-    reads = 2 if K > FUSED_TOPICS else 1
+    reads = 2 if K > sizes.FUSED_TOPICS else 1
     kind = "fp16" if counts.element_bytes == 1 else "tf32"
     products = (4.0 + 2.0 * reads) * K / matmul_rate(device, kind, physics)
     others = SPECIALS * SPECIAL_FLOPS * (1 + reads) / 2 / plain
