@@ -52,10 +52,7 @@ class Site:
         return {
             "name": self.name,
             "device": whole.device.name,
-            "nodes": whole.nodes,
-            "per_node": whole.per_node,
-            "link_bytes_s": whole.link_bytes_s,
-            "node_bytes_s": whole.node_bytes_s,
+            **{name: getattr(whole, name) for name in ("nodes", "per_node", "link_bytes_s", "node_bytes_s")},
             "usd_per_device_hour": usd_per_device_hour,
             "calibration": self.calibrated or None,
             "note": self.note or None,

@@ -145,16 +145,12 @@ class Subject(ABC):
         return {"counts": None}
 
     def as_json(self) -> dict[str, Any]:
+        names = ("flops_per_sample", "global_batch", "units_per_sample", "unit", "samples", "steps")
         return {
             "name": self.name,
             "workload": self.workload,
             "parameters": self.params,
-            "flops_per_sample": self.flops_per_sample,
-            "global_batch": self.global_batch,
-            "units_per_sample": self.units_per_sample,
-            "unit": self.unit,
-            "samples": self.samples,
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in names},
             "numbers": asdict(self.numbers),
             **self.details(),
             "assumptions": list(self.assumptions),
