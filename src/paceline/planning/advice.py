@@ -21,14 +21,7 @@ BATCHES = (2, 4, 8, 16, 32)
 LOCAL_STEPS = 8
 
 
-def advise(plan: Plan) -> Iterator[str]:
-    if plan.chosen is None:
-        yield from _nothing_fits(plan)
-    else:
-        yield from plan.subject.advice(plan)
-
-
-def _nothing_fits(plan: Plan) -> Iterator[str]:
+def nothing_fits(plan: Plan) -> Iterator[str]:
     last = plan.out[-1] if plan.out else None
     device = plan.site.whole.device
     if last is None or not last.refused:

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.arguments import check_price
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.planning.advice import advise
+from paceline.planning.advice import nothing_fits
 from paceline.planning.candidates import MEMORY_BAND, Limits, Price, Refusal, Refused
 from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
@@ -162,7 +162,7 @@ class Plan:
 
     @functools.cached_property
     def advice(self) -> tuple[str, ...]:
-        return tuple(advise(self))
+        return tuple(nothing_fits(self) if self.chosen is None else self.subject.advice(self))
 
     def overrides(self) -> dict[str, Any]:
         """The chosen layout as dotted values of the run file."""

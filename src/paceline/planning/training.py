@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, execution_of
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.layout import LOOPED, Layout, layout_of
@@ -60,6 +61,14 @@ def steps_of(train: Train, samples: int | None) -> int | None:
     if train.steps or samples is None:
         return train.steps
     return (train.epochs or 1) * math.ceil(samples / train.global_batch)
+
+
+def cached(find: Callable[[Any], Any], data: Any) -> Any:
+    """The tokenised corpus of a section `data`, if it is in the cache."""
+    try:
+        return find(data)
+    except (UserError, OSError):
+        return None
 
 
 @dataclass(frozen=True)

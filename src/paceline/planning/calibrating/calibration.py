@@ -239,6 +239,8 @@ def _distance(ranks: int, wanted: int) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Calibration:
+    file: str
+    """It was read from."""
     host: str
     cpu: str
     cores: int
@@ -326,7 +328,8 @@ def read_calibration(path: Path) -> Calibration:
             raise ValueError("nothing was measured")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
-    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)), correction=correction, gpu=gpu)
+    rows = tuple(sorted(rows, key=lambda row: row.ranks))
+    return Calibration(str(path), **facts, measured=rows, correction=correction, gpu=gpu)
 
 
 def _correction(values: dict[str, Any]) -> Correction:

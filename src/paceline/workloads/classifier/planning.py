@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.errors import UserError
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
-from paceline.planning.training import Lengths, TrainingSubject, numbers_of
+from paceline.planning.training import Lengths, TrainingSubject, cached, numbers_of
 from paceline.spec import RunSpec
 from paceline.workloads.classifier import ENTRY
 
@@ -37,12 +36,8 @@ class TextStatistics:
     assumptions: tuple[str, ...] = ()
 
     @property
-    def equal(self) -> bool:
-        return self.mean == self.longest
-
-    @property
     def distinct_lengths(self) -> float:
-        if self.equal:
+        if self.mean == self.longest:
             return 1.0
         return max(1.0, min(self.longest, 3.5 * self.deviation)) if self.deviation else self.longest / 2
 
@@ -68,10 +63,12 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
 
 def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
     """The texts as they are in the cache or, where they are not, as is said or assumed."""
+    from paceline.data.corpora.tokens import find
+
     longest, vocab, classes, deviation = data.max_length, data.vocab, 4, 0.0
     count, mean = samples, tokens
     assumed: tuple[str, ...] = ()
-    found = None if samples and tokens else _cached(data)
+    found = None if samples and tokens else cached(find, data)
     if found is not None:
         lengths = found.train.offsets[1:] - found.train.offsets[:-1]
         count, mean = count or len(found.train), mean or float(lengths.mean())
@@ -86,16 +83,6 @@ def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatisti
         assumed = (f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read",)
     mean = min(mean or longest, longest)
     return TextStatistics(count, mean, 0.0 if mean == longest else deviation, longest, vocab, classes, assumed)
-
-
-def _cached(data: Any) -> Any:
-    """The tokenised corpus, if it is in the cache."""
-    from paceline.data.corpora.tokens import find
-
-    try:
-        return find(data)
-    except (UserError, OSError):
-        return None
 
 
 def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:

@@ -8,18 +8,20 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.planning.formulas.shape import decoder_blocks
 from paceline.planning.layouts import Divisible
-from paceline.planning.training import TrainingSubject, numbers_of
+from paceline.planning.training import TrainingSubject, cached, numbers_of
 from paceline.spec import RunSpec
 from paceline.workloads.lm import ENTRY
 
 
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+    from paceline.data.corpora.stream import find
+
     model: Any = spec.model
     data: Any = spec.data
     vocab, known, length = data.vocab, samples, data.sequence
     if tokens is not None:
         raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
-    found = None if samples else _cached(data)
+    found = None if samples else cached(find, data)
     if found is not None:
         vocab, known = found.vocab, -(-(len(found.train) - 1) // length)
     unknown = known is None and not spec.train.steps
@@ -42,13 +44,3 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
         narrow_gathers=narrow,
         assumptions=("the number of samples is not known, so no hours; say it with  --samples N",) * unknown,
     )
-
-
-def _cached(data: Any) -> Any:
-    """The tokenised corpus, if it is in the cache."""
-    from paceline.data.corpora.stream import find
-
-    try:
-        return find(data)
-    except (UserError, OSError):
-        return None
