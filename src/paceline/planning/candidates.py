@@ -144,10 +144,6 @@ class Family:
     offloaded_only: bool = False
     """It makes sense only with states in host memory."""
 
-    @property
-    def name(self) -> str:
-        return family_name(self.base)
-
 
 def family_name(layout: Layout) -> str:
     return " + ".join(_parts(layout))
@@ -212,4 +208,4 @@ def refused(family: Family, kind: Refusal, over_bytes: float, **facts: Any) -> R
     """A family none of whose layouts fits."""
     layout = family.base
     axes = tuple(axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1)
-    return Refused(layout.ranks, family.name, kind, facts, over_bytes, len(_parts(layout)), axes)
+    return Refused(layout.ranks, family_name(layout), kind, facts, over_bytes, len(_parts(layout)), axes)

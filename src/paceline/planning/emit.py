@@ -71,7 +71,7 @@ class Launch:
         if self.row.hours is not None:
             lines.append(f"#SBATCH --time={_clock(self.row.hours * SPARE)}")
         lines += ["#SBATCH --signal=TERM@120", self._note(), "set -euo pipefail"]
-        lines.append(f"exec srun python -m paceline {_joined(self.command)}")
+        lines.append(f"exec srun python -m paceline {shlex.join(self.command)}")
         return {f"{self.name}.sbatch": "\n".join(lines) + "\n"}
 
     def accelerate(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Launch:
         if self.cluster.nodes > 1:
             head = 'HEAD="${HEAD:?run this on every node, with HEAD=NAME_OF_THE_FIRST_NODE}"\n' + head
         top = f"#!/usr/bin/env bash\n{self._note()}\nset -euo pipefail\n"
-        return f"{top}{head}exec {launcher} {_joined(command)}\n"
+        return f"{top}{head}exec {launcher} {shlex.join(command)}\n"
 
     def _torchrun(self) -> str:
         """On one node, or on each of several."""
@@ -150,10 +150,6 @@ class Launch:
             raise UserError(f"{why}; use  --emit torchrun  or  slurm")
         device = "cuda" if self.on_gpu else "cpu"
         return self.plan.spec.replace({**self.plan.overrides(), "parallel.engine": engine, "parallel.device": device})
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " ".join(map(shlex.quote, words))
 
 
 def _clock(hours: float) -> str:

@@ -180,9 +180,7 @@ class Plan:
             "memory_error": MEMORY_BAND,
             "one_device": {**self.one_device.as_json(), "fits": self.one_device_fits},
             "rows": [row.as_json() for row in self.rows],
-            "does_not_fit": [
-                {"devices": found.devices, "refused": [r.as_json() for r in found.refused]} for found in self.out
-            ],
+            "does_not_fit": [{"devices": f.devices, "refused": [r.as_json() for r in f.refused]} for f in self.out],
             "impossible": [r.as_json() for r in self.impossible],
             "chosen": self.chosen and {"devices": self.chosen.devices, "overrides": self.overrides()},
             "cheapest_devices": self.cheapest and self.cheapest.devices,
@@ -289,12 +287,13 @@ def _search(subject: Subject, site: Site, counts: list[int], limits: Limits) -> 
 
 
 def applied(spec: RunSpec, ranks: int | None) -> RunSpec:
-    """The spec with the chosen layout written out; `ranks` is how many a launcher has started, if one has."""
+    """`parallel: auto` on a named cluster, with the layout that the plan chooses written out.
+
+    On this machine auto stays what it is. `ranks` is how many a launcher has started, if one has.
+    """
     if spec.cluster == "local" or spec.parallel.strategy != "auto":
         return spec
-    asked = ranks
-    if asked is None and spec.origin("parallel.ranks") != DEFAULT:
-        asked = spec.parallel.ranks
+    asked = ranks if ranks is not None or spec.origin("parallel.ranks") == DEFAULT else spec.parallel.ranks
     found = plan(spec, devices=(asked,) if asked else ())
     chosen = found.overrides()
     nodes = found.chosen.price.where.cluster.nodes if found.chosen else 1

@@ -7,7 +7,6 @@ its bandwidth, so each added rank makes the others slower. A calibration says by
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import LOCAL, Cluster, cluster, device, known
 from paceline.planning.calibrating.calibration import Calibration, catalogued, read_calibration, usual_file
 from paceline.planning.formulas.physics import CORES, Physics
+from paceline.record.environment import gpu_names
 
 MOST_LOCAL_RANKS = 4
 CORES_OF_NOMINAL = 8
@@ -103,7 +103,7 @@ def _calibration(file: str | Path | None) -> Calibration | None:
 
 def _local(file: str | Path | None) -> Site:
     """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
-    gpus, found = _cuda_devices(), _calibration(file)
+    gpus, found = gpu_names(), _calibration(file)
     gpu = found.gpu if found is not None else None
     notes = []
     if found is not None and gpu is not None:
@@ -140,18 +140,6 @@ def _memory_bytes() -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError):
         return 0.0
-
-
-def _cuda_devices() -> list[str]:
-    """Names of the NVIDIA devices of this machine, from the driver's own files: torch is slow to import."""
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            if match := re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE):
-                names.append(match[1].strip())
-        except OSError:
-            continue
-    return names
 
 
 def _same(name: str, other: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, execution_of
 from paceline.hardware.catalogue import Cluster, Device
-from paceline.layout import LOOPED, Layout, layout_of
+from paceline.layout import Layout, layout_of
 from paceline.planning.advice import advise_training
 from paceline.planning.candidates import Family, Limits, Price, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
@@ -168,7 +168,6 @@ class TrainingSubject(Subject):
         """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
         passes = layout.passes(layout.global_batch)
         zero = ZERO.get(layout.strategy, 0)
-        looped = layout.schedule in LOOPED and layout.pipeline > 1
         offload: Offload = "none" if not layout.offload else "all" if zero == 3 else "states"
         placement = Placement(
             replicate=layout.replicate,
@@ -180,7 +179,7 @@ class TrainingSubject(Subject):
             zero=zero,
             recompute=cast(Recompute, layout.checkpointing),
             sequence_parallel=layout.sequence,
-            chunks=2 if looped else 1,
+            chunks=layout.stages // layout.pipeline,
             schedule=cast(Schedule, layout.schedule),
             offload=offload,
             reduction=self.reduction,

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.planning.calibrating.calibration import FORMAT, Accelerator, RankRates, read_calibration
+from paceline.record.environment import environment
 from paceline.record.units import duration, number, size
 
 REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
@@ -43,14 +42,14 @@ def measure(
     counted = [n for n in plan if n <= cores] or [1]
     plan.setdefault(counted[0], threads or cores)
     each = run_ranks(_rank, (plan, counted, enough_s), max(plan), PRELOAD)
-    return {**_facts(cores), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
+    return {**_facts(), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
 
 
 def measure_device(say: Callable[[str], None]) -> dict[str, Any]:
     """The same for this machine's CUDA device alone."""
     from paceline.planning.calibrating.gpu_probes import measure_gpu
 
-    return {**_facts(len(os.sched_getaffinity(0))), "measured": [], "gpu": measure_gpu(say)}
+    return {**_facts(), "measured": [], "gpu": measure_gpu(say)}
 
 
 def has_gpu() -> bool:
@@ -59,15 +58,14 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _facts(cores: int) -> dict[str, Any]:
+def _facts() -> dict[str, Any]:
     import torch
 
+    here = environment()
     return {
         "format": FORMAT,
-        "host": socket.gethostname(),
-        "cpu": _cpu(),
-        "cores": cores,
-        "memory_bytes": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        **{name: here[name] for name in ("host", "cpu", "cores")},
+        "memory_bytes": float(here["memory_bytes"]),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
     }
@@ -128,16 +126,6 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
                 reduces[n] = [all_reduce_s(sent, group, repeats) for sent in REDUCED_BYTES]
             together()
     return rates, reduces
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def table(path: Path) -> Any:

@@ -220,10 +220,8 @@ class Correction:
 
     def at(self, ranks: int) -> tuple[float, float]:
         """(compute, communication) of the nearest number of ranks that says something about it."""
-        talking = [row for row in self.rows if row.communication is not None]
-        talking = sorted(talking, key=lambda row: _distance(row.ranks, ranks))
-        nearest = min(self.rows, key=lambda row: _distance(row.ranks, ranks))
-        return nearest.compute, (talking[0].communication or 1.0) if talking else 1.0
+        near = sorted(self.rows, key=lambda row: _distance(row.ranks, ranks))
+        return near[0].compute, next((row.communication for row in near if row.communication is not None), 1.0)
 
     def words(self) -> str:
         told = []

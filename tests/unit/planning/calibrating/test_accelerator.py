@@ -48,7 +48,7 @@ def write(path, **more):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(site, "_cuda_devices", list)
+    monkeypatch.setattr(site, "gpu_names", list)
     return write(tmp_path / "calibration.json")
 
 
@@ -170,7 +170,7 @@ def usual(tmp_path, monkeypatch):
     """The calibration of an H200 where it is looked for, and GPUs to be seen."""
     path = write(tmp_path / "calibration.json")
     monkeypatch.setattr(site, "usual_file", lambda: path)
-    return lambda *gpus: monkeypatch.setattr(site, "_cuda_devices", lambda: list(gpus))
+    return lambda *gpus: monkeypatch.setattr(site, "gpu_names", lambda: list(gpus))
 
 
 def test_a_calibration_is_used_for_its_own_device(usual):
