@@ -157,13 +157,11 @@ def _blocks(
     passes: list[dict[str, RegionWork]], sizes: list[int], repeat: int, inside: int, total: int
 ) -> tuple[BlockShape, ...]:
     layer, rest = ([one[region] for one in passes] for region in ("layer", "rest"))
+    if not inside:  # nothing is repeated: the whole is one layer
+        layer, rest, repeat, inside = rest, [RegionWork(), RegionWork()], 1, total
     middle = _block("layer", repeat, inside / repeat, layer, sizes)
     ends = _block("rest", 1, float(total - inside), rest, sizes)
-    if not inside:  # nothing is repeated: the whole is one layer
-        middle = _block("layer", 1, float(total), rest, sizes)
-        ends = _block("rest", 1, 0.0, [RegionWork(), RegionWork()], sizes)
-    empty = BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0)
-    return (empty, middle, ends)
+    return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
 
 
 def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes: list[int]) -> BlockShape:
@@ -175,20 +173,15 @@ def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes:
         grown = (b - a) / more if more else b / sizes[-1]
         return max(0.0, grown) / repeat
 
+    sides = [(m / sizes[-1], k, n) for m, k, n in large.products]
     if len(small.products) == len(large.products):
         pairs = zip(small.products, large.products, strict=True)
         sides = [(each(a[0], b[0]) * repeat, b[1], b[2]) for a, b in pairs]
-    else:
-        sides = [(m / sizes[-1], k, n) for m, k, n in large.products]
     share = max(1, len(sides) // repeat)
     saved = each(small.saved, large.saved)
     products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
     return BlockShape(
-        name=name,
-        repeat=repeat,
-        params=params,
-        matmuls=products,
-        attention=None,
+        *(name, repeat, params, products, None),
         moved_elements=each(small.moved, large.moved),
         saved_split_elements=0.0,
         saved_whole_elements=saved,

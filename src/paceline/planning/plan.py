@@ -67,16 +67,9 @@ def planned_row(found: Found, one_device: Price, subject: Subject, usd_per_devic
     assert found.chosen is not None
     chosen, n = found.chosen, found.devices
     hours = None if subject.steps is None else (chosen.start_s + subject.steps * chosen.step_s) / 3600
-    watts = chosen.where.cluster.device.watts * n
-    return PlannedRow(
-        devices=n,
-        found=found,
-        price=chosen,
-        speedup=one_device.step_s / chosen.step_s,
-        hours=hours,
-        cost_usd=None if hours is None or usd_per_device_hour is None else hours * n * usd_per_device_hour,
-        energy_kwh=None if hours is None else hours * watts / 1e3,
-    )
+    usd = None if hours is None or usd_per_device_hour is None else hours * n * usd_per_device_hour
+    kwh = None if hours is None else hours * (chosen.where.cluster.device.watts * n) / 1e3
+    return PlannedRow(n, found, chosen, one_device.step_s / chosen.step_s, hours, usd, kwh)
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,7 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
 
 def _better(new: Price, old: Price) -> bool:
     """Roomy before tight, then faster; where equally fast, with less recomputed."""
-    if new.tight != old.tight:
-        return old.tight
-    return new.step_s < old.step_s * (1 - 1e-9)
+    return (new.tight, new.step_s) < (old.tight, old.step_s * (1 - 1e-9))
 
 
 def _simplicity(p: Price) -> tuple[int, int, int]:

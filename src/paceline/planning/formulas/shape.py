@@ -204,20 +204,8 @@ class ModelShape:
 def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
     """The built-in decoder, from its sizes: parameters to the last one, and a loss that is chunked."""
     rotary, gated = sizes.positions == "rotary", sizes.ffn_kind == "swiglu"
-    shape = ModelShape(
-        layers=sizes.layers,
-        hidden=sizes.width,
-        heads=sizes.heads,
-        seq_len=length,
-        vocab=sizes.vocab,
-        ffn_hidden=sizes.ffn,
-        kv_heads=sizes.kv_heads,
-        gated=gated,
-        tied=sizes.tied,
-        learned_positions=False,
-        biases=False,
-    )
-    embedding, layer, head = shape.blocks
+    sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
+    embedding, layer, head = ModelShape(*sides, gated, sizes.tied, learned_positions=False, biases=False).blocks
     turned = sizes.head_dim * (sizes.heads + sizes.kv_heads)
     tables = sizes.vocab + (sizes.context if sizes.positions == "learned" else 0)
     return (

@@ -58,7 +58,8 @@ class TopicsSubject(PassSubject):
 
     def layout_name(self, price: Price) -> str:
         """Where its counts come from."""
-        return _memory(price).tier
+        assert isinstance(price.memory, PassMemory)
+        return price.memory.tier
 
     def memory(self, layout: Layout, where: Where) -> PassMemory:
         return pass_memory(self.counts, rows_per_rank(layout), layout.ranks, where)
@@ -103,11 +104,6 @@ class TopicsSubject(PassSubject):
             )
 
 
-def _memory(price: Price) -> PassMemory:
-    assert isinstance(price.memory, PassMemory)
-    return price.memory
-
-
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsSubject:
     counts, assumptions = counted(spec, samples, tokens)
     return TopicsSubject(
@@ -140,18 +136,8 @@ def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[
     values = found.block(0, 1).values
     element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
     nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
-    read = Counted(
-        documents=found.documents,
-        terms=found.terms,
-        k=model.k,
-        nonzeros=nonzeros,
-        sparse=found.sparse,
-        element_bytes=element,
-        stored_bytes=float(found.stored_bytes),
-        resident=found.resident,
-        newton=model.rows == "newton",
-    )
-    return read, []
+    sizes = (found.documents, found.terms, model.k, nonzeros, found.sparse, element)
+    return Counted(*sizes, float(found.stored_bytes), found.resident, model.rows == "newton"), []
 
 
 def _read(data: Any) -> Any:
@@ -179,18 +165,8 @@ def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Count
         share = 1 - math.exp(-words / terms)  # as if all terms were alike: text repeats itself, and has fewer
         told.append(f"{terms * share:,.0f} different terms in a document of {words:,.0f} words, at most")
     sparse = share < SPARSE_BELOW
-    each = terms * share if sparse else float(terms)
-    found = Counted(
-        documents=documents,
-        terms=terms,
-        k=model.k,
-        nonzeros=documents * each,
-        sparse=sparse,
-        element_bytes=1,
-        stored_bytes=0.0,
-        resident=False,
-        newton=model.rows == "newton",
-    )
+    nonzeros, newton = documents * (terms * share if sparse else float(terms)), model.rows == "newton"
+    found = Counted(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
     return replace(found, stored_bytes=documents * found.document_bytes), told
 
 
