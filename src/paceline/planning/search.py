@@ -75,16 +75,12 @@ class Verdict:
         if other.tight and not self.chosen.tight:
             room = f"{size(other.memory.total_bytes)} of {size(other.capacity_bytes)}"
             return f"The usual tree says: {says}. Here that leaves no room for error ({room}), and {name} does."
+        gaps = {term: getattr(other.time, term) - getattr(self.chosen.time, term) for term in LONGER}
+        most = max(gaps, key=lambda term: gaps[term])
         return (
             f"The usual tree says: {says}. Here {name} is {other.step_s / self.chosen.step_s:.2f}× as fast as "
-            f"{family_name(other.layout)}: {self._why(other)}."
+            f"{family_name(other.layout)}: the latter {LONGER[most]} {duration(gaps[most])} longer per step."
         )
-
-    def _why(self, other: Price) -> str:
-        """The term of the step in which the other layout loses most."""
-        gaps = {term: getattr(other.time, term) - getattr(self.chosen.time, term) for term in LONGER}
-        term = max(gaps, key=lambda t: gaps[t])
-        return f"the latter {LONGER[term]} {duration(gaps[term])} longer per step"
 
 
 @dataclass(frozen=True)

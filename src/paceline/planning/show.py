@@ -90,9 +90,8 @@ def _devices(plan: Plan) -> Any:
     longest = ROOMY + 1 if wording.durations else max(len(name(row.price)) for row in plan.rows)
     table = plain_table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
     for row in plan.rows:
-        mark = "✓" if row is plan.chosen else " "
-        cells = [
-            mark,
+        table.add_row(
+            "✓" if row is plan.chosen else " ",
             f"{row.devices:,}",
             name(row.price),
             _short(row.price.step_s),
@@ -102,10 +101,9 @@ def _devices(plan: Plan) -> Any:
             _short(row.hours * 3600) if wording.durations and row.hours is not None else _amount(row.hours),
             _amount(row.device_hours),
             _amount(row.energy_kwh),
-        ]
-        if priced:
-            cells.append(_amount(row.cost_usd))
-        table.add_row(*cells, style="bold" if row is plan.chosen else "")
+            *([_amount(row.cost_usd)] if priced else []),
+            style="bold" if row is plan.chosen else "",
+        )
     return table
 
 

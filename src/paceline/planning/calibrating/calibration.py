@@ -14,15 +14,7 @@ from typing import Any, get_args
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster, Device, device, known
-from paceline.planning.formulas.compute import (
-    FUSED_BACKWARD,
-    PACKED_SCORE_FLOPS,
-    PLAIN_MATMUL_FRACTION,
-    SCORE_FLOPS,
-    block_time,
-    fused_scores,
-    rate_and_half_tiles,
-)
+from paceline.planning.formulas import compute
 from paceline.planning.formulas.physics import CORES, Physics
 from paceline.planning.formulas.placement import NUMBERS, Kernels, Placement, Runtime
 from paceline.planning.formulas.shape import ModelShape, decoder_blocks
@@ -70,22 +62,22 @@ class Accelerator:
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
-        return rate_and_half_tiles(self.matmuls, HALF_TILES)
+        return compute.rate_and_half_tiles(self.matmuls, HALF_TILES)
 
     @property
     def attention_flops_s(self) -> float:
         """Over all sizes; the half that is skipped is not counted."""
         flops = sum(2.0 * d * b * h * s * s for b, h, s, d, _ in self.attentions)
-        return (1 + FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
+        return (1 + compute.FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
 
     def attention_fit(self, rate: float, fp32_flops_s: float, packed: bool = False) -> float:
         """The efficiency of its products that explains the time of all sizes, what each score costs being apart."""
         packed = packed and bool(self.packed)
         flops = each_s = seconds = 0.0
         for b, h, s, d, took_s in self.packed if packed else self.attentions:
-            scores = b * h * fused_scores(s, s, causal=not packed)
-            flops += (1 + FUSED_BACKWARD) * 4.0 * d * scores
-            each_s += 2 * scores * (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / fp32_flops_s
+            scores = b * h * compute.fused_scores(s, s, causal=not packed)
+            flops += (1 + compute.FUSED_BACKWARD) * 4.0 * d * scores
+            each_s += 2 * scores * (compute.PACKED_SCORE_FLOPS if packed else compute.SCORE_FLOPS) / fp32_flops_s
             seconds += took_s
         return flops / (rate * max(seconds - each_s, 0.1 * seconds))
 
@@ -95,7 +87,7 @@ class Accelerator:
         layer = decoder_blocks(WHOLE, WHOLE.context)[1]
         placement = Placement(micro_batch=WHOLE_SAMPLES, runtime=Runtime(kernels=self.layer_kernels))
         whole_s, rest_s = (
-            block_time(layer, placement, kind, NUMBERS["amp_bf16"], kinds).total_s
+            compute.block_time(layer, placement, kind, NUMBERS["amp_bf16"], kinds).total_s
             for kinds in (physics, replace(physics, kernel_s=0.0))
         )
         starts_s = whole_s - rest_s
@@ -189,7 +181,7 @@ class RankRates:
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
-        return rate_and_half_tiles(self.matmuls, CORE_HALF_TILES)
+        return compute.rate_and_half_tiles(self.matmuls, CORE_HALF_TILES)
 
     def all_reduce_fit(self) -> tuple[float, float]:
         """(seconds of an empty one, bytes per second of the ring): a line through small and large."""
@@ -262,7 +254,7 @@ class Calibration:
         """The cluster and the physics for that many ranks, all on this machine, over the links of `where`."""
         found = self.nearest(ranks)
         call_s, ring_bytes_s = found.all_reduce_fit()
-        compute, communication = self.correction.at(ranks) if self.correction else (1.0, 1.0)
+        slower, communication = self.correction.at(ranks) if self.correction else (1.0, 1.0)
         call_s, ring_bytes_s = call_s * communication, ring_bytes_s / communication
         rate, half_tiles = found.matmul_fit()
         physics = replace(
@@ -279,9 +271,9 @@ class Calibration:
             call_s=call_s,
         )
         kind = self._device(ranks)
-        kind = kind.slower(found.layer_s / _parts_s(kind, physics) * max(1.0, ranks / found.ranks)).slower(compute)
-        kind = replace(kind, update_bytes_s=(kind.update_bytes_s or 0.0) / compute)
-        physics = replace(physics, launch_s=physics.launch_s * compute)
+        kind = kind.slower(found.layer_s / _parts_s(kind, physics) * max(1.0, ranks / found.ranks)).slower(slower)
+        kind = replace(kind, update_bytes_s=(kind.update_bytes_s or 0.0) / slower)
+        physics = replace(physics, launch_s=physics.launch_s * slower)
         if where.nodes > 1:
             nodes, per_node = max(1, math.ceil(ranks / where.per_node)), min(ranks, where.per_node)
             wire_bytes_s = min(ring_bytes_s, where.node_bytes_s * WIRE)
@@ -290,7 +282,7 @@ class Calibration:
 
     def _device(self, ranks: int) -> Device:
         found = self.nearest(ranks)
-        rate = found.matmul_fit()[0] / PLAIN_MATMUL_FRACTION
+        rate = found.matmul_fit()[0] / compute.PLAIN_MATMUL_FRACTION
         crowd = max(1.0, ranks / found.ranks)
         return replace(
             device("CPU"),
@@ -310,7 +302,7 @@ def _parts_s(kind: Device, physics: Physics) -> float:
     """The price of the layer that was measured whole, from the measurements of its parts."""
     samples, heads, length, head_width = CORE_LAYER
     shape = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2)
-    return block_time(shape.blocks[1], Placement(micro_batch=samples), kind, NUMBERS["fp32"], physics).total_s
+    return compute.block_time(shape.blocks[1], Placement(micro_batch=samples), kind, NUMBERS["fp32"], physics).total_s
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -74,8 +74,8 @@ def usual_s(work: Callable[[], object], enough_s: float) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _normal(*sides: int, grad: bool = False, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(sides, device=DEVICE, dtype=dtype).requires_grad_(grad)
+def _normal(*sides: int, grad: bool = False) -> Tensor:
+    return torch.randn(sides, device=DEVICE, dtype=torch.bfloat16).requires_grad_(grad)
 
 
 def _rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
