@@ -35,8 +35,8 @@ import paceline
 from gpu import device_name
 from paceline.data.prefetch import Loader
 from paceline.planning.calibrating.calibrate import measure_device
+from paceline.planning.candidates import Price
 from paceline.planning.plan import plan
-from paceline.planning.price import Price
 from paceline.record.events import read_steps
 from paceline.record.files import write_json
 from paceline.record.run_dir import RunDir

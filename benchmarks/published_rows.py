@@ -19,9 +19,8 @@ from unknown_shapes import typical
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, device
 from paceline.planning.formulas.memory import memory
-from paceline.planning.formulas.numbers import NUMBERS, Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Kernels, Placement, Runtime
+from paceline.planning.formulas.placement import NUMBERS, Kernels, Numbers, Placement, Runtime
 from paceline.planning.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6

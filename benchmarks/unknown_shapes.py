@@ -7,8 +7,8 @@ import math
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.planning.formulas.comm import all_reduce_s, group
-from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
+from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import ModelShape
 from paceline.planning.formulas.steptime import BUCKET_BYTES, in_buckets_s
 

@@ -21,7 +21,7 @@ RECORDED_OPTIMIZERS = ("adamw", "sgd")
 
 
 @dataclass(frozen=True)
-class Device:
+class Target:
     """What runs the step: its kind, and whether kernels can be compiled for it."""
 
     kind: Literal["cpu", "cuda"]
@@ -29,8 +29,8 @@ class Device:
     """A CUDA device with Triton, and a C compiler, which Triton calls."""
 
 
-CPU = Device("cpu")
-CUDA = Device("cuda", compiles=True)
+CPU = Target("cpu")
+CUDA = Target("cuda", compiles=True)
 
 
 class Reason(Enum):
@@ -72,20 +72,20 @@ class Execution:
         return f"{kernels}, not recorded: {self.reason.value}" if self.compiled else f"eager: {self.reason.value}"
 
 
-def execution_of(train: Train, layout: Layout, device: Device, traits: Traits) -> Execution:
+def execution_of(train: Train, layout: Layout, target: Target, traits: Traits) -> Execution:
     """The one decision: what is compiled, and whether the step is recorded."""
     half = train.precision in HALF_PRECISIONS
-    layers = train.compile == "on" or (train.compile == "auto" and traits.equal_layers and half and device.compiles)
-    reason = _why_not_recorded(train, layout, device, traits)
+    layers = train.compile == "on" or (train.compile == "auto" and traits.equal_layers and half and target.compiles)
+    reason = _why_not_recorded(train, layout, target, traits)
     recorded = reason is Reason.RECORDED
     return Execution(layers, recorded and not traits.equal_layers, recorded, reason)
 
 
-def _why_not_recorded(train: Train, layout: Layout, device: Device, traits: Traits) -> Reason:
+def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Traits) -> Reason:
     checks = (
         (train.compile != "off", Reason.COMPILE_OFF),
-        (device.kind == "cuda", Reason.ON_CPU),
-        (device.compiles, Reason.NO_COMPILER),
+        (target.kind == "cuda", Reason.ON_CPU),
+        (target.compiles, Reason.NO_COMPILER),
         (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
         (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),
         (layout.passes(layout.global_batch) == 1, Reason.ACCUMULATED),

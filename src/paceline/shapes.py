@@ -82,25 +82,21 @@ def _try(given: int, fits: list[int]) -> str:
     return f"; try {min(fits, key=lambda fit: abs(fit - given))}" if fits else "; model.width must be even"
 
 
-def _llama(width: int, heads: int, layers: int, ffn: int, kv_heads: int, **more: Any) -> dict[str, Any]:
-    sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "layers": layers, "ffn": ffn, "tied": False}
-    return {**sizes, "positions": "rotary", "ffn_kind": "swiglu", **more}
+def _sizes(width: int, heads: int, layers: int, ffn: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {"width": width, "heads": heads, "kv_heads": kv_heads, "layers": layers, "ffn": ffn, **KIND, **more}
 
 
+KIND = {"tied": False, "positions": "rotary", "ffn_kind": "swiglu"}
+GPT2 = {"tied": True, "positions": "learned", "ffn_kind": "gelu", "vocab": 50257, "context": 1024}
 PRESETS: dict[str, dict[str, Any]] = {
     "custom": {},
-    "tiny": _llama(128, 4, 4, 384, kv_heads=2),
-    "small": _llama(512, 8, 8, 1408, kv_heads=4),
-    "gpt2": {
-        **_llama(768, 12, 12, 3072, kv_heads=12, vocab=50257, context=1024),
-        "tied": True,
-        "positions": "learned",
-        "ffn_kind": "gelu",
-    },
-    "1b": _llama(2048, 32, 22, 5632, kv_heads=4, vocab=32000),
-    "1.3b": _llama(2048, 16, 24, 5504, kv_heads=16, vocab=32000),
-    "3b": _llama(3200, 32, 26, 8640, kv_heads=32, vocab=32000),
-    "7b": _llama(4096, 32, 32, 11008, kv_heads=32, vocab=32000),
+    "tiny": _sizes(128, 4, 4, 384, kv_heads=2),
+    "small": _sizes(512, 8, 8, 1408, kv_heads=4),
+    "gpt2": _sizes(768, 12, 12, 3072, kv_heads=12, **GPT2),
+    "1b": _sizes(2048, 32, 22, 5632, kv_heads=4, vocab=32000),
+    "1.3b": _sizes(2048, 16, 24, 5504, kv_heads=16, vocab=32000),
+    "3b": _sizes(3200, 32, 26, 8640, kv_heads=32, vocab=32000),
+    "7b": _sizes(4096, 32, 32, 11008, kv_heads=32, vocab=32000),
 }
 """What `model.preset` stands for. gpt2, 1b, 3b and 7b have the sizes of GPT-2 124M (but for its biases), TinyLlama,
 OpenLLaMA 3B and Llama 2 7B."""

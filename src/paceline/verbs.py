@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.environment import detect
-from paceline.planning.auto import applied
+from paceline.planning.plan import applied
 from paceline.spec import RunSpec
 from paceline.training import run
 from paceline.training.run import RunResult, resumed_spec

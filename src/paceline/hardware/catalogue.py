@@ -25,6 +25,13 @@ LOCAL = "local"
 """The name of the machine at hand, which must be calibrated."""
 FP64_SHARE = 0.5
 """Of the fp32 rate, where a data sheet says nothing of fp64."""
+FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
+"""Facts of a device that a cluster file may replace, in GB."""
+COLUMNS = {**FACTS, "link_gbs": "link_bytes_s", "node_gbps": "node_bits_s"}
+"""All facts of the data file in GB or Gbit."""
+HOST = "host_memory_gb"
+"""Of a node, in a cluster file."""
+CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", HOST, "catalogue", "tflops", "watts", *FACTS)
 SAYS_NOTHING = r"\b(hbm3e?|generation)\b"
 """Words of a driver's name that the catalogue does not have."""
 MAY_BE_LEFT_OUT = r"(sxm\d?|pcie|\d+gb)"
@@ -129,21 +136,14 @@ def catalogue(own: Path | None = None) -> dict[str, Device]:
 
 def _device(row: Mapping[str, str]) -> Device:
     rates = {t: float(row[f"{t}_tflops"]) * TERA for t in ("fp8", "bf16", "fp16", "tf32", "fp32") if row[f"{t}_tflops"]}
+    facts: dict[str, Any] = {name: row[name] for name in ("name", "link", "source", "date")}
+    facts |= {name: float(row[name]) if row[name] else None for name in ("matmul_fraction", "usd_per_hour")}
+    facts |= {name: float(row[column]) * GB for column, name in COLUMNS.items()}
     return Device(
-        name=row["name"],
-        memory_bytes=float(row["memory_gb"]) * GB,
-        bandwidth_bytes_s=float(row["bandwidth_gbs"]) * GB,
+        **facts,
         flops_s=rates,
-        matmul_fraction=float(row["matmul_fraction"]) if row["matmul_fraction"] else None,
-        link=row["link"],
-        link_bytes_s=float(row["link_gbs"]) * GB,
-        pcie_bytes_s=float(row["pcie_gbs"]) * GB,
         per_node=int(row["per_node"]),
-        node_bits_s=float(row["node_gbps"]) * GB,
         watts=float(row["watts"]),
-        usd_per_hour=float(row["usd_per_hour"]) if row["usd_per_hour"] else None,
-        source=row["source"],
-        date=row["date"],
         synchronous=row["name"].upper().startswith("CPU"),
         host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
     )
@@ -247,13 +247,6 @@ def _network(text: str) -> float:
             f"network {text!r} is not understood; write bits per second and node, as 25Gb, 8x400Gb or 100Mb"
         )
     return int(speed[1] or 1) * float(speed[2]) * (GB if speed[3] == "g" else 1e6)
-
-
-FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
-"""Facts of a device that a cluster file may replace, in GB."""
-HOST = "host_memory_gb"
-"""Of a node, in a cluster file."""
-CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", HOST, "catalogue", "tflops", "watts", *FACTS)
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import UserError
-from paceline.execution import CPU, CUDA, Device, Execution
+from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.layout import Layout
 from paceline.parallel import ddp
 from paceline.parallel.compress import ExactSum, GradientReduction, reduction_of
@@ -145,7 +145,7 @@ def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def ability(device: torch.device) -> Device:
+def ability(device: torch.device) -> Target:
     """What the device can do, as far as it decides how a step runs."""
     compiler = os.environ.get("CC") or "gcc"
     compiles = any(map(shutil.which, (compiler, "cc", "clang"))) and find_spec("triton") is not None

@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
-from paceline.planning.candidates import family_name
+from paceline.planning.candidates import MEMORY_BAND, Price, family_name
 from paceline.planning.formulas.placement import Reduction
-from paceline.planning.price import MEMORY_BAND, Price
 from paceline.record.units import duration, percent, size
 
 if TYPE_CHECKING:
-    from paceline.planning.money import PlannedRow
-    from paceline.planning.plan import Plan
+    from paceline.planning.plan import Plan, PlannedRow
     from paceline.planning.training import TrainingSubject
 
 PAYS = 1.1
@@ -23,14 +21,7 @@ BATCHES = (2, 4, 8, 16, 32)
 LOCAL_STEPS = 8
 
 
-def advise(plan: Plan) -> Iterator[str]:
-    if plan.chosen is None:
-        yield from _nothing_fits(plan)
-    else:
-        yield from plan.subject.advice(plan)
-
-
-def _nothing_fits(plan: Plan) -> Iterator[str]:
+def nothing_fits(plan: Plan) -> Iterator[str]:
     last = plan.out[-1] if plan.out else None
     device = plan.site.whole.device
     if last is None or not last.refused:
@@ -69,7 +60,6 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
 
 def _pays(chosen: PlannedRow) -> str:
     p, n = chosen.price, chosen.devices
-    name = family_name(p.layout)
     if n == 1:
         return f"One device is the best choice: a step takes {duration(p.step_s)}."
     hidden = p.time.comm_s - p.time.exposed_s
@@ -77,7 +67,7 @@ def _pays(chosen: PlannedRow) -> str:
     if hidden > 0.1 * p.time.comm_s:
         travel += f", of which {hidden / p.time.comm_s:.0%} hide behind the arithmetic".replace("%", " %")
     return (
-        f"{name} on {n} devices will run at {times(chosen.speedup)}: "
+        f"{family_name(p.layout)} on {n} devices will run at {times(chosen.speedup)}: "
         f"each step computes {duration(p.time.compute_s)} and {travel}."
     )
 
@@ -95,9 +85,8 @@ def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str
     if plan.one_device.step_s < p.time.compute_s:
         said += f"; one device needs {duration(plan.one_device.step_s)} in all"
     assert plan.chosen is not None
-    stay = "Stay on one device" if plan.chosen.devices == 1 else f"Use {plan.chosen.devices} devices"
-    if plan.chosen.devices > 1:
-        stay += f" ({times(plan.chosen.speedup)})"
+    several = f"Use {plan.chosen.devices} devices ({times(plan.chosen.speedup)})"
+    stay = "Stay on one device" if plan.chosen.devices == 1 else several
     ways = [stay, *_raised(subject, plan, most), *_looser(subject, plan, most)]
     return f"{said}. {', or '.join(ways)}."
 

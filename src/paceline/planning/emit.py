@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
 from paceline.planning.candidates import family_name
-from paceline.planning.money import PlannedRow
-from paceline.planning.plan import Plan
+from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
 from paceline.spec import RunSpec
 
@@ -24,20 +24,15 @@ PORT = 29500
 
 
 def launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = ()) -> dict[str, str]:
-    """File name to content; `words` are the overrides that the plan was made with."""
+    """File name to content; `kind` is a method of `Launch`, `words` are the overrides that the plan was made with."""
     if plan.chosen is None:
         raise UserError(f"there is nothing to launch: {' '.join(plan.advice)}")
     overrides = plan.overrides()
     own = [word for word in words if word.partition("=")[0] not in overrides]
     chosen = [f"{key}={str(value).lower()}" for key, value in overrides.items()]
     launch = Launch(plan, plan.chosen, ("train", str(run_file), *own, *chosen))
-    make = {
-        "torchrun": launch.torchrun,
-        "slurm": launch.slurm,
-        "accelerate": launch.accelerate,
-        "deepspeed": launch.deepspeed,
-    }
-    return make[kind]()
+    files: dict[str, str] = getattr(launch, kind)()
+    return files
 
 
 @dataclass(frozen=True)
@@ -57,12 +52,8 @@ class Launch:
         return self.row.price.layout
 
     @property
-    def nodes(self) -> int:
-        return self.row.price.where.cluster.nodes
-
-    @property
-    def per_node(self) -> int:
-        return self.row.price.where.cluster.per_node
+    def cluster(self) -> Cluster:
+        return self.row.price.where.cluster
 
     @property
     def on_gpu(self) -> bool:
@@ -74,13 +65,13 @@ class Launch:
     def slurm(self) -> dict[str, str]:
         """One task per device: the ranks find each other by what srun tells them."""
         lines = ["#!/usr/bin/env bash", f"#SBATCH --job-name={self.name}"]
-        lines += [f"#SBATCH --nodes={self.nodes}", f"#SBATCH --ntasks-per-node={self.per_node}"]
+        lines += [f"#SBATCH --nodes={self.cluster.nodes}", f"#SBATCH --ntasks-per-node={self.cluster.per_node}"]
         if self.on_gpu:
-            lines.append(f"#SBATCH --gpus-per-node={self.per_node}")
+            lines.append(f"#SBATCH --gpus-per-node={self.cluster.per_node}")
         if self.row.hours is not None:
             lines.append(f"#SBATCH --time={_clock(self.row.hours * SPARE)}")
         lines += ["#SBATCH --signal=TERM@120", self._note(), "set -euo pipefail"]
-        lines.append(f"exec srun python -m paceline {_joined(self.command)}")
+        lines.append(f"exec srun python -m paceline {shlex.join(self.command)}")
         return {f"{self.name}.sbatch": "\n".join(lines) + "\n"}
 
     def accelerate(self) -> dict[str, str]:
@@ -91,10 +82,10 @@ class Launch:
 
         spec = self._under("accelerate")
         check(spec, layout_of(spec), {})
-        values = {**config(spec, layout_of(spec), spec.parallel.device), "num_machines": self.nodes}
+        values = {**config(spec, layout_of(spec), spec.parallel.device), "num_machines": self.cluster.nodes}
         name = f"{self.name}_accelerate.yaml"
         launcher, head = f"accelerate launch --config_file {name}", ""
-        if self.nodes > 1:
+        if self.cluster.nodes > 1:
             values.pop("machine_rank", None)  # each node is told its own
             head = 'NODE="${NODE:?the number of this node, from 0}"\n'
             launcher += f' \\\n  --machine_rank "$NODE" --main_process_ip "$HEAD" --main_process_port {PORT}'
@@ -130,17 +121,17 @@ class Launch:
         return f"# {self.name}: {family_name(self.layout)} on {devices}{hours}"
 
     def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
-        if self.nodes > 1:
+        if self.cluster.nodes > 1:
             head = 'HEAD="${HEAD:?run this on every node, with HEAD=NAME_OF_THE_FIRST_NODE}"\n' + head
         top = f"#!/usr/bin/env bash\n{self._note()}\nset -euo pipefail\n"
-        return f"{top}{head}exec {launcher} {_joined(command)}\n"
+        return f"{top}{head}exec {launcher} {shlex.join(command)}\n"
 
     def _torchrun(self) -> str:
         """On one node, or on each of several."""
-        if self.nodes == 1:
-            return f"torchrun --standalone --nproc-per-node {self.per_node}"
+        if self.cluster.nodes == 1:
+            return f"torchrun --standalone --nproc-per-node {self.cluster.per_node}"
         return (
-            f"torchrun --nnodes {self.nodes} --nproc-per-node {self.per_node} --rdzv-backend c10d "
+            f"torchrun --nnodes {self.cluster.nodes} --nproc-per-node {self.cluster.per_node} --rdzv-backend c10d "
             f'--rdzv-id {self.name} \\\n  --rdzv-endpoint "$HEAD:{PORT}"'
         )
 
@@ -159,10 +150,6 @@ class Launch:
             raise UserError(f"{why}; use  --emit torchrun  or  slurm")
         device = "cuda" if self.on_gpu else "cpu"
         return self.plan.spec.replace({**self.plan.overrides(), "parallel.engine": engine, "parallel.device": device})
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " ".join(map(shlex.quote, words))
 
 
 def _clock(hours: float) -> str:

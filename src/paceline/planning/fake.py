@@ -6,8 +6,7 @@ and what autograd keeps. A second, larger batch tells what grows with the sample
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +51,10 @@ class _Watch(TorchDispatchMode):
         self.region = "rest"
         self.counting = True
 
+    def enter(self, region: str) -> None:
+        """What follows is work of a repeated layer, or of the rest."""
+        self.region = region
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if self.counting and func.namespace == "aten":
@@ -62,32 +65,24 @@ class _Watch(TorchDispatchMode):
         if name in VIEWS:
             return
         seen = self.seen[self.region]
-        tensors = [leaf for leaf in (*tree_leaves(args), *tree_leaves(out)) if isinstance(leaf, Tensor)]
         seen.kernels += 1
-        if name in PRODUCTS:
+        if name in PRODUCTS or "attention" in name:
             seen.products += _sides(name, args, out)
-        elif "attention" in name:
-            seen.products += _attention(args)
         elif name == "embedding":
             seen.moved += 2 * out.numel()
         else:
-            seen.moved += sum(t.numel() for t in tensors)
+            seen.moved += sum(leaf.numel() for leaf in tree_leaves((args, out)) if isinstance(leaf, Tensor))
 
 
 def _sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
-    if name == "convolution":
-        weight = args[1]
-        inner = weight[0].numel()
-        return [(out.numel() / weight.shape[0], inner, weight.shape[0])]
+    """(rows, inner, outer) of the products that an operation makes."""
     left, right = (args[1], args[2]) if name in ("addmm", "baddbmm") else (args[0], args[1])
-    batch = left.shape[0] if left.ndim == 3 else 1
-    return [(float(batch * left.shape[-2]), left.shape[-1], right.shape[-1])]
-
-
-def _attention(args: Any) -> list[tuple[float, int, int]]:
-    q, k = args[0], args[1]
-    rows = float(q.numel() // q.shape[-1])
-    return [(rows, q.shape[-1], k.shape[-2]), (rows, k.shape[-2], q.shape[-1])]
+    if name == "convolution":
+        return [(out.numel() / right.shape[0], right[0].numel(), right.shape[0])]
+    rows = float(left.numel() // left.shape[-1])
+    if name in PRODUCTS:
+        return [(rows, left.shape[-1], right.shape[-1])]
+    return [(rows, left.shape[-1], right.shape[-2]), (rows, right.shape[-2], left.shape[-1])]  # attention
 
 
 def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> TrainingSubject:
@@ -147,71 +142,46 @@ def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) 
 
     with mode:
         fake = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with _regions(workload.blocks(model), watch), watch, hooks:
+        saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with ExitStack() as regions, watch, saved:
+            for layer in workload.blocks(model):
+                regions.enter_context(layer.register_forward_pre_hook(lambda *_: watch.enter("layer")))
+                regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
             total, _ = workload.loss(model, fake)
             watch.counting = False
         total.backward()
     return watch.seen
 
 
-@contextmanager
-def _regions(layers: list[nn.Module], watch: _Watch) -> Iterator[None]:
-    """Says which region is at work: inside a repeated layer, or elsewhere."""
-
-    def enter(module: nn.Module, inputs: Any) -> None:
-        watch.region = "layer"
-
-    def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        watch.region = "rest"
-
-    handles = []
-    for layer in layers:
-        handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _blocks(
     passes: list[dict[str, RegionWork]], sizes: list[int], repeat: int, inside: int, total: int
 ) -> tuple[BlockShape, ...]:
     layer, rest = ([one[region] for one in passes] for region in ("layer", "rest"))
+    if not inside:  # nothing is repeated: the whole is one layer
+        layer, rest, repeat, inside = rest, [RegionWork(), RegionWork()], 1, total
     middle = _block("layer", repeat, inside / repeat, layer, sizes)
     ends = _block("rest", 1, float(total - inside), rest, sizes)
-    if not inside:  # nothing is repeated: the whole is one layer
-        middle = _block("layer", 1, float(total), rest, sizes)
-        ends = _block("rest", 1, 0.0, [RegionWork(), RegionWork()], sizes)
-    empty = BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0)
-    return (empty, middle, ends)
+    return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
 
 
 def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes: list[int]) -> BlockShape:
     """One of `repeat` equal blocks, per sample: the difference of the two batches over that of their sizes."""
     small, large = seen[0], seen[-1]
-    more = sizes[-1] - sizes[0] or 1
-    first = 0 if more == 1 and sizes[-1] == sizes[0] else 1
+    more = sizes[-1] - sizes[0]
 
     def each(a: float, b: float) -> float:
-        grown = (b - a) / more if first else b / sizes[-1]
+        grown = (b - a) / more if more else b / sizes[-1]
         return max(0.0, grown) / repeat
 
+    sides = [(m / sizes[-1], k, n) for m, k, n in large.products]
     if len(small.products) == len(large.products):
         pairs = zip(small.products, large.products, strict=True)
         sides = [(each(a[0], b[0]) * repeat, b[1], b[2]) for a, b in pairs]
-    else:
-        sides = [(m / sizes[-1], k, n) for m, k, n in large.products]
     share = max(1, len(sides) // repeat)
     saved = each(small.saved, large.saved)
     products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
     return BlockShape(
-        name=name,
-        repeat=repeat,
-        params=params,
-        matmuls=products,
-        attention=None,
+        *(name, repeat, params, products, None),
         moved_elements=each(small.moved, large.moved),
         saved_split_elements=0.0,
         saved_whole_elements=saved,

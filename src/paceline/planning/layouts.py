@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -46,9 +47,8 @@ class LayoutSpace:
     limits: Limits
 
     def families(self) -> Iterator[Family | Refused]:
-        for pipeline in self._stages():
-            for tensor in self._tensors():
-                yield from self._split(tensor, pipeline)
+        for pipeline, tensor in itertools.product(self._stages(), self._tensors()):
+            yield from self._split(tensor, pipeline)
 
     def _split(self, tensor: int, pipeline: int) -> Iterator[Family | Refused]:
         """The families in which that many ranks divide the model."""
@@ -60,11 +60,9 @@ class LayoutSpace:
         if left or not data:
             return
         if data > self.batch:
-            who = f"{data} data-parallel ranks"
-            alone = data == self.devices
-            yield self._refused(
-                {} if alone else sides, who if alone else f": {who}", Refusal.NO_SAMPLE, {"batch": self.batch}
-            )
+            who, facts = f"{data} data-parallel ranks", {"batch": self.batch}
+            axes, who = ({}, who) if data == self.devices else (sides, f": {who}")
+            yield self._refused(axes, who, Refusal.NO_SAMPLE, facts)
             return
         if pipeline > 1 and self.batch // data < pipeline:
             facts = {"samples": self.batch // data, "stages": pipeline}
@@ -84,18 +82,12 @@ class LayoutSpace:
         return Refused(self.devices, name, kind, facts, parts=max(1, len(sides)), axes=tuple(sides))
 
     def _tensors(self) -> list[int]:
-        if self.limits.tensor is not None:
-            return [self.limits.tensor]
-        if not self.divisible.splits or self.fp8:
-            return [1]
-        return _powers(min(self.devices, MOST_TENSOR))
+        most = min(self.devices, MOST_TENSOR) if self.divisible.splits and not self.fp8 else 1
+        return _powers(most) if self.limits.tensor is None else [self.limits.tensor]
 
     def _stages(self) -> list[int]:
-        if self.limits.pipeline is not None:
-            return [self.limits.pipeline]
-        if not self.divisible.layers:
-            return [1]
-        return _powers(min(self.devices, self.divisible.layers, MOST_STAGES))
+        most = min(self.devices, max(1, self.divisible.layers), MOST_STAGES)
+        return _powers(most) if self.limits.pipeline is None else [self.limits.pipeline]
 
     def _undividable(self, tensor: int, pipeline: int) -> tuple[Refusal, dict[str, Any]] | None:
         splits, layers = self.divisible.splits, self.divisible.layers
@@ -126,19 +118,13 @@ class LayoutSpace:
                 in_node = max(1, self.cluster.per_node // tensor)
                 shards = [s for s in (in_node << k for k in range(8)) if s > 1 and data % s == 0 and data // s > 1]
                 yield from ((data // s, s, strategy) for s in shards[:3])
+            elif strategy == "ddp":
+                if self.devices > 1 or asked is not None:
+                    yield data, 1, strategy if data > 1 else "single"
             elif strategy == "zero1" and tensor * pipeline > 1:
                 continue
-            elif self.devices == 1:
-                if strategy == "ddp" and asked is not None:
-                    yield 1, 1, "single"
-                elif strategy == "fsdp" or asked is not None:  # one device: only to move its states to the host
-                    yield 1, 1, strategy
-            elif data == 1 and strategy != "ddp":
-                continue  # nothing to divide among one rank
-            elif strategy == "ddp":
-                yield data, 1, strategy if data > 1 else "single"
-            else:
-                yield 1, data, strategy
+            elif data > 1 or (self.devices == 1 and (strategy == "fsdp" or asked is not None)):
+                yield 1, data, strategy  # on one device only to move its states to the host
 
 
 def _powers(most: int) -> list[int]:
@@ -171,13 +157,9 @@ def _micro_batches(base: Layout, limits: Limits) -> list[int]:
 
 def overrides_of(layout: Layout) -> dict[str, Any]:
     """A layout as the values of `parallel` that lead to it; what is as by default is left out."""
-    values: dict[str, Any] = {"strategy": layout.strategy, "ranks": layout.ranks, "micro_batch": layout.micro_batch}
-    if layout.strategy == "hsdp":
-        values["replicate"] = layout.replicate
     usual = Layout("", 1, 1, 1)
-    for name in ("tensor", "pipeline", "sequence", "checkpointing", "offload"):
-        if getattr(layout, name) != getattr(usual, name):
-            values[name] = getattr(layout, name)
-    if layout.pipeline > 1:
-        values["schedule"] = layout.schedule
-    return {f"parallel.{name}": value for name, value in values.items()}
+    names = ["strategy", "ranks", "micro_batch", *["replicate"] * (layout.strategy == "hsdp")]
+    axes = ("tensor", "pipeline", "sequence", "checkpointing", "offload")
+    names += [name for name in axes if getattr(layout, name) != getattr(usual, name)]
+    names += ["schedule"] * (layout.pipeline > 1)
+    return {f"parallel.{name}": getattr(layout, name) for name in names}

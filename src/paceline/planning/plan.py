@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,19 +13,75 @@ from typing import Any
 from paceline.arguments import check_price
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.planning import money
-from paceline.planning.advice import advise
-from paceline.planning.candidates import Limits, Refusal, Refused
-from paceline.planning.money import Ceilings, PlannedRow
-from paceline.planning.price import MEMORY_BAND, Price
+from paceline.planning.advice import nothing_fits
+from paceline.planning.candidates import MEMORY_BAND, Limits, Price, Refusal, Refused
 from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
 from paceline.planning.subject import Subject, subject_of
-from paceline.spec import RunSpec
+from paceline.spec import DEFAULT, RunSpec
 
 MOST_ROWS = 8
 MOST_DEVICES = 1 << 20
 FORMAT = 1
+WORTH = 0.5
+"""Efficiency below which more devices are not chosen: half of what is paid for would be lost."""
+AS_FAST = 1.05
+"""Times slower that still counts as equally fast."""
+GAIN = 1.2
+"""Times faster that twice the devices must be to be called worth it."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One number of devices under its best layout."""
+
+    devices: int
+    found: Found
+    price: Price
+    speedup: float
+    """Samples per second over those of one device."""
+    hours: float | None
+    cost_usd: float | None
+    energy_kwh: float | None
+
+    @property
+    def efficiency(self) -> float:
+        return self.speedup / self.devices
+
+    @property
+    def device_hours(self) -> float | None:
+        return None if self.hours is None else self.hours * self.devices
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("devices", "speedup", "efficiency", "hours", "device_hours", "cost_usd", "energy_kwh")
+        return {
+            **{name: getattr(self, name) for name in names},
+            **self.price.as_json(),
+            "usual_tree": self.found.usual.words() if self.found.usual else "",
+            "candidates": [p.as_json() for p in self.found.prices],
+            "refused": [r.as_json() for r in self.found.refused],
+        }
+
+
+def planned_row(found: Found, one_device: Price, subject: Subject, usd_per_device_hour: float | None) -> PlannedRow:
+    assert found.chosen is not None
+    chosen, n = found.chosen, found.devices
+    hours = None if subject.steps is None else (chosen.start_s + subject.steps * chosen.step_s) / 3600
+    usd = None if hours is None or usd_per_device_hour is None else hours * n * usd_per_device_hour
+    kwh = None if hours is None else hours * (chosen.where.cluster.device.watts * n) / 1e3
+    return PlannedRow(n, found, chosen, one_device.step_s / chosen.step_s, hours, usd, kwh)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What no number of devices can pass, for this batch."""
+
+    serial_share: float
+    """Of the step on one device that does not shrink with the batch: launches, update."""
+    amdahl: float | None
+    """1 / serial share; None where nothing is serial."""
+    communication: float | None
+    """The step on one device over the time that collectives are in flight on the most devices."""
 
 
 @dataclass(frozen=True)
@@ -52,31 +110,52 @@ class Plan:
 
     @functools.cached_property
     def chosen(self) -> PlannedRow | None:
-        return money.pick(self.rows, self.site.shared) if self.rows else None
+        """The fastest at an efficiency of a half or more; where none has that, the most efficient.
 
-    @functools.cached_property
+        Ranks that share one machine cost nothing more: the fewest that are about as fast as the fastest.
+        """
+        if self.site.shared:
+            best = max((r.speedup for r in self.rows), default=0.0)
+            return next((r for r in self.rows if r.speedup * AS_FAST >= best), None)
+        if fine := [r for r in self.rows if r.efficiency >= WORTH]:
+            return max(fine, key=lambda r: (r.speedup, -r.devices))
+        return max(self.rows, key=lambda r: (r.efficiency, r.speedup), default=None)
+
+    @property
     def cheapest(self) -> PlannedRow | None:
-        return money.cheapest(self.rows) if self.rows else None
+        """The fewest device-hours, and so the least money."""
+        return min(self.rows, key=lambda r: (r.devices * r.price.step_s, r.devices), default=None)
 
-    @functools.cached_property
+    @property
     def fastest(self) -> PlannedRow | None:
-        return money.fastest(self.rows) if self.rows else None
+        return min(self.rows, key=lambda r: (r.price.step_s, r.devices), default=None)
 
     @property
     def break_even(self) -> int | None:
-        return money.break_even(self.rows)
+        """The fewest devices that beat one; None where none of those tried does."""
+        return next((r.devices for r in self.rows if r.devices > 1 and r.speedup > 1), None)
 
     @property
     def pays_until(self) -> int | None:
-        return money.pays_until(self.rows) if self.rows else None
+        """The most devices tried to which each doubling still added a fifth."""
+        for last, following in itertools.pairwise(self.rows):
+            if following.speedup / last.speedup < GAIN ** math.log2(following.devices / last.devices):
+                return last.devices
+        return self.rows[-1].devices if self.rows else None
 
     @functools.cached_property
     def ceilings(self) -> Ceilings:
-        return money.ceilings(self.subject, self.one_device, self.rows[-1].price if self.rows else self.one_device)
+        """The serial part is what a step costs as its batch goes to nothing: a line through batches of one and two."""
+        layout, where, whole_s = self.one_device.layout, self.one_device.where, self.one_device.step_s
+        layouts = [replace(layout, global_batch=batch, micro_batch=batch) for batch in (1, 2)]
+        one, two = (self.subject.price(small, where).step_s for small in layouts)
+        serial = max(0.0, min(1.0, (2 * one - two) / whole_s)) if layout.global_batch > 2 else 1.0
+        flight = self.rows[-1].price.time.comm_s if self.rows else self.one_device.time.comm_s
+        return Ceilings(serial, 1 / serial if serial > 1e-9 else None, whole_s / flight if flight else None)
 
     @functools.cached_property
     def advice(self) -> tuple[str, ...]:
-        return tuple(advise(self))
+        return tuple(nothing_fits(self) if self.chosen is None else self.subject.advice(self))
 
     def overrides(self) -> dict[str, Any]:
         """The chosen layout as dotted values of the run file."""
@@ -94,9 +173,7 @@ class Plan:
             "memory_error": MEMORY_BAND,
             "one_device": {**self.one_device.as_json(), "fits": self.one_device_fits},
             "rows": [row.as_json() for row in self.rows],
-            "does_not_fit": [
-                {"devices": found.devices, "refused": [r.as_json() for r in found.refused]} for found in self.out
-            ],
+            "does_not_fit": [{"devices": f.devices, "refused": [r.as_json() for r in f.refused]} for f in self.out],
             "impossible": [r.as_json() for r in self.impossible],
             "chosen": self.chosen and {"devices": self.chosen.devices, "overrides": self.overrides()},
             "cheapest_devices": self.cheapest and self.cheapest.devices,
@@ -139,7 +216,7 @@ def plan(
         usd_per_device_hour=usd,
         one_device=one_device,
         one_device_fits=one_device_fits,
-        rows=tuple(money.planned_row(f, one_device, subject, usd) for f in found if f.chosen is not None),
+        rows=tuple(planned_row(f, one_device, subject, usd) for f in found if f.chosen is not None),
         out=tuple(f for f in found if f.chosen is None),
         impossible=tuple(impossible),
     )
@@ -200,3 +277,22 @@ def _search(subject: Subject, site: Site, counts: list[int], limits: Limits) -> 
     if not found:
         raise UserError(impossible[0].reason)
     return found, impossible
+
+
+def applied(spec: RunSpec, ranks: int | None) -> RunSpec:
+    """`parallel: auto` on a named cluster, with the layout that the plan chooses written out.
+
+    On this machine auto stays what it is. `ranks` is how many a launcher has started, if one has.
+    """
+    if spec.cluster == "local" or spec.parallel.strategy != "auto":
+        return spec
+    asked = ranks if ranks is not None or spec.origin("parallel.ranks") == DEFAULT else spec.parallel.ranks
+    found = plan(spec, devices=(asked,) if asked else ())
+    chosen = found.overrides()
+    nodes = found.chosen.price.where.cluster.nodes if found.chosen else 1
+    if ranks is None and nodes > 1:
+        raise UserError(
+            f"cluster: {spec.cluster}: the plan takes {chosen['parallel.ranks']} devices on {nodes} nodes, and this "
+            "command starts ranks on one; make launch files with  paceline plan RUN.yaml --emit slurm  or  torchrun"
+        )
+    return spec.replace(chosen)

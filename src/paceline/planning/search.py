@@ -1,25 +1,86 @@
 """The search: on each number of devices, the fastest layout that fits, the runners-up, and why the rest is out.
 
-Of two layouts that are equally fast, the simpler is taken.
+Of layouts that are equally fast, those of the well-known decision tree (fits on one device: ddp; does not: fsdp; many
+devices: pipeline and tensor) come first, then the simpler ones. Whether the tree agrees is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from paceline.layout import Layout
-from paceline.planning.candidates import Family, Limits, Refusal, Refused, family_name, refused
+from paceline.planning.candidates import Family, Limits, Price, Refusal, Refused, family_name, refused
 from paceline.planning.layouts import STRATEGIES
-from paceline.planning.price import Price
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
-from paceline.planning.usual_tree import Verdict, kind_of, leaf_of, verdict
+from paceline.record.units import duration, size
 
 TRIED_SIZES = 3
 """Batches of one pass that are timed, from the largest that fits down."""
 AS_FAST = 0.1
 """Relative difference below which two layouts are equally fast: estimates are not better than that."""
+NODE = 8
+"""Devices beyond which the tree goes from sharding to pipeline and tensor."""
+LONGER = {
+    "compute_s": "computes",
+    "exposed_s": "waits for its links",
+    "bubble_s": "has an idle pipeline",
+    "update_s": "updates",
+    "overhead_s": "launches",
+    "offload_s": "moves states to the host",
+    "data_s": "waits for data",
+}
+"""What a layout does in each term of its step."""
+
+
+class Leaf(Enum):
+    """What the well-known decision tree says."""
+
+    ONE = "fits on one device"
+    DDP = "fits on one device → ddp"
+    FSDP = "does not fit on one device → fsdp"
+    SPLIT = "does not fit, many devices → pipeline + tensor"
+
+    def takes(self, layout: Layout) -> bool:
+        """Whether a layout is of the kind that it says."""
+        split = layout.tensor * layout.pipeline > 1
+        return {Leaf.FSDP: not split and not layout.plain, Leaf.SPLIT: split}.get(self, layout.plain)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The choice beside the tree's: whether they agree and, if not, what speaks against the tree's."""
+
+    leaf: Leaf
+    chosen: Price
+    other: Price | None = None
+    """What the tree would take instead, where it fits: its best or, where both are of one kind, plain fsdp."""
+    refused: Refused | None = None
+    """Why the model cannot be divided as the tree says."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.leaf.takes(self.chosen.layout)
+
+    def words(self) -> str:
+        name, other, says = family_name(self.chosen.layout), self.other, self.leaf.value
+        if self.agrees:
+            faster = f" Of that kind, {name} is {other.step_s / self.chosen.step_s:.2f}× as fast." if other else ""
+            return f"The usual tree agrees: {says}.{faster}"
+        if other is None:
+            why = f": {self.refused.family}: {self.refused.reason}" if self.refused else ", which does not fit here"
+            return f"The usual tree says: {says}{why}. {name} it is."
+        if other.tight and not self.chosen.tight:
+            room = f"{size(other.memory.total_bytes)} of {size(other.capacity_bytes)}"
+            return f"The usual tree says: {says}. Here that leaves no room for error ({room}), and {name} does."
+        gaps = {term: getattr(other.time, term) - getattr(self.chosen.time, term) for term in LONGER}
+        most = max(gaps, key=lambda term: gaps[term])
+        return (
+            f"The usual tree says: {says}. Here {name} is {other.step_s / self.chosen.step_s:.2f}× as fast as "
+            f"{family_name(other.layout)}: the latter {LONGER[most]} {duration(gaps[most])} longer per step."
+        )
 
 
 @dataclass(frozen=True)
@@ -89,9 +150,7 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
 
 def _better(new: Price, old: Price) -> bool:
     """Roomy before tight, then faster; where equally fast, with less recomputed."""
-    if new.tight != old.tight:
-        return old.tight
-    return new.step_s < old.step_s * (1 - 1e-9)
+    return (new.tight, new.step_s) < (old.tight, old.step_s * (1 - 1e-9))
 
 
 def _simplicity(p: Price) -> tuple[int, int, int]:
@@ -106,6 +165,17 @@ def _choose(best: Sequence[Price], out: Sequence[Refused], devices: int) -> Verd
     pool = [p for p in best if not p.tight] or best
     fastest = min(pool, key=lambda p: p.step_s)
     near = [p for p in pool if p.step_s <= fastest.step_s * (1 + AS_FAST)]
-    leaf = leaf_of(any(p.layout.plain for p in pool), devices)
-    ours = [p for p in near if kind_of(p.layout) is leaf.kind] or near
-    return verdict(leaf, min(ours, key=_simplicity), best, out)
+    if any(p.layout.plain for p in pool):
+        leaf = Leaf.DDP if devices > 1 else Leaf.ONE
+    else:
+        leaf = Leaf.FSDP if devices <= NODE else Leaf.SPLIT
+    chosen = min([p for p in near if leaf.takes(p.layout)] or near, key=_simplicity)
+    theirs = [p for p in best if leaf.takes(p.layout)]
+    if leaf.takes(chosen.layout):
+        plain = [p for p in theirs if family_name(p.layout) == "fsdp" and not p.tight]
+        beaten = leaf is Leaf.FSDP and chosen.layout.strategy != "fsdp" and plain
+        return Verdict(leaf, chosen, plain[0] if beaten else None)
+    if theirs:
+        return Verdict(leaf, chosen, min(theirs, key=lambda p: (p.tight, p.step_s)))
+    divided = next((r for r in out if r.axes), None)
+    return Verdict(leaf, chosen, refused=divided if leaf is Leaf.SPLIT else None)

@@ -7,10 +7,8 @@ from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
-from paceline.planning.candidates import Refused, family_name
-from paceline.planning.money import PlannedRow
-from paceline.planning.plan import Plan
-from paceline.planning.price import MEMORY_BAND, Price
+from paceline.planning.candidates import MEMORY_BAND, Price, Refused, family_name
+from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.search import Found
 from paceline.planning.subject import Wording
 from paceline.record.units import number, percent, size, wrapped
@@ -45,7 +43,8 @@ def show(plan: Plan) -> Iterator[Any]:
     yield ""
     for line in plan.advice:
         yield from wrapped(line, "→ ")
-    yield from _apply(plan)
+    if chosen is not None:
+        yield from wrapped(" ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items()), "  ")
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -55,15 +54,12 @@ def _head(plan: Plan) -> Iterator[str]:
     links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
     network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
     price = f"{plan.usd_per_device_hour:g} USD per device and hour" if plan.usd_per_device_hour is not None else ""
-    shape = f"{where.nodes} × {where.per_node} × {where.device.name}" if where.nodes > 1 else ""
-    shape = shape or f"{where.per_node} × {where.device.name}"
+    shape = f"{f'{where.nodes} × ' * (where.nodes > 1)}{where.per_node} × {where.device.name}"
     if site.shared:
         shape = f"this machine, {where.device.name} shared by up to {where.devices} ranks"
-    yield from wrapped(", ".join(part for part in (f"{site.name} = {shape}", links, network, price) if part), "")
-    if site.calibrated:
-        calibration = site.calibration
-        assert calibration is not None
-        yield f"calibrated on {calibration.host}, {calibration.date}: {site.calibrated}"
+    yield from wrapped(", ".join(filter(None, (f"{site.name} = {shape}", links, network, price))), "")
+    if calibration := site.calibration:
+        yield f"calibrated on {calibration.host}, {calibration.date}: {calibration.file}"
         if calibration.correction is not None:
             yield from wrapped(calibration.correction.words(), "  ")
     elif site.shared:
@@ -76,7 +72,7 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"assumed: {text}"
 
 
-def _table(*columns: str, left: int = 1, longest: int = 0) -> Any:
+def plain_table(*columns: str, left: int = 1, longest: int = 0) -> Any:
     """A table without lines; narrower between the columns where `longest`, the longest name in it, needs the room."""
     from rich.table import Table
 
@@ -92,11 +88,10 @@ def _devices(plan: Plan) -> Any:
     columns += ["device-h", "kWh"]
     priced = plan.usd_per_device_hour is not None
     longest = ROOMY + 1 if wording.durations else max(len(name(row.price)) for row in plan.rows)
-    table = _table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
+    table = plain_table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
     for row in plan.rows:
-        mark = "✓" if row is plan.chosen else " "
-        cells = [
-            mark,
+        table.add_row(
+            "✓" if row is plan.chosen else " ",
             f"{row.devices:,}",
             name(row.price),
             _short(row.price.step_s),
@@ -106,10 +101,9 @@ def _devices(plan: Plan) -> Any:
             _short(row.hours * 3600) if wording.durations and row.hours is not None else _amount(row.hours),
             _amount(row.device_hours),
             _amount(row.energy_kwh),
-        ]
-        if priced:
-            cells.append(_amount(row.cost_usd))
-        table.add_row(*cells, style="bold" if row is plan.chosen else "")
+            *([_amount(row.cost_usd)] if priced else []),
+            style="bold" if row is plan.chosen else "",
+        )
     return table
 
 
@@ -158,25 +152,25 @@ def _below_devices(plan: Plan) -> Iterator[str]:
 
 
 def _who(row: PlannedRow) -> str:
+    if row.hours is None:
+        return f"{row.devices:,}"
     cost = f", {_amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
-    hours = f" ({_hours(row.hours)}{cost})" if row.hours is not None else ""
-    return f"{row.devices:,}{hours}"
+    hours = f"{_amount(row.hours)} h" if row.hours >= 0.01 else _short(row.hours * 3600)
+    return f"{row.devices:,} ({hours}{cost})"
 
 
 def _layouts(devices: int, prices: tuple[Price, ...], chosen: Price | None) -> Any:
     """Layouts that fit on the chosen number of devices, fastest first."""
-    title = f"layouts on {devices:,}"
     shown = list(prices[:MOST_CANDIDATES])
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
     longest = max(len(family_name(p.layout)) for p in shown)
-    columns = ("", title, "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of")
-    table = _table(*columns, left=2, longest=longest)
+    columns = ("", f"layouts on {devices:,}", "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of")
+    table = plain_table(*columns, left=2, longest=longest)
     for p in shown:
-        offloaded = " *" if p.layout.offload else ""
         table.add_row(
             "✓" if p is chosen else " ",
-            family_name(p.layout) + offloaded,
+            family_name(p.layout) + " *" * p.layout.offload,
             f"{p.layout.micro_batch:,}",
             f"{p.passes:,}",
             p.layout.checkpointing,
@@ -213,13 +207,11 @@ def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
 
 def _terms(p: Price, wording: Wording) -> Any:
     """Memory and time of the chosen layout, side by side."""
-    table = _table("memory per device", "", f"  time per {wording.step}", "", "", left=1)
+    table = plain_table("memory per device", "", f"  time per {wording.step}", "", "", left=1)
     table.columns[2].justify = "left"
     table.columns[4].justify = "left"
     memory = [(words, size(value)) for name, words in p.memory.terms.items() if (value := getattr(p.memory, name)) > 0]
-    total = p.memory.total_bytes
-    memory.append((f"total, ± {percent(MEMORY_BAND)}", size(total)))
-    memory.append(("of", size(p.capacity_bytes)))
+    memory += [(f"total, ± {percent(MEMORY_BAND)}", size(p.memory.total_bytes)), ("of", size(p.capacity_bytes))]
     if p.memory.host_bytes:
         memory.append(("host memory", size(p.memory.host_bytes)))
         if p.layout.offload:
@@ -242,24 +234,12 @@ def _terms(p: Price, wording: Wording) -> Any:
     return table
 
 
-def _apply(plan: Plan) -> Iterator[str]:
-    if plan.chosen is None:
-        return
-    words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
-    yield from wrapped(words, "  ")
-
-
 def _short(seconds: float) -> str:
     """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
     for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= scale * (1 if unit == "s" else 1.5):
             return f"{number(seconds / scale, 3)} {unit}"
     return f"{number(seconds * 1e3, 3)} ms"
-
-
-def _hours(hours: float) -> str:
-    """Hours as such, unless they are seconds."""
-    return f"{_amount(hours)} h" if hours >= 0.01 else _short(hours * 3600)
 
 
 def _times(ratio: float) -> str:

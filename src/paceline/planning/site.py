@@ -7,16 +7,15 @@ its bandwidth, so each added rank makes the others slower. A calibration says by
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import LOCAL, Cluster, cluster, device, known
-from paceline.planning.calibrating.accelerator import catalogued
-from paceline.planning.calibrating.calibration import Calibration, read_calibration, usual_file
+from paceline.planning.calibrating.calibration import Calibration, catalogued, read_calibration, usual_file
 from paceline.planning.formulas.physics import CORES, Physics
+from paceline.record.environment import gpu_names
 
 MOST_LOCAL_RANKS = 4
 CORES_OF_NOMINAL = 8
@@ -39,10 +38,13 @@ class Site:
     shared: bool = False
     """The ranks share one machine's cores."""
     calibration: Calibration | None = None
-    calibrated: str = ""
-    """The file that the calibration came from."""
     note: str = ""
     """What a user would not expect of the choice."""
+
+    @property
+    def calibrated(self) -> str:
+        """The file that the calibration came from."""
+        return self.calibration.file if self.calibration is not None else ""
 
     @property
     def devices(self) -> int:
@@ -53,10 +55,7 @@ class Site:
         return {
             "name": self.name,
             "device": whole.device.name,
-            "nodes": whole.nodes,
-            "per_node": whole.per_node,
-            "link_bytes_s": whole.link_bytes_s,
-            "node_bytes_s": whole.node_bytes_s,
+            **{name: getattr(whole, name) for name in ("nodes", "per_node", "link_bytes_s", "node_bytes_s")},
             "usd_per_device_hour": usd_per_device_hour,
             "calibration": self.calibrated or None,
             "note": self.note or None,
@@ -78,13 +77,7 @@ class Site:
         if not self.shared:
             return Where(self.whole.resized(devices), physics)
         kind = self.whole.device
-        part = replace(
-            kind,
-            memory_bytes=kind.memory_bytes / devices,
-            bandwidth_bytes_s=kind.bandwidth_bytes_s / devices,
-            flops_s={name: rate / devices for name, rate in kind.flops_s.items()},
-            watts=kind.watts / devices,
-        )
+        part = replace(kind.slower(devices), memory_bytes=kind.memory_bytes / devices, watts=kind.watts / devices)
         return Where(replace(self.whole, device=part, nodes=1, per_node=devices), physics)
 
 
@@ -97,51 +90,42 @@ def site_of(text: str, calibration: str | Path | None = None) -> Site:
         raise UserError(f"--calibration is of the machine it was made on, and {text} is another; leave one of them out")
     if where.device.name == LOCAL:
         found = _calibration(calibration)
-        if found is None or not found[0].measured:
+        if found is None or not found.measured:
             raise UserError("there is no calibration of this machine yet; make one with  paceline calibrate")
-        return Site(text, where, shared=True, calibration=found[0], calibrated=found[1])
+        return Site(text, where, shared=True, calibration=found)
     return Site(text, where)
 
 
-def _calibration(file: str | Path | None) -> tuple[Calibration, str] | None:
+def _calibration(file: str | Path | None) -> Calibration | None:
     path = Path(file) if file is not None else usual_file()
-    if file is None and not path.is_file():
-        return None
-    return read_calibration(path), str(path)
+    return None if file is None and not path.is_file() else read_calibration(path)
 
 
 def _local(file: str | Path | None) -> Site:
     """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
-    gpus, found = _cuda_devices(), _calibration(file)
-    gpu = found[0].gpu if found is not None else None
+    gpus, found = gpu_names(), _calibration(file)
+    gpu = found.gpu if found is not None else None
     notes = []
     if found is not None and gpu is not None:
         if _same(gpu.name, gpus[0]) if gpus else file is not None:
-            calibration, path = found
             name, count = catalogued(gpu).name, max(1, len(gpus))
-            return Site(f"local ({count}x{name})", _here(count, name), False, calibration, path)
-        here = (
-            f"this machine has {gpus[0]}" if gpus else "no GPU can be seen here; --calibration with that file plans it"
-        )
-        notes.append(f"calibration of {gpu.name} not used ({found[1]}): {here}")
+            return Site(f"local ({count}x{name})", _here(count, name), calibration=found)
+        unseen = "no GPU can be seen here; --calibration with that file plans it"
+        here = f"this machine has {gpus[0]}" if gpus else unseen
+        notes.append(f"calibration of {gpu.name} not used ({found.file}): {here}")
     if gpus and (file is None or gpu is not None):
         kind = known(gpus[0])
         if kind is not None:
             return Site(f"local ({len(gpus)}x{kind.name})", _here(len(gpus), kind.name), note="; ".join(notes))
         notes.append(f"{gpus[0]} is not in the catalogue, so this plans the cores")
     note = "; ".join(notes)
-    if found is not None and found[0].measured:
-        calibration, path = found
-        return Site(LOCAL, calibration.machine(MOST_LOCAL_RANKS), True, calibration, path, note)
+    if found is not None and found.measured:
+        return Site(LOCAL, found.machine(MOST_LOCAL_RANKS), True, found, note)
     cores = len(os.sched_getaffinity(0))
     nominal = device("CPU")
-    kind = replace(
-        nominal,
-        name=f"{cores} CPU cores",
-        memory_bytes=_memory_bytes() or nominal.memory_bytes,
-        flops_s={name: rate * cores / CORES_OF_NOMINAL for name, rate in nominal.flops_s.items()},
-        watts=nominal.watts * cores / CORES_OF_NOMINAL,
-    )
+    rates = {name: rate * cores / CORES_OF_NOMINAL for name, rate in nominal.flops_s.items()}
+    memory, watts = _memory_bytes() or nominal.memory_bytes, nominal.watts * cores / CORES_OF_NOMINAL
+    kind = replace(nominal, name=f"{cores} CPU cores", memory_bytes=memory, flops_s=rates, watts=watts)
     ranks = max(1, min(cores, MOST_LOCAL_RANKS))
     return Site(LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True, note=note)
 
@@ -156,18 +140,6 @@ def _memory_bytes() -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError):
         return 0.0
-
-
-def _cuda_devices() -> list[str]:
-    """Names of the NVIDIA devices of this machine, from the driver's own files: torch is slow to import."""
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            if match := re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE):
-                names.append(match[1].strip())
-        except OSError:
-            continue
-    return names
 
 
 def _same(name: str, other: str) -> bool:

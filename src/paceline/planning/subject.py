@@ -1,8 +1,8 @@
 """What a run file asks to be priced, whatever kind of work it is: the questions that a plan asks of it.
 
-Two kinds answer them: a training by gradient descent (`training.py`) and a fit by passes over all of its data
-(`passes.py`). Each workload says in its own folder what it is. What the run file does not say, and the data are not
-there to say, is assumed and listed.
+Two kinds answer them: a fit by passes over all of its data (here) and a training by gradient descent (`training.py`).
+Each workload says in its own folder what it is. What the run file does not say, and the data are not there to say, is
+assumed and listed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout
-from paceline.planning.candidates import Family, Limits, Refused, limits_of
+from paceline.planning.candidates import Family, Limits, Price, Refusal, Refused, limits_of
 from paceline.planning.formulas.memory import DeviceMemory
-from paceline.planning.formulas.numbers import Numbers
-from paceline.planning.price import Price
+from paceline.planning.formulas.placement import Numbers
 from paceline.planning.site import Where
 from paceline.registry import entry_of, resolve
 from paceline.spec import RunSpec
@@ -146,16 +145,12 @@ class Subject(ABC):
         return {"counts": None}
 
     def as_json(self) -> dict[str, Any]:
+        names = ("flops_per_sample", "global_batch", "units_per_sample", "unit", "samples", "steps")
         return {
             "name": self.name,
             "workload": self.workload,
             "parameters": self.params,
-            "flops_per_sample": self.flops_per_sample,
-            "global_batch": self.global_batch,
-            "units_per_sample": self.units_per_sample,
-            "unit": self.unit,
-            "samples": self.samples,
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in names},
             "numbers": asdict(self.numbers),
             **self.details(),
             "assumptions": list(self.assumptions),
@@ -169,3 +164,45 @@ def subject_of(spec: RunSpec, samples: int | None = None, tokens: float | None =
             raise UserError(f"--{name}: {value:g} is not possible; give more than 0")
     found: Subject = resolve(entry_of(spec.workload).subject or MEASURED)(spec, samples, tokens)
     return found
+
+
+def rows_layout(rows: int, ranks: int) -> Layout:
+    """A rank has the next part of the rows, and passes over it whole."""
+    return Layout("ddp" if ranks > 1 else "single", ranks, rows, -(-rows // ranks))
+
+
+def rows_per_rank(layout: Layout) -> int:
+    """Of the fullest rank."""
+    return -(-layout.global_batch // layout.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSubject(Subject):
+    """A fit whose step is a pass over all rows; `global_batch` is their number."""
+
+    wording: ClassVar[Wording] = Wording(step="pass", total="fit", durations=True, several_layouts=False)
+    model: ClassVar[str]
+    """What is fitted, with its article."""
+
+    def limits(self, spec: RunSpec) -> Limits:
+        return Limits()
+
+    def layout(self, spec: RunSpec) -> Layout:
+        return rows_layout(self.global_batch, spec.parallel.ranks)
+
+    def families(self, devices: int, cluster: Cluster, limits: Limits) -> Iterator[Family | Refused]:
+        if devices > self.global_batch:
+            facts = {"batch": self.global_batch}
+            yield Refused(devices, f"{devices} data-parallel ranks", Refusal.NO_SAMPLE, facts)
+        else:
+            yield Family(rows_layout(self.global_batch, devices))
+
+    def members(self, family: Family, limits: Limits, offload: bool) -> Iterator[list[Layout]]:
+        if not offload:
+            yield [family.base]
+
+    def overrides(self, layout: Layout) -> dict[str, Any]:
+        return {"parallel.ranks": layout.ranks}
+
+    def why_not_under(self, engine: str) -> str:
+        return f"{self.model} has no gradients for {engine} to send"

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from paceline.execution import CPU, CUDA, execution_of
 from paceline.hardware.catalogue import Cluster, Device
-from paceline.layout import LOOPED, Layout, layout_of
+from paceline.layout import Layout, layout_of
 from paceline.planning.advice import advise_training
-from paceline.planning.candidates import Family, Limits, Refused, family_name
+from paceline.planning.candidates import Family, Limits, Price, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
-from paceline.planning.formulas.numbers import NUMBERS, Numbers
-from paceline.planning.formulas.placement import Offload, Placement, Recompute, Reduce, Reduction, Runtime, Schedule
+from paceline.planning.formulas.placement import NUMBERS, Numbers, Placement, Reduction, Runtime
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides_of
-from paceline.planning.price import Price
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
 from paceline.record.units import count, number
@@ -99,7 +97,7 @@ class TrainingSubject(Subject):
             "steps": steps_of(spec.train, samples),
             "samples": samples,
             "train": spec.train,
-            "reduction": Reduction(cast(Reduce, spec.parallel.reduce), spec.parallel.local_steps),
+            "reduction": Reduction(cast(Any, spec.parallel.reduce), spec.parallel.local_steps),
         }
         return cls(**{**given, **facts})
 
@@ -151,21 +149,16 @@ class TrainingSubject(Subject):
         """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
         passes = layout.passes(layout.global_batch)
         zero = ZERO.get(layout.strategy, 0)
-        looped = layout.schedule in LOOPED and layout.pipeline > 1
-        offload: Offload = "none" if not layout.offload else "all" if zero == 3 else "states"
         placement = Placement(
-            replicate=layout.replicate,
-            shard=layout.shard,
-            tensor=layout.tensor,
-            pipeline=layout.pipeline,
+            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
             accumulate=passes,
             zero=zero,
-            recompute=cast(Recompute, layout.checkpointing),
+            recompute=cast(Any, layout.checkpointing),
             sequence_parallel=layout.sequence,
-            chunks=2 if looped else 1,
-            schedule=cast(Schedule, layout.schedule),
-            offload=offload,
+            chunks=layout.stages // layout.pipeline,
+            schedule=cast(Any, layout.schedule),
+            offload="none" if not layout.offload else "all" if zero == 3 else "states",
             reduction=self.reduction,
         )
         return replace(placement, runtime=self._runtime(layout, device, sharded=placement.zero == 3))

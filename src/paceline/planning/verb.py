@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -66,16 +67,13 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.threads < 0:
         raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
-    found = measure(sorted(set(ranks)), _say, arguments.threads)
+    say = functools.partial(print, file=sys.stderr)
+    found = measure(sorted(set(ranks)), say, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
         from paceline.planning.calibrating.gpu_probes import measure_gpu
 
-        found["gpu"] = measure_gpu(_say)
+        found["gpu"] = measure_gpu(say)
     write_json(path, found)
     console.print(table(path))
     console.print(written(path), soft_wrap=True)
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

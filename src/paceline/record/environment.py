@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "gpus": _gpu_names(),
+        "gpus": gpu_names(),
         "commit": _commit(),
     }
 
@@ -51,7 +51,7 @@ def _cpu_model() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def _gpu_names() -> list[str]:
+def gpu_names() -> list[str]:
     """As the driver lists them; asked of torch only where it holds the devices already."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -97,7 +97,7 @@ def test_without_a_device_or_its_peak_there_is_no_mfu(lm):
 
 
 def test_a_run_on_a_device_that_the_planner_cannot_see_is_planned_on_that_device(lm, monkeypatch):
-    monkeypatch.setattr("paceline.planning.site._cuda_devices", list)
+    monkeypatch.setattr("paceline.planning.site.gpu_names", list)
     (on_device,), (on_cores,) = (
         compare([on(device)], {ROW.label: lm.replace({"train.global_batch": 4096})}) for device in ("NVIDIA H200", None)
     )
@@ -106,7 +106,7 @@ def test_a_run_on_a_device_that_the_planner_cannot_see_is_planned_on_that_device
 
 def test_planned_memory_is_what_the_peak_is_measured_of(lm, monkeypatch):
     """Of the whole process on cores; without the driver and what lies between allocations on a device."""
-    monkeypatch.setattr("paceline.planning.site._cuda_devices", list)
+    monkeypatch.setattr("paceline.planning.site.gpu_names", list)
     for device, where in (("NVIDIA H200", "1xH200"), (None, "local")):
         (planned,) = compare([on(device)], {ROW.label: lm})
         memory = plan(lm.replace({"cluster": where}), where, [1]).rows[0].price.memory

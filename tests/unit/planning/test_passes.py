@@ -10,13 +10,13 @@ from rich.console import Console
 
 from paceline.errors import UserError
 from paceline.planning import plan as planner
+from paceline.planning.candidates import Price
 from paceline.planning.emit import launch_files
 from paceline.planning.formulas.memory import DeviceMemory
-from paceline.planning.formulas.numbers import NUMBERS
+from paceline.planning.formulas.placement import NUMBERS
 from paceline.planning.formulas.steptime import StepTime
-from paceline.planning.passes import PassSubject, rows_layout, rows_per_rank
-from paceline.planning.price import Price
 from paceline.planning.show import show
+from paceline.planning.subject import PassSubject, rows_layout, rows_per_rank
 from paceline.spec import build
 
 

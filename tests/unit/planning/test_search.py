@@ -6,10 +6,9 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.layout import Layout, layout_of
-from paceline.planning.auto import applied
 from paceline.planning.candidates import Limits, family_name, limits_of
 from paceline.planning.layouts import overrides_of
-from paceline.planning.plan import plan
+from paceline.planning.plan import applied, plan
 from paceline.planning.search import search
 from paceline.planning.site import site_of
 from paceline.planning.subject import subject_of

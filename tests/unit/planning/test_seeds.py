@@ -6,9 +6,8 @@ import pytest
 from unknown_shapes import typical
 
 from paceline.hardware.catalogue import cluster
-from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement, Runtime
+from paceline.planning.formulas.placement import NUMBERS, Placement, Runtime
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.plan import plan

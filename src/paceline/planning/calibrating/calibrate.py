@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.planning.calibrating.calibration import FORMAT, read_calibration
+from paceline.planning.calibrating.calibration import FORMAT, Accelerator, RankRates, read_calibration
+from paceline.record.environment import environment
 from paceline.record.units import duration, number, size
 
 REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
@@ -43,14 +42,14 @@ def measure(
     counted = [n for n in plan if n <= cores] or [1]
     plan.setdefault(counted[0], threads or cores)
     each = run_ranks(_rank, (plan, counted, enough_s), max(plan), PRELOAD)
-    return {**_facts(cores), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
+    return {**_facts(), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
 
 
 def measure_device(say: Callable[[str], None]) -> dict[str, Any]:
     """The same for this machine's CUDA device alone."""
     from paceline.planning.calibrating.gpu_probes import measure_gpu
 
-    return {**_facts(len(os.sched_getaffinity(0))), "measured": [], "gpu": measure_gpu(say)}
+    return {**_facts(), "measured": [], "gpu": measure_gpu(say)}
 
 
 def has_gpu() -> bool:
@@ -59,15 +58,14 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _facts(cores: int) -> dict[str, Any]:
+def _facts() -> dict[str, Any]:
     import torch
 
+    here = environment()
     return {
         "format": FORMAT,
-        "host": socket.gethostname(),
-        "cpu": _cpu(),
-        "cores": cores,
-        "memory_bytes": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        **{name: here[name] for name in ("host", "cpu", "cores")},
+        "memory_bytes": float(here["memory_bytes"]),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
     }
@@ -130,41 +128,22 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
     return rates, reduces
 
 
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def table(path: Path) -> Any:
     """What was measured, for rich to print."""
-    from rich.table import Table
+    from paceline.planning.show import plain_table
 
-    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
-    for column in columns:
-        out.add_column(column, justify="right", no_wrap=True)
-    found = read_calibration(path)
+    out, found = plain_table(*columns, left=0), read_calibration(path)
+
+    def add(name: str, threads: str, row: RankRates | Accelerator, all_reduce: str) -> None:
+        flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in (row.matmul_fit()[0], row.attention_flops_s))
+        moved = (f"{size(rate)}/s" for rate in (row.moved_bytes_s, row.update_bytes_s))
+        out.add_row(name, threads, *flops, *moved, f"{number(row.launch_s * 1e6, 3)} µs", all_reduce)
+
     for row in found.measured:
-        rate, _ = row.matmul_fit()
         call_s, ring_bytes_s = row.all_reduce_fit()
-        out.add_row(
-            str(row.ranks),
-            str(row.threads),
-            f"{number(rate / 1e9, 3)} GF/s",
-            f"{number(row.attention_flops_s / 1e9, 3)} GF/s",
-            f"{size(row.moved_bytes_s)}/s",
-            f"{size(row.update_bytes_s)}/s",
-            f"{number(row.launch_s * 1e6, 3)} µs",
-            f"{duration(call_s)} + {size(ring_bytes_s)}/s" if row.ranks > 1 else "-",
-        )
-    if (gpu := found.gpu) is not None:
-        rates = (gpu.matmul_fit()[0], gpu.attention_flops_s)
-        moved = (f"{size(rate)}/s" for rate in (gpu.moved_bytes_s, gpu.update_bytes_s))
-        flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in rates)
-        out.add_row(gpu.name, "-", *flops, *moved, f"{number(gpu.launch_s * 1e6, 3)} µs", "-")
+        all_reduce = f"{duration(call_s)} + {size(ring_bytes_s)}/s" if row.ranks > 1 else "-"
+        add(str(row.ranks), str(row.threads), row, all_reduce)
+    if found.gpu is not None:
+        add(found.gpu.name, "-", found.gpu, "-")
     return out

@@ -10,24 +10,142 @@ import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from paceline.errors import UserError
-from paceline.hardware.catalogue import Cluster, Device
-from paceline.planning.calibrating.accelerator import Accelerator, accelerator_of
-from paceline.planning.formulas.compute import PLAIN_MATMUL_FRACTION, block_time, rate_and_half_tiles
-from paceline.planning.formulas.numbers import NUMBERS
+from paceline.hardware.catalogue import Cluster, Device, device, known
+from paceline.planning.formulas import compute
 from paceline.planning.formulas.physics import CORES, Physics
-from paceline.planning.formulas.placement import Placement
-from paceline.planning.formulas.shape import ModelShape
+from paceline.planning.formulas.placement import NUMBERS, Kernels, Placement, Runtime
+from paceline.planning.formulas.shape import ModelShape, decoder_blocks
 from paceline.record.files import read_json
+from paceline.shapes import DecoderShape
 
 FORMAT = 2
 WIRE = 0.95
 """Of a network's rate, left for what is sent: headers take the rest."""
-WHOLE = (16, 4, 128, 32)
+CORE_LAYER = (16, 4, 128, 32)
 """The layer that is measured whole: samples, heads, positions, features per head; four times as wide inside."""
-HALF_TILES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+CORE_HALF_TILES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+WHOLE = DecoderShape(vocab=1, width=1536, heads=12, kv_heads=12, layers=1, ffn=4096, context=1024)
+"""The layer that is measured whole, forward and backward, on samples of its context."""
+WHOLE_SAMPLES = 16
+FASTER = 2.0
+"""Than the fastest product that was measured: no layer is, whatever the noise."""
+HALF_TILES = (0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """Rates of one device, in bf16 where nothing else is said."""
+
+    name: str
+    memory_bytes: float
+    matmuls: tuple[tuple[int, int, int, float], ...]
+    """(rows, inner, outer, FLOP/s)."""
+    attentions: tuple[tuple[int, int, int, int, float], ...]
+    """(samples, heads, positions, features per head, seconds) of fused causal attention, forward and backward."""
+    packed: tuple[tuple[int, int, int, int, float], ...]
+    """(texts, heads, positions of each, features per head, seconds) over texts end to end; empty if that cannot be."""
+    moved_bytes_s: float
+    """Element-wise kernels on large tensors."""
+    update_bytes_s: float
+    launch_s: float
+    """By the host."""
+    kernel_s: float
+    """Of one that does next to nothing, on the device."""
+    pcie_bytes_s: float
+    layer_s: float
+    """The layer `WHOLE`, forward and backward, weights cast from fp32."""
+    layer_kernels: Kernels
+    """How that layer was run: compiled where a compiler is there."""
+
+    def matmul_fit(self) -> tuple[float, float]:
+        """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
+        return compute.rate_and_half_tiles(self.matmuls, HALF_TILES)
+
+    @property
+    def attention_flops_s(self) -> float:
+        """Over all sizes; the half that is skipped is not counted."""
+        flops = sum(2.0 * d * b * h * s * s for b, h, s, d, _ in self.attentions)
+        return (1 + compute.FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
+
+    def attention_fit(self, rate: float, fp32_flops_s: float, packed: bool = False) -> float:
+        """The efficiency of its products that explains the time of all sizes, what each score costs being apart."""
+        packed = packed and bool(self.packed)
+        flops = each_s = seconds = 0.0
+        for b, h, s, d, took_s in self.packed if packed else self.attentions:
+            scores = b * h * compute.fused_scores(s, s, causal=not packed)
+            flops += (1 + compute.FUSED_BACKWARD) * 4.0 * d * scores
+            each_s += 2 * scores * (compute.PACKED_SCORE_FLOPS if packed else compute.SCORE_FLOPS) / fp32_flops_s
+            seconds += took_s
+        return flops / (rate * max(seconds - each_s, 0.1 * seconds))
+
+    def applied(self, where: Cluster) -> tuple[Cluster, Physics]:
+        """The cluster with devices as they were measured, and the physics that were."""
+        kind, physics = self._parts(where.device)
+        layer = decoder_blocks(WHOLE, WHOLE.context)[1]
+        placement = Placement(micro_batch=WHOLE_SAMPLES, runtime=Runtime(kernels=self.layer_kernels))
+        whole_s, rest_s = (
+            compute.block_time(layer, placement, kind, NUMBERS["amp_bf16"], kinds).total_s
+            for kinds in (physics, replace(physics, kernel_s=0.0))
+        )
+        starts_s = whole_s - rest_s
+        return replace(where, device=kind.slower(max(self.layer_s - starts_s, 0.1 * self.layer_s) / rest_s)), physics
+
+    def _parts(self, kind: Device) -> tuple[Device, Physics]:
+        rate, half_tiles = self.matmul_fit()
+        physics = replace(
+            Physics(),
+            matmul_efficiency=1.0,
+            half_tiles=half_tiles,
+            attention_efficiency=self.attention_fit(rate, kind.flops_s["fp32"]),
+            packed_efficiency=self.attention_fit(rate, kind.flops_s["fp32"], packed=True),
+            bandwidth_efficiency=self.moved_bytes_s / kind.bandwidth_bytes_s,
+            launch_s=self.launch_s,
+            kernel_s=self.kernel_s,
+        )
+        measured = replace(
+            kind,
+            matmul_fraction=rate / kind.peak_flops_s("bf16"),
+            memory_bytes=self.memory_bytes,
+            update_bytes_s=self.update_bytes_s,
+            pcie_bytes_s=self.pcie_bytes_s / physics.link_efficiency,
+            source=f"{kind.source}; calibrated",
+        )
+        return measured, physics
+
+
+def accelerator_of(values: dict[str, Any]) -> Accelerator:
+    """What a calibration file says of a device; ValueError where that cannot be."""
+    matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in values["matmuls"])
+    attentions, packed = (
+        tuple((int(b), int(h), int(s), int(d), float(took)) for b, h, s, d, took in values.get(name, ()))
+        for name in ("attentions", "packed")
+    )
+    lists = {"matmuls": matmuls, "attentions": attentions, "packed": packed}
+    found = Accelerator(**{**values, "name": str(values["name"]), **lists})
+    rates = [v for k, v in vars(found).items() if k not in (*lists, "name", "layer_kernels")]
+    rates += [last for rows in lists.values() for *_, last in rows]
+    if not matmuls or not attentions or not all(math.isfinite(float(v)) and v > 0 for v in rates):
+        raise ValueError("its rates of a device cannot be")
+    if found.layer_kernels not in get_args(Kernels):
+        raise ValueError(f"layer_kernels is {found.layer_kernels!r}, and not one of {', '.join(get_args(Kernels))}")
+    flops = 3 * WHOLE_SAMPLES * decoder_blocks(WHOLE, WHOLE.context)[1].flops
+    if found.layer_s * FASTER * max(rate for *_, rate in matmuls) < flops:
+        raise ValueError(f"layer_s is {found.layer_s:g}, less than the products of that layer take")
+    return found
+
+
+def catalogued(found: Accelerator) -> Device:
+    """The catalogue's facts on a measured device: links and power were not measured."""
+    kind = known(found.name)
+    if kind is None:
+        raise UserError(
+            f"{found.name} was calibrated, but its links and power are not in the catalogue; "
+            "say them in a cluster file, with  catalogue: mine.csv"
+        )
+    return kind
 
 
 def usual_file() -> Path:
@@ -57,13 +175,13 @@ class RankRates:
     launch_s: float
     """Start of a small kernel, forward; backward costs twice that."""
     layer_s: float
-    """A whole small layer (`WHOLE`), forward and backward."""
+    """A whole small layer (`CORE_LAYER`), forward and backward."""
     all_reduces: tuple[tuple[float, float], ...]
     """(bytes, seconds)."""
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
-        return rate_and_half_tiles(self.matmuls, HALF_TILES)
+        return compute.rate_and_half_tiles(self.matmuls, CORE_HALF_TILES)
 
     def all_reduce_fit(self) -> tuple[float, float]:
         """(seconds of an empty one, bytes per second of the ring): a line through small and large."""
@@ -94,10 +212,8 @@ class Correction:
 
     def at(self, ranks: int) -> tuple[float, float]:
         """(compute, communication) of the nearest number of ranks that says something about it."""
-        talking = [row for row in self.rows if row.communication is not None]
-        talking = sorted(talking, key=lambda row: _distance(row.ranks, ranks))
-        nearest = min(self.rows, key=lambda row: _distance(row.ranks, ranks))
-        return nearest.compute, (talking[0].communication or 1.0) if talking else 1.0
+        near = sorted(self.rows, key=lambda row: _distance(row.ranks, ranks))
+        return near[0].compute, next((row.communication for row in near if row.communication is not None), 1.0)
 
     def words(self) -> str:
         told = []
@@ -113,6 +229,8 @@ def _distance(ranks: int, wanted: int) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Calibration:
+    file: str
+    """It was read from."""
     host: str
     cpu: str
     cores: int
@@ -136,7 +254,7 @@ class Calibration:
         """The cluster and the physics for that many ranks, all on this machine, over the links of `where`."""
         found = self.nearest(ranks)
         call_s, ring_bytes_s = found.all_reduce_fit()
-        compute, communication = self.correction.at(ranks) if self.correction else (1.0, 1.0)
+        slower, communication = self.correction.at(ranks) if self.correction else (1.0, 1.0)
         call_s, ring_bytes_s = call_s * communication, ring_bytes_s / communication
         rate, half_tiles = found.matmul_fit()
         physics = replace(
@@ -152,46 +270,39 @@ class Calibration:
             node_latency_s=0.0,
             call_s=call_s,
         )
-        device = self._device(ranks)
-        device = device.slower(found.layer_s / _parts_s(device, physics) * max(1.0, ranks / found.ranks))
-        device = device.slower(compute)
-        device = replace(device, update_bytes_s=(device.update_bytes_s or 0.0) / compute)
-        physics = replace(physics, launch_s=physics.launch_s * compute)
+        kind = self._device(ranks)
+        kind = kind.slower(found.layer_s / _parts_s(kind, physics) * max(1.0, ranks / found.ranks)).slower(slower)
+        kind = replace(kind, update_bytes_s=(kind.update_bytes_s or 0.0) / slower)
+        physics = replace(physics, launch_s=physics.launch_s * slower)
         if where.nodes > 1:
             nodes, per_node = max(1, math.ceil(ranks / where.per_node)), min(ranks, where.per_node)
             wire_bytes_s = min(ring_bytes_s, where.node_bytes_s * WIRE)
-            return Cluster(device, nodes, per_node, ring_bytes_s, wire_bytes_s, 0.0), physics
-        return Cluster(device, 1, ranks, ring_bytes_s, ring_bytes_s, None), physics
+            return Cluster(kind, nodes, per_node, ring_bytes_s, wire_bytes_s, 0.0), physics
+        return Cluster(kind, 1, ranks, ring_bytes_s, ring_bytes_s, None), physics
 
     def _device(self, ranks: int) -> Device:
         found = self.nearest(ranks)
-        rate = found.matmul_fit()[0] / PLAIN_MATMUL_FRACTION
+        rate = found.matmul_fit()[0] / compute.PLAIN_MATMUL_FRACTION
         crowd = max(1.0, ranks / found.ranks)
-        return Device(
+        return replace(
+            device("CPU"),
             name=f"{self.cores} cores",
             memory_bytes=self.memory_bytes / ranks,
             bandwidth_bytes_s=found.moved_bytes_s / crowd,
             flops_s={"fp32": rate / crowd, "bf16": rate / crowd, "fp16": rate / crowd},
-            matmul_fraction=None,
-            link="loopback",
-            link_bytes_s=1e9,
             pcie_bytes_s=1e10,
-            per_node=max(1, ranks),
-            node_bits_s=1e10,
             watts=20.0 * self.cores / ranks,
-            usd_per_hour=None,
             source=f"calibrated on {self.host}",
             date=self.date,
-            synchronous=True,
             update_bytes_s=found.update_bytes_s / crowd,
         )
 
 
-def _parts_s(device: Device, physics: Physics) -> float:
+def _parts_s(kind: Device, physics: Physics) -> float:
     """The price of the layer that was measured whole, from the measurements of its parts."""
-    samples, heads, length, head_width = WHOLE
+    samples, heads, length, head_width = CORE_LAYER
     shape = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2)
-    return block_time(shape.blocks[1], Placement(micro_batch=samples), device, NUMBERS["fp32"], physics).total_s
+    return compute.block_time(shape.blocks[1], Placement(micro_batch=samples), kind, NUMBERS["fp32"], physics).total_s
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -207,7 +318,8 @@ def read_calibration(path: Path) -> Calibration:
             raise ValueError("nothing was measured")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
-    return Calibration(**facts, measured=tuple(sorted(rows, key=lambda row: row.ranks)), correction=correction, gpu=gpu)
+    rows = tuple(sorted(rows, key=lambda row: row.ranks))
+    return Calibration(str(path), **facts, measured=rows, correction=correction, gpu=gpu)
 
 
 def _correction(values: dict[str, Any]) -> Correction:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from paceline.nn.attention import causal_attention
 from paceline.nn.packed import BLOCK, attend, pack
-from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES
+from paceline.planning.calibrating.calibration import WHOLE, WHOLE_SAMPLES
 from paceline.planning.calibrating.probes import Probe, launches, product, stretches, update
 
 MATMULS = (
@@ -74,8 +74,8 @@ def usual_s(work: Callable[[], object], enough_s: float) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _normal(*sides: int, grad: bool = False, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(sides, device=DEVICE, dtype=dtype).requires_grad_(grad)
+def _normal(*sides: int, grad: bool = False) -> Tensor:
+    return torch.randn(sides, device=DEVICE, dtype=torch.bfloat16).requires_grad_(grad)
 
 
 def _rate(probe: Probe, enough_s: float, graph: bool = False) -> float:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from paceline.planning.calibrating.calibration import WHOLE
-from paceline.planning.formulas.numbers import NUMBERS
+from paceline.planning.calibrating.calibration import CORE_LAYER
+from paceline.planning.formulas.placement import NUMBERS
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION
 
 MATMULS = ((128, 128, 128), (512, 128, 512), (2048, 128, 128), (2048, 128, 512), (2048, 512, 128), (1024, 512, 1408))
@@ -114,7 +114,7 @@ def launches(chain: int, device: str = "cpu") -> Probe:
 
 def _layer() -> Probe:
     """A whole encoder layer, forward and backward: what its parts cost when they come one after another."""
-    samples, heads, length, head_width = WHOLE
+    samples, heads, length, head_width = CORE_LAYER
     width = heads * head_width
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
     qkv, out, up, down = (torch.randn(shape, requires_grad=True) for shape in shapes)

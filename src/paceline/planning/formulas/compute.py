@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.hardware.catalogue import Device
-from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.placement import Numbers, Placement
 from paceline.planning.formulas.shape import AttentionShape, BlockShape
 
 TILE = 128
@@ -100,13 +99,6 @@ def fused_scores(length: int, span: int, causal: bool) -> float:
     return float((tiles + rows) * TILE * TILE)
 
 
-def attention_costs(packed: bool, device: Device, physics: Physics) -> tuple[float, float]:
-    """(efficiency of the products of fused attention, seconds of a score besides). Cores see no difference."""
-    if packed and not device.synchronous:
-        return physics.packed_efficiency, PACKED_SCORE_FLOPS / device.flops_s["fp32"]
-    return physics.attention_efficiency, SCORE_FLOPS / device.flops_s["fp32"]
-
-
 def attention_s(
     attention: AttentionShape, batch: float, placement: Placement, device: Device, numbers: Numbers, physics: Physics
 ) -> tuple[float, float]:
@@ -116,7 +108,9 @@ def attention_s(
     rate = matmul_rate(device, dtype, physics)
     if attention.fused:
         scores = attention.heads * fused_scores(attention.length, attention.span, attention.causal) * share
-        efficiency, score_s = attention_costs(attention.packed, device, physics)
+        packed = attention.packed and not device.synchronous  # cores see no difference
+        efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
+        score_s = (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / device.flops_s["fp32"]
         products = 4.0 * attention.head_width * scores / (rate * efficiency)
         return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
     products = attention.flops * share / rate
@@ -143,13 +137,15 @@ def block_time(
     elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
     unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
-    starts = 0.0 if device.synchronous else _kernels(block) * physics.kernel_s
+    # on the device: a product and the cast of its weight, an attention, and the element-wise kernels between them
+    starts = 0.0 if device.synchronous else (3 * len(block.matmuls) + 2) * physics.kernel_s
     forward = products + attention[0] + elementwise + casts + unfused / bandwidth + starts
     # gradients of cast weights come out of their products in 16 bits, and are widened
     backward = 2 * products + attention[1] + 2 * elementwise + casts + 2 * starts
     recompute = 0.0
     if placement.recompute == "full" and block.edge_elements:
-        recompute = forward - (_last_share(block) * products if runtime.stops_early else 0.0)
+        sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product
+        recompute = forward - (sizes[-1] / sum(sizes) * products if runtime.stops_early and sizes else 0.0)
     elif placement.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
         recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
@@ -174,18 +170,6 @@ def _products_s(
             outer = math.ceil(outer / 64) * 64
         total += matmul_s(m.rows * samples, inner, outer, device, numbers, physics)
     return total
-
-
-def _last_share(block: BlockShape) -> float:
-    """Of the products, the last one, which nothing that is made again needs."""
-    sizes = [m.inner * m.outer for m in block.matmuls]
-    return sizes[-1] / sum(sizes) if sizes else 0.0
-
-
-def _kernels(block: BlockShape) -> float:
-    """On the device, forward: a product and the cast of its weight, an attention, and the element-wise ones between."""
-    between = len(block.matmuls) + (1 if block.attention else 2)
-    return 2 * len(block.matmuls) + (1 if block.attention else 0) + between
 
 
 def _slower(device_s: float, host_s: float) -> float:

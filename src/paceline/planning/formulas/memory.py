@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
-from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.placement import Numbers, Placement
 from paceline.planning.formulas.shape import BlockShape
 
 SCORE_COPIES = 2.5

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.errors import UserError
+from paceline.shapes import DecoderShape
 
 Split = Literal["outer", "inner", "none"]
-
 
 LAUNCHES_PER_OPERATION = 3.6
 """Host time of one operation of a framework, in launches: a layer of 11 operations is counted as 40."""
 RELATIVE = 11
 """Operations of relative positions: memory joined, positions projected, two biases, a product, the shift, masks."""
+CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
+"""Of one chunk of the loss on a device: about as many logits, and at most as many tokens (`chunked_loss.py`)."""
+LOSS_PASSES, EAGER_LOSS_PASSES = 1.0, 8.0
+"""Over the logits, a third of all: two reads and a write, in one kernel; and what several kernels do besides."""
+EAGER_SAVED = 6
+"""Widths that are kept besides where no compiler makes norms and turned features again."""
+ROTARY_PASSES = 9
+"""Over queries and keys, to turn each pair of features, where no compiler fuses them."""
+ROTARY_OPERATIONS = 22
+GATE_PASSES = 2
+"""Over the features of a gated feed-forward part, beside those of a plain one."""
 
 
 @dataclass(frozen=True)
@@ -188,3 +199,32 @@ class ModelShape:
         return BlockShape(
             "head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8
         )
+
+
+def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
+    """The built-in decoder, from its sizes: parameters to the last one, and a loss that is chunked."""
+    rotary, gated = sizes.positions == "rotary", sizes.ffn_kind == "swiglu"
+    sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
+    embedding, layer, head = ModelShape(*sides, gated, sizes.tied, learned_positions=False, biases=False).blocks
+    turned = sizes.head_dim * (sizes.heads + sizes.kv_heads)
+    tables = sizes.vocab + (sizes.context if sizes.positions == "learned" else 0)
+    return (
+        replace(embedding, params=tables * sizes.width),
+        replace(
+            layer,
+            eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * gated),
+            kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
+            # queries and keys only after they are turned; two norms, in and out; nothing is dropped
+            saved_whole_elements=4.0 * length * sizes.width,
+            eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * gated),
+        ),
+        replace(
+            head,
+            params=sizes.width + (0 if sizes.tied else sizes.vocab * sizes.width),
+            moved_elements=LOSS_PASSES * length * sizes.vocab,
+            eager_elements=EAGER_LOSS_PASSES * length * sizes.vocab,
+            saved_whole_elements=3.0 * length * sizes.width,  # the last norm, in and out, and a gradient
+            most_logits=float(min(CHUNK_TOKENS, CHUNK_LOGITS // sizes.vocab) * sizes.vocab),
+            loss_params=float(sizes.vocab * sizes.width),
+        ),
+    )

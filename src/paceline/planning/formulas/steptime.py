@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from paceline.hardware.catalogue import Cluster
 from paceline.planning.formulas.comm import all_gather_s, all_reduce_s, exposed_s, group, send_s
 from paceline.planning.formulas.compute import block_time, optimizer_s
-from paceline.planning.formulas.numbers import Numbers
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement
+from paceline.planning.formulas.placement import Numbers, Placement
 from paceline.planning.formulas.shape import BlockShape
 
 BUCKET_BYTES = 25e6

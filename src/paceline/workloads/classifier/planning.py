@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.data.corpora.tokens import LabelledCorpus
-from paceline.planning.formulas.numbers import Numbers
+from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
 from paceline.planning.training import Lengths, TrainingSubject, numbers_of
 from paceline.spec import RunSpec
@@ -37,12 +37,8 @@ class TextStatistics:
     assumptions: tuple[str, ...] = ()
 
     @property
-    def equal(self) -> bool:
-        return self.mean == self.longest
-
-    @property
     def distinct_lengths(self) -> float:
-        if self.equal:
+        if self.mean == self.longest:
             return 1.0
         return max(1.0, min(self.longest, 3.5 * self.deviation)) if self.deviation else self.longest / 2
 
@@ -68,6 +64,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
 
 def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
     """The texts as they are in the cache or, where they are not, as is said or assumed."""
+
     longest, vocab, classes, deviation = data.max_length, data.vocab, 4, 0.0
     count, mean = samples, tokens
     assumed: tuple[str, ...] = ()

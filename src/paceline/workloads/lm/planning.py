@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.data.corpora.stream import TokenStreams
 from paceline.errors import UserError
-from paceline.planning.formulas.decoder import decoder_blocks
+from paceline.planning.formulas.shape import decoder_blocks
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import TrainingSubject, numbers_of
 from paceline.spec import RunSpec
@@ -15,6 +15,7 @@ from paceline.workloads.lm import ENTRY
 
 
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+
     model: Any = spec.model
     data: Any = spec.data
     vocab, known, length = data.vocab, samples, data.sequence

@@ -11,14 +11,12 @@ from rich.console import Console
 
 import paceline
 from paceline.planning import site, verb
-from paceline.planning.calibrating import accelerator, calibrate, gpu_probes
-from paceline.planning.calibrating.accelerator import WHOLE, WHOLE_SAMPLES, accelerator_of
+from paceline.planning.calibrating import calibrate, calibration, gpu_probes
 from paceline.planning.calibrating.calibrate import table
-from paceline.planning.calibrating.calibration import FORMAT, read_calibration
+from paceline.planning.calibrating.calibration import FORMAT, WHOLE, WHOLE_SAMPLES, accelerator_of, read_calibration
 from paceline.planning.formulas.compute import block_time
-from paceline.planning.formulas.decoder import decoder_blocks
-from paceline.planning.formulas.numbers import NUMBERS
-from paceline.planning.formulas.placement import Placement, Runtime
+from paceline.planning.formulas.placement import NUMBERS, Placement, Runtime
+from paceline.planning.formulas.shape import decoder_blocks
 from paceline.planning.plan import plan
 from paceline.planning.show import show
 from paceline.planning.site import site_of
@@ -50,7 +48,7 @@ def write(path, **more):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(site, "_cuda_devices", list)
+    monkeypatch.setattr(site, "gpu_names", list)
     return write(tmp_path / "calibration.json")
 
 
@@ -172,7 +170,7 @@ def usual(tmp_path, monkeypatch):
     """The calibration of an H200 where it is looked for, and GPUs to be seen."""
     path = write(tmp_path / "calibration.json")
     monkeypatch.setattr(site, "usual_file", lambda: path)
-    return lambda *gpus: monkeypatch.setattr(site, "_cuda_devices", lambda: list(gpus))
+    return lambda *gpus: monkeypatch.setattr(site, "gpu_names", lambda: list(gpus))
 
 
 def test_a_calibration_is_used_for_its_own_device(usual):
@@ -233,7 +231,7 @@ def test_the_probes_run(monkeypatch):
     whole = replace(WHOLE, width=32, heads=2, kv_heads=2, ffn=64, context=16)
     for name, value in {**small, "DEVICE": "cpu", "COPIED_BYTES": 1 << 10, "WHOLE": whole}.items():
         monkeypatch.setattr(gpu_probes, name, value)
-    monkeypatch.setattr(accelerator, "WHOLE", whole)
+    monkeypatch.setattr(calibration, "WHOLE", whole)
     empty, properties = torch.empty, type("Properties", (), {"total_memory": 1 << 34})
     monkeypatch.setattr(torch, "empty", lambda *sides, pin_memory=False, **more: empty(*sides, **more))
     monkeypatch.setattr(torch, "compile", lambda work: work)

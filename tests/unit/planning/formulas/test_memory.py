@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 from unknown_shapes import typical
 
-from paceline.planning.formulas.decoder import decoder_blocks
 from paceline.planning.formulas.memory import memory
-from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement, Runtime
-from paceline.planning.formulas.shape import ModelShape
+from paceline.planning.formulas.placement import NUMBERS, Placement, Runtime
+from paceline.planning.formulas.shape import ModelShape, decoder_blocks
 from paceline.shapes import DecoderShape
 
 BARE = Physics(context_bytes=0, communicator_bytes=0, fragmentation=0, bucket_bytes=0)

@@ -13,9 +13,8 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import cluster
 from paceline.planning.formulas.comm import all_gather_s, all_reduce_s, exposed_s, group
 from paceline.planning.formulas.compute import block_time, fused_scores, matmul_s
-from paceline.planning.formulas.numbers import NUMBERS
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Placement, Runtime
+from paceline.planning.formulas.placement import NUMBERS, Placement, Runtime
 from paceline.planning.formulas.shape import ModelShape
 from paceline.planning.formulas.steptime import step_time
 

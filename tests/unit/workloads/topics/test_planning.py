@@ -10,14 +10,12 @@ import pytest
 import scipy.sparse
 
 from paceline.errors import UserError
-from paceline.planning.auto import applied
-from paceline.planning.plan import plan
+from paceline.planning.plan import applied, plan
 from paceline.planning.show import show
 from paceline.planning.site import site_of
 from paceline.planning.subject import subject_of
 from paceline.spec import build
-from paceline.workloads.topics.planning.counted import Counted
-from paceline.workloads.topics.planning.pricing import pass_memory, pass_time, work_s
+from paceline.workloads.topics.pricing import Counted, pass_memory, pass_time, work_s
 
 
 @pytest.fixture(scope="module")

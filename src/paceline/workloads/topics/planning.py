@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.planning.advice import times
-from paceline.planning.formulas.numbers import NUMBERS
-from paceline.planning.passes import PassSubject, rows_per_rank
-from paceline.planning.price import Price
+from paceline.planning.candidates import Price
+from paceline.planning.formulas.placement import NUMBERS
 from paceline.planning.site import Where
-from paceline.planning.subject import TIMES, Wording
+from paceline.planning.subject import TIMES, PassSubject, Wording, rows_per_rank
 from paceline.record.units import duration, size
 from paceline.spec import RunSpec
-from paceline.workloads.topics.planning.counted import Counted, counted
-from paceline.workloads.topics.planning.pricing import PassMemory, pass_memory, pass_time, start_s
-from paceline.workloads.topics.sizes import MOST_PASSES
+from paceline.workloads.topics.pricing import Counted, PassMemory, pass_memory, pass_time, start_s
+from paceline.workloads.topics.sizes import MOST_PASSES, SPARSE_BELOW
 
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
+
+USUAL_TERMS = 100_000
+"""Where neither the counts nor data.max_terms say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +117,64 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsS
         assumptions=tuple(assumptions),
         counts=counts,
     )
+
+
+def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[Counted, list[str]]:
+    """The counts of a run file and what was assumed of them; `documents` and their mean `words` stand in for data."""
+    _spreads_documents_only(spec)
+    model: Any = spec.model
+    if documents is not None:
+        return _supposed(spec, documents, words)
+    if words is not None:
+        raise UserError("--tokens: words are counted in the data; give --samples DOCUMENTS too, to plan without them")
+    found = _read(spec.data)
+    if model.k > min(found.documents, found.terms):
+        raise UserError(
+            f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: "
+            f"give at most {min(found.documents, found.terms)}"
+        )
+    values = found.block(0, 1).values
+    element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
+    nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
+    sizes = (found.documents, found.terms, model.k, nonzeros, found.sparse, element)
+    return Counted(*sizes, float(found.stored_bytes), found.resident, model.rows == "newton"), []
+
+
+def _read(data: Any) -> Any:
+    from paceline.workloads.topics.files.reading import read_counts
+    from paceline.workloads.topics.files.texts import TextOptions
+
+    if data.path is None:
+        raise UserError(
+            "data.path is missing: give the counts, as  data.path=counts.npz,  or plan without them by  "
+            "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]"
+        )
+    text = TextOptions(column=data.text, min_df=data.min_df, max_df=data.max_df, max_terms=data.max_terms)
+    return read_counts(data.path, fractional=data.fractional, text=text)
+
+
+def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Counted, list[str]]:
+    model: Any = spec.model
+    data: Any = spec.data
+    terms = data.max_terms or USUAL_TERMS
+    told = [] if data.max_terms else [f"{terms:,} terms (data.max_terms=N says otherwise)"]
+    share = 1.0
+    if words is None:
+        told.append("dense counts of 8 bits; short documents have fewer, say it with  --tokens WORDS")
+    else:
+        share = 1 - math.exp(-words / terms)  # as if all terms were alike: text repeats itself, and has fewer
+        told.append(f"{terms * share:,.0f} different terms in a document of {words:,.0f} words, at most")
+    sparse = share < SPARSE_BELOW
+    nonzeros, newton = documents * (terms * share if sparse else float(terms)), model.rows == "newton"
+    found = Counted(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
+    return replace(found, stored_bytes=documents * found.document_bytes), told
+
+
+def _spreads_documents_only(spec: RunSpec) -> None:
+    parallel = spec.parallel
+    split = parallel.tensor * parallel.pipeline > 1 or parallel.offload
+    if parallel.strategy not in ("auto", "single", "ddp") or split or parallel.reduce != "exact":
+        raise UserError(
+            "workload=topics spreads documents over ranks and nothing else; "
+            "leave parallel.strategy, tensor, pipeline, offload and reduce out, and give parallel.ranks"
+        )

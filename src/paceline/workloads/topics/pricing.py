@@ -18,8 +18,8 @@ from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import Where
+from paceline.record.units import count, size
 from paceline.workloads.topics import sizes
-from paceline.workloads.topics.planning.counted import Counted
 
 SPECIAL_FLOPS = 16.0
 """Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
@@ -45,6 +45,41 @@ STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
 HOST_MEMORY = 2.0
 """Host memory per device, in its own memory, where it is not known: as servers are sold."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Documents by terms, and the topics that they are to have."""
+
+    documents: int
+    terms: int
+    k: int
+    nonzeros: float
+    """Counts that a pass works on: where dense, all of them."""
+    sparse: bool
+    element_bytes: int
+    """Of a count, as it is worked on."""
+    stored_bytes: float
+    """Of all counts, where they lie."""
+    resident: bool
+    """Read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents."""
+    newton: bool = False
+
+    @property
+    def per_document(self) -> float:
+        return self.nonzeros / self.documents
+
+    @property
+    def document_bytes(self) -> float:
+        """Of one document, as it is worked on."""
+        if self.sparse:
+            return sizes.POINTER_BYTES + self.per_document * (sizes.INDEX_BYTES + self.element_bytes)
+        return float(self.terms * self.element_bytes)
+
+    def words(self) -> str:
+        kept = f"{count(self.nonzeros, 'G')} nonzeros" if self.sparse else f"dense, {8 * self.element_bytes} bits each"
+        held = size(self.documents * self.document_bytes)
+        return f"{self.documents:,} documents × {self.terms:,} terms ({kept}, {held}), {self.k} topics"
 
 
 @dataclass(frozen=True)
