@@ -44,15 +44,14 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     if sharded:
         fsdp.refuse(model, blocks, layout)
         group_of_one(device)
-        # no wrapper does it here, and weights need not come from torch's generator
-        ddp.share_buffers((tensor.detach() for tensor in (*model.parameters(), *model.buffers())), layout)
+        ddp.broadcast_model(model)  # no wrapper does it here
     place_said = variables_of(place, device) if sharded or layout.ranks > 1 else without_ranks()
     told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
     with environment_set({**place_said, **told, LOADING: None}):
         accelerator, net = _wrapped(model, spec, device, config)
     _prove(accelerator, net, blocks, layout, place, device, config)
     if isinstance(net, DistributedDataParallel):
-        ddp.sum_gradients(net, setup.timer)
+        net.register_comm_hook(None, ddp.exact_sum(setup.timer))
     elif sharded:
         _sum_gradients(net)
     local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
