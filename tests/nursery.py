@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    *("paceline.launch.group", "paceline.training.jobs", "paceline.workloads.lm.workload"),
+    *("paceline.launch.group", "paceline.training.setup", "paceline.workloads.lm.workload"),
     *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.compress"),
     *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),

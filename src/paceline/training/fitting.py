@@ -6,7 +6,7 @@ around it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.data.order import Order
@@ -14,22 +14,16 @@ from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import compute_s
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
-from paceline.training.context import JobFacts, RunContext
+from paceline.training.context import Job, JobFacts, RunContext
 from paceline.workload import Passes, PassWorkload
 
 SAVED_EVERY = 50
 
 
 @dataclass
-class FitJob:
-    """A job that fits by passes (paceline.training.jobs.Job)."""
-
-    context: RunContext
-    workload: PassWorkload
-    facts: JobFacts
+class FitJob(Job):
     passes: Passes
     step: int = 0
-    evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -45,14 +39,15 @@ class FitJob:
         self.step = checkpoint.step
 
     def run(self) -> Status:
-        """Pass after pass."""
         self.passes.begin()
-        every = self.context.spec.train.checkpoint_every or SAVED_EVERY
+        every, samples = self.context.spec.train.checkpoint_every or SAVED_EVERY, self.passes.samples
         while not self.done:
             found = dict(self.passes.step(self.context.stop.requested))
             stopping = found.pop("flagged")
             self.step += 1
-            self._note(found)
+            seconds = compute_s(found["step_s"], found["data_s"], found["exposed_s"])
+            at = {"step": self.step, "epoch": self.step - 1, "samples": self.step * samples, "batch": samples}
+            self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
             if self.done or stopping or self.step % every == 0:
                 meta = {"step": self.step, "evaluation": {}, "best": None, "fit": self.passes.meta()}
                 self.context.checkpoints.save(self.passes.tensors(), meta)
@@ -66,22 +61,9 @@ class FitJob:
         return Status.FINISHED
 
     def conclude(self) -> None:
-        """The result of the last checkpoint, for people."""
         checkpoint = newest(RunDir(self.context.folder).checkpoints, lambda text: None)
         assert checkpoint is not None
         self.passes.conclude(read_tensors(checkpoint), self.context.folder)
-
-    def _note(self, found: dict[str, Any]) -> None:
-        self.context.event(
-            "step",
-            step=self.step,
-            epoch=self.step - 1,
-            samples=self.step * self.passes.samples,
-            batch=self.passes.samples,
-            compute_s=compute_s(found["step_s"], found["data_s"], found["exposed_s"]),
-            skipped=False,
-            **found,
-        )
 
 
 def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:

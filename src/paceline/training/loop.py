@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
 from time import perf_counter
@@ -18,7 +18,7 @@ from paceline.parallel.ddp import share_buffers
 from paceline.record.events import Status
 from paceline.record.timers import Reading, compute_s
 from paceline.training.checkpoints.saved import Checkpoint, restore
-from paceline.training.context import JobFacts, RunContext
+from paceline.training.context import Job
 from paceline.training.evaluate import evaluate
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
@@ -31,17 +31,12 @@ AT_MOST = 50
 
 
 @dataclass
-class GradientJob:
-    """A job that trains by gradients (paceline.training.jobs.Job)."""
-
-    context: RunContext
+class GradientJob(Job):
     workload: Workload
-    facts: JobFacts
     layout: Layout
     train_step: Step
     loader: Loader
     schedule: Schedule
-    evaluation: dict[str, Any] = field(default_factory=dict)
     best: float | None = None
     """The highest score so far."""
 
@@ -61,9 +56,6 @@ class GradientJob:
         self.state.restore(partial(restore, checkpoint, partly=self.layout.pipeline > 1))
         self.state.step = checkpoint.step
         self.evaluation, self.best = checkpoint.meta["evaluation"], checkpoint.meta["best"]
-
-    def conclude(self) -> None:
-        """Nothing is to be added to the last checkpoint."""
 
     def run(self) -> Status:
         """Train from the present step to the last."""

@@ -30,7 +30,7 @@ from paceline.workload import BaseWorkload, workload_of
 if TYPE_CHECKING:
     import torch
 
-    from paceline.training.jobs import Job
+    from paceline.training.context import Job
 
 Say = Callable[[str], None]
 
@@ -100,7 +100,7 @@ def train_rank(
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
-    from paceline.training.jobs import job_of
+    from paceline.training.setup import job_of
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
     with (

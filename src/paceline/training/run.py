@@ -36,7 +36,7 @@ MAY_CHANGE = (
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
-PRELOAD = ("paceline.launch.group", "paceline.training.jobs")
+PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
 
