@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from paceline.data.order import GlobalBatch, Order, split_by_cost
 from paceline.layout import Layout
@@ -118,30 +120,15 @@ class Loader:
             thread.join()
 
 
-def collate_each(samples: Samples, pin: bool = False) -> Collate:
-    return lambda wanted: [_pinned_if(pin, samples.batch(*one)) for one in wanted]
-
-
-def collate_padded(samples: Any, rows: int, pin: bool = False) -> Collate:
-    """Batches of the same shape, as a pipeline or a compiled layer needs them."""
-    return lambda wanted: [_pinned_if(pin, samples.padded(*one, rows)) for one in wanted]
-
-
-def _pinned_if(pin: bool, batch: Any) -> Any:
-    return pinned(batch) if pin else batch
+def collated(make: Callable[..., Any], pin: bool = False) -> Collate:
+    """Batches made one by one, from ids and keys."""
+    return lambda wanted: [pinned(make(*one)) if pin else make(*one) for one in wanted]
 
 
 def pinned(batch: Any) -> Any:
     """In memory from which a device can copy by itself; a small tensor is copied sooner than it is pinned."""
-    return _each_tensor(batch, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor)
+    return tree_map_only(Tensor, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor, batch)
 
 
 def move(batch: Any, device: Any) -> Any:
-    return _each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def _each_tensor(batch: Any, do: Any) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, do, batch)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)

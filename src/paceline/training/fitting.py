@@ -7,7 +7,6 @@ around it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.data.order import Order
 from paceline.record.events import Status

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.data.order import stream
-from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collate_each, collate_padded, move
+from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated, move
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.parallel.ddp import without_sync
@@ -83,7 +83,7 @@ class Step:
         """How batches are made for this step."""
         pin = self.device.type == "cuda"
         if not self.padded:
-            return collate_each(samples, pin)
+            return collated(samples.batch, pin)
         if not hasattr(samples, "padded"):
             why = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
             raise UserError(
@@ -91,7 +91,7 @@ class Step:
                 "same shape; see paceline.workload.Samples"
             )
         rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
-        return collate_padded(samples, rows, pin)
+        return collated(lambda ids, keys: samples.padded(ids, keys, rows), pin)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
