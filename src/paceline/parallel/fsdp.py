@@ -55,8 +55,8 @@ def shard(
             wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
             wrapped.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
-            wrapped.set_custom_all_gather(_TimedGather(timer))
-            wrapped.set_custom_reduce_scatter(_TimedScatter(timer))
+            wrapped.set_custom_all_gather(_timed(DefaultAllGather, timer))
+            wrapped.set_custom_reduce_scatter(_timed(DefaultReduceScatter, timer))
     return model
 
 
@@ -75,20 +75,12 @@ def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> Non
             )
 
 
-class _Timed:
+def _timed(collective: Any, timer: CollectiveTimer) -> Any:
     """On a CPU nothing else is done while a layer is gathered."""
 
-    def __init__(self, timer: CollectiveTimer) -> None:
-        self.timer = timer
+    class Timed(collective):
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            with timer.blocking():
+                return super().__call__(*args, **options)
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        with self.timer.blocking():
-            return super().__call__(*args, **options)  # type: ignore[misc]
-
-
-class _TimedGather(_Timed, DefaultAllGather):
-    pass
-
-
-class _TimedScatter(_Timed, DefaultReduceScatter):
-    pass
+    return Timed()

@@ -79,9 +79,9 @@ class CheckpointWriter:
             mine = storage.share(flat, self._group)
         except RuntimeError as error:
             raise RunFailed(_lost(manifest["step"], error)) from error
-        staged = self._staging.copy({name: flat[name] for name in mine}, ranks=self._ranks)
+        self._staging.copy({name: flat[name] for name in mine}, self._ranks)
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self._in_flight = self._thread.submit(self._write, staged, manifest, device)
+        self._in_flight = self._thread.submit(self._write, manifest, device)
 
     def wait(self) -> None:
         """Until the one in flight is sealed; RunFailed, on every rank, if it could not be."""
@@ -102,7 +102,7 @@ class CheckpointWriter:
                 dist.destroy_process_group(self._group)
             self._group = None
 
-    def _write(self, staged: storage.Staged, manifest: dict[str, Any], device: int | None) -> None:
+    def _write(self, manifest: dict[str, Any], device: int | None) -> None:
         """The life of one checkpoint, in the background thread of every rank."""
         if device is not None:
             torch.cuda.set_device(device)
@@ -114,10 +114,10 @@ class CheckpointWriter:
             f"the checkpoint of step {step} could not be written to {self._folder} (those before it are untouched)"
         )
         try:
-            bytes_needed = sum(self._on_all(lambda: staged.bytes_share))
+            bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
             self._on_first(lambda: self._prepare(writing))
             files: dict[str, Any] = {}
-            for written in self._on_all(lambda: self._write_own(writing, staged)):
+            for written in self._on_all(lambda: self._write_own(writing)):
                 files |= written
             self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
             failure = (
@@ -138,8 +138,8 @@ class CheckpointWriter:
                 shutil.rmtree(leftover)
         writing.mkdir(parents=True)
 
-    def _write_own(self, writing: Path, staged: storage.Staged) -> dict[str, Any]:
-        storage.write(staged, writing, self._group)
+    def _write_own(self, writing: Path) -> dict[str, Any]:
+        self._staging.write(writing, self._group)
         own = storage.own_files(writing, self._rank)
         return {file.name: [file.stat().st_size, sha256_of(file)] for file in own}
 
@@ -213,7 +213,7 @@ class _Failed(Exception):
     def reason(self, bytes_needed: int, bytes_free: int) -> str:
         said = self.why if self.rank == 0 else f"{self.why} (rank {self.rank})"
         if self.number is not None:
-            said += f"; it needs {_mb(bytes_needed)} and {_mb(bytes_free)} are free"
+            said += f"; it needs {bytes_needed / 1e6:,.1f} MB and {bytes_free / 1e6:,.1f} MB are free"
         if self.number in (errno.ENOSPC, errno.EDQUOT):
             said += "; make room there, then resume the run"
         elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -231,10 +231,6 @@ def _failed(rank: int, error: BaseException) -> _Failed:
 def _lost(step: int, error: BaseException) -> str:
     why = str(error).strip().split("\n", 1)[0]
     return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({why})"
-
-
-def _mb(n: int) -> str:
-    return f"{n / 1e6:,.1f} MB"
 
 
 def _clear_away(writing: Path) -> int:
