@@ -16,8 +16,7 @@ from paceline.training.explain import equations
 from paceline.training.fitting import fit_job
 from paceline.training.loop import GradientJob
 from paceline.training.schedule import schedule_of
-from paceline.training.state import State
-from paceline.training.step import PipelineStep, Step
+from paceline.training.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, samples_of
 
 

@@ -12,8 +12,7 @@ from paceline.parallel.wrapping import ParallelModel
 from paceline.spec import Train
 from paceline.training.optim import set_lr
 from paceline.training.schedule import scaled_lr, schedule_of
-from paceline.training.state import State
-from paceline.training.step import update
+from paceline.training.step import State, update
 
 RULES = ["adamw", "sgd", "lars", "lamb"]
 

@@ -147,7 +147,7 @@ class CheckpointWriter:
         for name, (size, _) in manifest["files"].items():
             file = writing / name
             if not file.exists() or file.stat().st_size != size:
-                raise _Unshared(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
+                raise RunFailed(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
         with (writing / MANIFEST).open("w", encoding="utf-8") as stream:
             json.dump(manifest | {"seal": seal_of(manifest)}, stream, indent=1)
             sync_file(stream)
@@ -191,16 +191,13 @@ class CheckpointWriter:
         try:
             mine = (work(), None)
         except (Exception, CheckpointException) as error:
-            mine = (None, _failed(self._rank, error))
+            rank, cause = first_failure(error) if isinstance(error, CheckpointException) else (self._rank, error)
+            mine = (None, _Failed(rank, error_words(cause), cause.errno if isinstance(cause, OSError) else None))
         everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
         for _, failed in everyone:
             if failed is not None:
                 raise failed
         return [answer for answer, _ in everyone]
-
-
-class _Unshared(Exception):
-    """Rank 0 does not see what another rank wrote."""
 
 
 class _Failed(Exception):
@@ -219,13 +216,6 @@ class _Failed(Exception):
         elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
             said += "; make the folder writable, then resume the run"
         return said
-
-
-def _failed(rank: int, error: BaseException) -> _Failed:
-    if isinstance(error, CheckpointException):
-        rank, error = first_failure(error)
-    why = str(error) if isinstance(error, _Unshared) else error_words(error)
-    return _Failed(rank, why, error.errno if isinstance(error, OSError) else None)
 
 
 def _lost(step: int, error: BaseException) -> str:

@@ -34,8 +34,7 @@ from paceline.training.checkpoints import storage
 from paceline.training.context import RunContext
 from paceline.training.engines import deepspeed_config, environment_set, must_agree, variables_of
 from paceline.training.optim import optimizer_of
-from paceline.training.state import State
-from paceline.training.step import Step, loss_and_count
+from paceline.training.step import State, Step, loss_and_count
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 

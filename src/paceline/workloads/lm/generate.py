@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from paceline.data.corpora.stream import END_ID
 from paceline.errors import UserError
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints.saved import best, newest, read_tensors
+from paceline.training.checkpoints.saved import chosen, read_tensors
 from paceline.workload import workload_of
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.workload import LanguageModel
@@ -53,9 +52,7 @@ def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, D
     spec = folder.spec()
     if spec.workload != "lm":
         raise UserError(f"{folder.path} is a run of {spec.workload}; only language models (workload: lm) write text")
-    checkpoint = {"newest": newest, "best": best}[which](folder.checkpoints, lambda text: print(text, file=sys.stderr))
-    if checkpoint is None:
-        raise UserError(f"{folder.path} has no whole checkpoint; go on with  paceline train --resume {folder.path}")
+    checkpoint = chosen(folder, which)
     workload = workload_of(spec)
     assert isinstance(workload, LanguageModel)
     began = next(read_events(folder.events_file(0), "start"), {})
