@@ -1,8 +1,8 @@
-"""Training by gradients: read `run` from top to bottom as the story of a run."""
+"""Training by gradients, and fitting by passes: read each `run` from top to bottom as the story of a run."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, fsum, inf, isfinite
@@ -20,16 +20,20 @@ from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
 from paceline.parallel.precision import autocast
 from paceline.record.events import Status
+from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
-from paceline.training.checkpoints.saved import Checkpoint, restore
+from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
 from paceline.training.step import State, Step
-from paceline.workload import Samples, Workload
+from paceline.workload import Passes, Samples, Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
+
+SAVED_EVERY = 50
+"""Passes of a fit, where the run file does not say."""
 
 
 @dataclass
@@ -196,7 +200,9 @@ def evaluate(job: GradientJob, samples: Samples) -> dict[str, Any]:
         number = chunk if chunk < chunks else 0
         ids = np.arange(number * size, min((number + 1) * size, len(samples)))
         ids = ids[np.argsort(samples.cost(ids), kind="stable")]
-        with autocast(job.context.spec.train.precision, device), _uncompiled(device):
+        # layers that are compiled for training run as they are written: a compilation would take longer than it saves
+        uncompiled = torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
+        with autocast(job.context.spec.train.precision, device), uncompiled:
             sums = workload.evaluate(model, move(samples.batch(ids, np.zeros_like(ids)), device))
         names = sorted(sums)
         if chunk < chunks:
@@ -211,6 +217,53 @@ def evaluate(job: GradientJob, samples: Samples) -> dict[str, Any]:
     return {"n": int(totals[-1]), **metrics}
 
 
-def _uncompiled(device: torch.device) -> AbstractContextManager[object]:
-    """Layers that are compiled for training run as they are written: a compilation would take longer than it saves."""
-    return torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
+@dataclass
+class FitJob(Job):
+    """Work that is not gradient descent: passes over all samples, recorded, saved and resumed like any other run.
+
+    A pass is a step of the record, and an epoch. The workload knows what a pass does (`Workload.passes`); this is the
+    loop around it.
+    """
+
+    passes: Passes
+    step: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.passes.end is not None
+
+    @property
+    def end(self) -> str:
+        return f"{self.step} passes, {self.passes.end_words()}"
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        restore(checkpoint, self.passes.room())
+        self.passes.restored(checkpoint.meta["fit"])
+        self.step = checkpoint.step
+
+    def run(self) -> Status:
+        self.passes.begin()
+        every, samples = self.context.spec.train.checkpoint_every or SAVED_EVERY, self.passes.samples
+        while not self.done:
+            found = dict(self.passes.step(self.context.stop.requested))
+            stopping = found.pop("flagged")
+            self.step += 1
+            seconds = compute_s(found["step_s"], found["data_s"], found["exposed_s"])
+            at = {"step": self.step, "epoch": self.step - 1, "samples": self.step * samples, "batch": samples}
+            self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
+            if self.done or stopping or self.step % every == 0:
+                meta = {"step": self.step, "evaluation": {}, "best": None, "fit": self.passes.meta()}
+                self.context.checkpoints.save(self.passes.tensors(), meta)
+                self.context.event("checkpoint", step=self.step)
+            if stopping and not self.done:
+                return Status.STOPPED
+        self.context.checkpoints.wait()
+        self.context.event("done", step=self.step, why=self.passes.end_words())
+        if self.context.place.rank == 0:
+            self.conclude()
+        return Status.FINISHED
+
+    def conclude(self) -> None:
+        checkpoint = newest(RunDir(self.context.folder).checkpoints, lambda text: None)
+        assert checkpoint is not None
+        self.passes.conclude(read_tensors(checkpoint), self.context.folder)

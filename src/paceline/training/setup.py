@@ -13,8 +13,7 @@ from paceline.record.timers import timer_of
 from paceline.training import engines
 from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.explain import equations
-from paceline.training.fitting import fit_job
-from paceline.training.loop import GradientJob
+from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, samples_of
@@ -28,6 +27,14 @@ def job_of(context: RunContext, workload: BaseWorkload) -> Job:
         case Workload():
             return gradient_job(context, workload)
     raise TypeError(f"{type(workload).__name__} is neither a Workload nor a PassWorkload")
+
+
+def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
+    passes = workload.passes(context.device)
+    order = Order(passes.samples, passes.samples, context.spec.train.seed)
+    lines = passes.equations(context.place.world)
+    facts = JobFacts(order, passes.most, passes.parameters, "; ".join(lines), lines)
+    return FitJob(context, workload, facts, passes)
 
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:

@@ -133,9 +133,8 @@ class CheckpointWriter:
             raise RunFailed(f"{failure}: {error.reason(bytes_needed, bytes_free)}") from None
 
     def _prepare(self, writing: Path) -> None:
-        for pattern in (".step-*.writing", ".step-*.deleting"):
-            for leftover in self._folder.glob(pattern):
-                shutil.rmtree(leftover)
+        for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
+            shutil.rmtree(leftover)
         writing.mkdir(parents=True)
 
     def _write_own(self, writing: Path) -> dict[str, Any]:
