@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -89,11 +90,9 @@ class Loader:
 
         def offer(item: RankBatch | BaseException) -> None:
             while not stop.is_set():
-                try:
+                with suppress(queue.Full):
                     ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
+                    return
 
         def produce() -> None:
             try:

@@ -157,11 +157,8 @@ def _contradiction(environ: Mapping[str, str], names: Sequence[str]) -> UserErro
     return UserError(f"{given} contradict each other: ranks count from 0 and stay below their total")
 
 
-# ------------------------------------------ how Slurm writes host names and task counts: `n[01-03,7],m2` and `2(x3),1`
-
-
 def hosts(text: str) -> list[str]:
-    """The host names of a node list, in order; a range keeps the zeros it is written with."""
+    """The host names of a Slurm node list, `n[01-03,7],m2`, in order; a range keeps the zeros it is written with."""
     found: list[str] = []
     for word in re.split(r",(?![^\[]*\])", text):  # at the commas outside brackets
         parts = re.split(r"\[([^\[\]]*)\]", word)  # prefix, ranges, middle, ranges, …, suffix
@@ -175,7 +172,7 @@ def hosts(text: str) -> list[str]:
 
 
 def task_counts(text: str) -> list[int]:
-    """Tasks on each node of a step: `2(x3),1` is [2, 2, 2, 1]."""
+    """Tasks on each node of a Slurm step: `2(x3),1` is [2, 2, 2, 1]."""
     counts: list[int] = []
     for word in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)

@@ -88,9 +88,6 @@ def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
             dist.broadcast(buffer, src=0)
 
 
-# ------------------------------------------------------------------------------------- many tensors sent as a few
-
-
 def buckets(tensors: Iterable[T], most_bytes: int = AT_ONCE_BYTES) -> Iterator[list[T]]:
     """Neighbours of one type, about that many bytes at a time."""
     bucket: list[T] = []
@@ -124,9 +121,6 @@ def average(tensors: Iterable[Tensor]) -> None:
         flat = flattened(bucket)
         dist.all_reduce(flat)
         copy_parts(flat.div_(dist.get_world_size()), bucket)
-
-
-# --------------------------------------------------------------------------------------------------------- ZeRO-1
 
 
 def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: CollectiveTimer) -> LocalParameters:

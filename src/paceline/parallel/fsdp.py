@@ -79,8 +79,6 @@ def _timed(collective: Any, timer: CollectiveTimer) -> Any:
     """On a CPU nothing else is done while a layer is gathered."""
 
     class Timed(collective):
-        def __call__(self, *args: Any, **options: Any) -> Any:
-            with timer.blocking():
-                return super().__call__(*args, **options)
+        __call__ = timer.blocking()(collective.__call__)
 
     return Timed()

@@ -39,9 +39,6 @@ class Checkpoint:
     score: float | None
 
 
-# ---------------------------------------------------------------------------------------------------- finding
-
-
 def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint; each one that is not whole is named, with the reason, and skipped."""
     return _first_whole(folder, sealed_in(folder), say)
@@ -136,9 +133,6 @@ def verified(path: Path, checksums: bool = True) -> Checkpoint:
 def sha256_of(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-# ---------------------------------------------------------------------------------------------------- reading
 
 
 def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:

@@ -47,9 +47,6 @@ def own_files(folder: Path, rank: int) -> list[Path]:
     return sorted(folder.glob(f"__{rank}_*.distcp")) + ([folder / METADATA] if rank == 0 else [])
 
 
-# ---------------------------------------------------------------------------------------------------- staging
-
-
 class Staging:
     """One copy of what this rank writes, in host memory kept between saves: fresh memory costs several copies."""
 
@@ -122,9 +119,6 @@ def divide(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
     return shares
 
 
-# ---------------------------------------------------------------------------------------------------- writing
-
-
 class _Planner(DefaultSavePlanner):
     """Plans with the shapes of the live tensors, writes the values of the copies."""
 
@@ -154,8 +148,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         error = error.__cause__ or error.__context__
 
-
-# ---------------------------------------------------------------------------------------------------- reading
 
 _DCP = "torch.distributed.checkpoint"
 _HARMLESS = {

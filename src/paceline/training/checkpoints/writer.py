@@ -29,20 +29,7 @@ from torch.distributed.checkpoint import CheckpointException
 from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects
 from paceline.record.files import sync_file, sync_folder
-from paceline.training.checkpoints import storage
-from paceline.training.checkpoints.saved import (
-    FORMAT,
-    MANIFEST,
-    Checkpoint,
-    DamagedCheckpoint,
-    error_words,
-    first_failure,
-    seal_of,
-    sealed_in,
-    sha256_of,
-    step_in_name,
-    verified,
-)
+from paceline.training.checkpoints import saved, storage
 
 T = TypeVar("T")
 
@@ -72,7 +59,7 @@ class CheckpointWriter:
         """
         self.wait()
         score = float(score) if score is not None and math.isfinite(score) else None
-        manifest = {"format": FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
+        manifest = {"format": saved.FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
         manifest = json.loads(json.dumps(manifest))
         flat = storage.flatten(state)
         try:
@@ -140,15 +127,15 @@ class CheckpointWriter:
     def _write_own(self, writing: Path) -> dict[str, Any]:
         self._staging.write(writing, self._group)
         own = storage.own_files(writing, self._rank)
-        return {file.name: [file.stat().st_size, sha256_of(file)] for file in own}
+        return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in own}
 
     def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
         for name, (size, _) in manifest["files"].items():
             file = writing / name
             if not file.exists() or file.stat().st_size != size:
                 raise RunFailed(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
-        with (writing / MANIFEST).open("w", encoding="utf-8") as stream:
-            json.dump(manifest | {"seal": seal_of(manifest)}, stream, indent=1)
+        with (writing / saved.MANIFEST).open("w", encoding="utf-8") as stream:
+            json.dump(manifest | {"seal": saved.seal_of(manifest)}, stream, indent=1)
             sync_file(stream)
         sync_folder(writing)
         if final.exists():
@@ -162,14 +149,14 @@ class CheckpointWriter:
 
     def _discard(self, sealed: Path) -> None:
         """Delete what is no longer kept. What is damaged is neither counted nor deleted."""
-        whole: list[Checkpoint] = []
+        whole: list[saved.Checkpoint] = []
         replaced: list[Path] = []
-        for path in sealed_in(self._folder):
-            if whole and whole[-1].step == step_in_name(path):
+        for path in saved.sealed_in(self._folder):
+            if whole and whole[-1].step == saved.step_in_name(path):
                 replaced.append(path)
                 continue
-            with suppress(DamagedCheckpoint):
-                whole.append(verified(path, checksums=path not in self._proven))
+            with suppress(saved.DamagedCheckpoint):
+                whole.append(saved.verified(path, checksums=path not in self._proven))
                 self._proven.add(path)
         scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
         kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
@@ -190,8 +177,8 @@ class CheckpointWriter:
         try:
             mine = (work(), None)
         except (Exception, CheckpointException) as error:
-            rank, cause = first_failure(error) if isinstance(error, CheckpointException) else (self._rank, error)
-            mine = (None, _Failed(rank, error_words(cause), cause.errno if isinstance(cause, OSError) else None))
+            rank, cause = saved.first_failure(error) if isinstance(error, CheckpointException) else (self._rank, error)
+            mine = (None, _Failed(rank, saved.error_words(cause), cause.errno if isinstance(cause, OSError) else None))
         everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
         for _, failed in everyone:
             if failed is not None:

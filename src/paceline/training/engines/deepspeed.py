@@ -183,15 +183,8 @@ def _time_collectives(timer: CollectiveTimer) -> None:
     """On a CPU nothing else is done while DeepSpeed's collectives are under way."""
     from deepspeed.comm import comm
 
-    def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            with timer.blocking():
-                return collective(*args, **options)
-
-        return call
-
     for name in COLLECTIVES:
-        setattr(comm.cdb, name, timed(getattr(comm.cdb, name)))
+        setattr(comm.cdb, name, timer.blocking()(getattr(comm.cdb, name)))
 
 
 @dataclass
