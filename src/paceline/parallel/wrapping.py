@@ -113,8 +113,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
             tensor.divide(stage, workload.shard_rules, mesh["tensor"], layout.sequence)
         change_layers(stage, setup)
         if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
-            gathered = torch.bfloat16 if workload.casts_layers and spec.train.precision in ("bf16", "fp8") else None
-            fsdp.shard(stage, blocks, mesh, layout, setup.timer, gathered)
+            fsdp.shard(stage, blocks, mesh, setup)
         if late:
             _draw(stage, torch.device("cpu") if layout.offload else device, spec)
 

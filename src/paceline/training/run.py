@@ -152,18 +152,13 @@ def open_run(
         workload = workload or workload_of(spec)
         workload.suits(layout)
         workload.prepare(say)
-        if run is not None:
-            _same_data(run, workload)
+        began = {} if run is None else next(read_events(run.events_file(0), "start"), {})
+        if run is not None and "data" in began and began["data"] != workload.fingerprint():
+            raise UserError(
+                f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
+                "bring it back, or start a new run"
+            )
     return run or RunDir.claim(out, spec.name, spec), workload
-
-
-def _same_data(run: RunDir, workload: Workload) -> None:
-    began = next(read_events(run.events_file(0), "start"), {})
-    if "data" in began and began["data"] != workload.fingerprint():
-        raise UserError(
-            f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
-            "bring it back, or start a new run"
-        )
 
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:

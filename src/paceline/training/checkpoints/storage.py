@@ -42,11 +42,6 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     return flat
 
 
-def own_files(folder: Path, rank: int) -> list[Path]:
-    """The files that this rank wrote into a checkpoint."""
-    return sorted(folder.glob(f"__{rank}_*.distcp")) + ([folder / METADATA] if rank == 0 else [])
-
-
 class Staging:
     """One copy of what this rank writes, in host memory kept between saves: fresh memory costs several copies."""
 

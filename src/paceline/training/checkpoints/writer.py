@@ -126,7 +126,7 @@ class CheckpointWriter:
 
     def _write_own(self, writing: Path) -> dict[str, Any]:
         self._staging.write(writing, self._group)
-        own = storage.own_files(writing, self._rank)
+        own = sorted(writing.glob(f"__{self._rank}_*.distcp")) + [writing / storage.METADATA] * (self._rank == 0)
         return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in own}
 
     def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:

@@ -62,12 +62,8 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     if device.type == "cpu":
         _time_collectives(setup.timer)
     scaler = Scaler(spec.train.precision, device)
-    state: State
-    if stage == 0:
-        state = State(ParallelModel(engine, [model], local, parameters), optimizer, scaler)
-    else:
-        whole = ParallelModel(engine, [model], LocalParameters([]), parameters)
-        state = ZeroState(whole, optimizer, scaler, engine=engine)
+    whole = ParallelModel(engine, [model], LocalParameters([]) if stage else local, parameters)
+    state = ZeroState(whole, optimizer, scaler, engine=engine) if stage else State(whole, optimizer, scaler)
     state.allocate()
     return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)
 
