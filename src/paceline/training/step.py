@@ -97,18 +97,13 @@ class State:
 
 
 def update(
-    state: State,
-    train: Train,
-    samples: int | Tensor,
-    loss_sum: Tensor,
-    count: Tensor,
-    square: Tensor,
-    effective: bool | Tensor = True,
+    state: State, train: Train, samples: int | Tensor, found: Tensor, square: Tensor, effective: bool | Tensor = True
 ) -> Tensor:
     """Scale, clip and apply the summed gradients; returns their norm. Not finite anywhere: nothing is applied.
 
-    `square` is the squared norm of the gradients as they are, over all ranks.
+    `found` is (sum of losses, count), `square` the squared norm of the gradients as they are, over all ranks.
     """
+    loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
     factor = samples / (count.clamp(min=1) * state.scaler.scale)
     norm = square.sqrt() * factor
@@ -206,9 +201,8 @@ class Step:
         if dist.is_initialized():
             with self.timer.blocking():
                 dist.all_reduce(totals)
-        loss_sum, count, stops, square = totals
-        norm = update(self.state, self.train, samples, loss_sum, count, square)
-        return torch.stack([loss_sum, count, norm.double(), stops])
+        norm = update(self.state, self.train, samples, totals[:2], totals[3])
+        return torch.stack([*totals[:2], norm.double(), totals[2]])
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """The same where each rank updates a model of its own, by the mean over its own samples.
@@ -217,13 +211,12 @@ class Step:
         on one rank is applied by none, so that their loss scales stay the same. A rank without a sample has a gradient
         of 0.
         """
-        loss_sum, count = found
         square = self.state.model.local_parameters.square()
-        factor = samples / (count.clamp(min=1) * self.state.scaler.scale)
+        factor = samples / (found[1].clamp(min=1) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
         with self.timer.blocking():
             dist.all_reduce(totals)
-        update(self.state, self.train, samples, loss_sum, count, square, effective=torch.isfinite(totals).all())
+        update(self.state, self.train, samples, found, square, effective=torch.isfinite(totals).all())
         loss_of_all, count_of_all, stops, squares = totals
         return torch.stack([loss_of_all, count_of_all, (squares / dist.get_world_size()).sqrt(), stops])
 
