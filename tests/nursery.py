@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    *("paceline.launch.group", "paceline.training.jobs", "paceline.workloads.lm.workload"),
+    *("paceline.launch.group", "paceline.training.setup", "paceline.workloads.lm.workload"),
     *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
-    *("paceline.parallel.fsdp", "paceline.parallel.zero1", "paceline.parallel.compress", "paceline.parallel.local_sgd"),
+    *("paceline.parallel.fsdp", "paceline.parallel.compress"),
     *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),

@@ -250,7 +250,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_export(arguments: argparse.Namespace) -> int:
-    from paceline.training.export import export
+    from paceline.training.run import export
 
     print(export(arguments.run, arguments.out, "best" if arguments.best else "newest"))
     return 0

@@ -11,8 +11,7 @@ from paceline.launch.environment import detect
 from paceline.launch.group import joined
 from paceline.record.timers import CollectiveTimer
 from paceline.parallel import ddp
-from paceline.parallel.compress import PowerSGD, Rounded
-from paceline.parallel.local_sgd import LocalSGD
+from paceline.parallel.compress import LocalSGD, PowerSGD, Rounded
 
 SHAPES = {"wide": (24, 60), "tall": (90, 20), "bias": (17,), "narrow": (3, 5)}
 

@@ -6,11 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-from paceline.training.engines import accelerate
-from paceline.training.engines import accelerate_config
-from paceline.training.engines import deepspeed_config
-from paceline.training.engines import user_config
-from paceline.training.engines import torchrun_variables
+from paceline.training.engines import NO_RANKS, accelerate, accelerate_config, deepspeed_config, user_config
 from paceline.errors import PacelineError
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
@@ -32,7 +28,7 @@ LIES = {
 
 
 def variables_of_one(place, device):
-    return torchrun_variables.without_ranks()
+    return NO_RANKS
 
 
 def without_layers(said):

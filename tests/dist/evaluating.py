@@ -11,8 +11,8 @@ from paceline.record.events import EventWriter
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.saved import newest
 from paceline.training.checkpoints.writer import CheckpointWriter
-from paceline.training.evaluate import evaluate
 from paceline.training.context import RunContext
+from paceline.training.loop import evaluate
 from paceline.training.setup import gradient_job
 from paceline.workload import workload_of
 
@@ -30,5 +30,4 @@ def evaluate_again(folder, spec, scratch):
         job = gradient_job(context, workload_of(spec))
         job.restore(newest(RunDir(Path(folder)).checkpoints, print))
         assert job.state.step > 0
-        held_out, precision = job.workload.data("test"), spec.train.precision
-        return evaluate(job.workload, job.state.model.unwrapped, held_out, device, precision, job.layout)
+        return evaluate(job, job.workload.data("test"))

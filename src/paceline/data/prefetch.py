@@ -12,6 +12,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from paceline.data.order import GlobalBatch, Order, split_by_cost
 from paceline.layout import Layout
@@ -117,27 +119,15 @@ class Loader:
             thread.join()
 
 
-def collate_each(samples: Any, pin: bool = False, rows: int | None = None) -> Collate:
-    """With `rows`, batches of the same shape, as a pipeline or a compiled layer needs them."""
-
-    def collate(wanted: list[IdsAndKeys]) -> list[Any]:
-        batches = (samples.batch(*one) if rows is None else samples.padded(*one, rows) for one in wanted)
-        return [pinned(batch) if pin else batch for batch in batches]
-
-    return collate
+def collated(make: Callable[..., Any], pin: bool = False) -> Collate:
+    """Batches made one by one, from ids and keys."""
+    return lambda wanted: [pinned(make(*one)) if pin else make(*one) for one in wanted]
 
 
 def pinned(batch: Any) -> Any:
     """In memory from which a device can copy by itself; a small tensor is copied sooner than it is pinned."""
-    return _each_tensor(batch, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor)
+    return tree_map_only(Tensor, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor, batch)
 
 
 def move(batch: Any, device: Any) -> Any:
-    return _each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def _each_tensor(batch: Any, do: Any) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, do, batch)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)

@@ -23,15 +23,12 @@ ECHO_WORDS = re.compile(
     r"|ncclRemoteError|ncclSystemError|monitoredBarrier|communicator was aborted",
     re.IGNORECASE,
 )
-
 HINTS: dict[int, str] = {
     signal.SIGKILL: " (out of memory?)",
     signal.SIGBUS: " (is /dev/shm full?)",
     signal.SIGSEGV: " (a crash in compiled code; its stack is above)",
     signal.SIGABRT: " (a crash in compiled code; its message is above)",
 }
-
-
 SILENT_S = 0.5  # a rank that is killed from outside came first, even if a peer's complaint reached us before
 
 

@@ -6,16 +6,18 @@ These variables say where a rank is; none of them changes what a run computes.
 
 from __future__ import annotations
 
+import itertools
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import UserError
-from paceline.launch import nodes
 
 LOCALHOST = "127.0.0.1"
 MARK = "PACELINE_LAUNCHER"  # set in the ranks that we start ourselves
 USUAL_PORT = 29500  # where a launcher gives its ranks nothing in common to derive one from
+MOST_HOSTS = 65536
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,19 @@ def detect(environ: Mapping[str, str]) -> Place | None:
     """The place that a launcher gave to this process; None when there is no launcher, so that we may start ranks.
 
     Launchers nest (sbatch around mpirun around nothing, srun around torchrun), so the innermost is asked first.
+    `srun --mpi=pmi2` sets PMI_RANK as MPICH and Intel MPI do, but not MPI_LOCALRANKID: that one is srun's.
     """
-    for ask in (_torchrun, _open_mpi, _mpich, _srun):
-        place = ask(environ)
-        if place is not None:
-            return place
+    if "RANK" in environ:
+        return _torchrun(environ)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        names = tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
+        return _mpirun(environ, names, _port_of(job) if job else USUAL_PORT, "-x MASTER_ADDR=HOST_OF_RANK_0")
+    if "PMI_RANK" in environ and "MPI_LOCALRANKID" in environ:
+        names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        return _mpirun(environ, names, USUAL_PORT, "-genv MASTER_ADDR HOST_OF_RANK_0")
+    if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and (place := _srun(environ)) is not None:
+        return place
     if environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             f"WORLD_SIZE={environ['WORLD_SIZE']} is set, but RANK is not, and neither torchrun, srun nor mpirun "
@@ -49,66 +59,47 @@ def detect(environ: Mapping[str, str]) -> Place | None:
     return None
 
 
-def _torchrun(environ: Mapping[str, str]) -> Place | None:
-    if "RANK" not in environ:
-        return None
+def _torchrun(environ: Mapping[str, str]) -> Place:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     remedy = "start with  torchrun --nproc-per-node N …  or type  unset RANK"
     numbers = _numbers(environ, names, remedy)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environ.get(name):
             raise UserError(f"RANK={environ['RANK']} is set, but {name} is not; {remedy}")
-    launcher = environ.get(MARK, "torchrun")
-    return _place(environ, names, numbers, launcher, environ["MASTER_ADDR"], _given_port(environ, 0))
+    return _place(
+        environ, names, numbers, environ.get(MARK, "torchrun"), environ["MASTER_ADDR"], _given_port(environ, 0)
+    )
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Place | None:
-    if "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    names = tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+def _mpirun(environ: Mapping[str, str], names: Sequence[str], port: int, option: str) -> Place:
+    """`option`: how this one is told where rank 0 is."""
     numbers = _numbers(environ, names, "start with  mpirun -np N …")
-    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-    port = _given_port(environ, _port_of(job) if job else USUAL_PORT)
-    address = _mpi_address(environ, numbers, "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 …")
-    return _place(environ, names, numbers, "mpirun", address, port)
-
-
-def _mpich(environ: Mapping[str, str]) -> Place | None:
-    """MPICH and Intel MPI. `srun --mpi=pmi2` sets PMI_RANK too, but not MPI_LOCALRANKID: that one is srun's."""
-    if "PMI_RANK" not in environ or "MPI_LOCALRANKID" not in environ:
-        return None
-    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    numbers = _numbers(environ, names, "start with  mpirun -np N …")
-    address = _mpi_address(environ, numbers, "mpirun -genv MASTER_ADDR HOST_OF_RANK_0 …")
-    return _place(environ, names, numbers, "mpirun", address, _given_port(environ, USUAL_PORT))
-
-
-def _mpi_address(environ: Mapping[str, str], numbers: Sequence[int], command: str) -> str:
+    port = _given_port(environ, port)
     _, world, _, local_world = numbers
     if environ.get("MASTER_ADDR"):
-        return environ["MASTER_ADDR"]
-    if local_world == world:
-        return LOCALHOST
-    if environ.get("SLURM_JOB_NODELIST"):
-        return nodes.hosts(environ["SLURM_JOB_NODELIST"])[0]
-    raise UserError(
-        f"mpirun spread {world} ranks over several machines ({local_world} on this one) and did not say where rank 0 "
-        f"is; start with  {command}"
-    )
+        address = environ["MASTER_ADDR"]
+    elif local_world == world:
+        address = LOCALHOST
+    elif environ.get("SLURM_JOB_NODELIST"):
+        address = hosts(environ["SLURM_JOB_NODELIST"])[0]
+    else:
+        raise UserError(
+            f"mpirun spread {world} ranks over several machines ({local_world} on this one) and did not say where "
+            f"rank 0 is; start with  mpirun {option} …"
+        )
+    return _place(environ, names, numbers, "mpirun", address, port)
 
 
 def _srun(environ: Mapping[str, str]) -> Place | None:
     """A task of a Slurm step. A batch script has SLURM_PROCID=0 as well, but no step; a step of one task is a shell
     (`srun --pty bash`, salloc) in which the user expects to be as free as on a workstation."""
-    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
-        return None
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     remedy = "start with  srun --ntasks N …"
     rank, world, local_rank = _numbers(environ, names, remedy)
     if world == 1:
         return None
     (node,) = _numbers(environ, ("SLURM_NODEID",), remedy)
-    counts = nodes.task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if sum(counts) != world or node >= len(counts):
         raise _contradiction(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"))
     if environ.get("MASTER_ADDR"):
@@ -121,8 +112,7 @@ def _srun(environ: Mapping[str, str]) -> Place | None:
             "type  export MASTER_ADDR=HOST_OF_RANK_0  before srun"
         )
     else:
-        hosts = nodes.hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
-        address = hosts[0]
+        address = hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))[0]
     step = f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
     numbers = (rank, world, local_rank, counts[node])
     return _place(environ, names, numbers, "srun", address, _given_port(environ, _port_of(step)))
@@ -165,3 +155,45 @@ def _place(
 def _contradiction(environ: Mapping[str, str], names: Sequence[str]) -> UserError:
     given = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
     return UserError(f"{given} contradict each other: ranks count from 0 and stay below their total")
+
+
+def hosts(text: str) -> list[str]:
+    """The host names of a Slurm node list, `n[01-03,7],m2`, in order; a range keeps the zeros it is written with."""
+    found: list[str] = []
+    for word in re.split(r",(?![^\[]*\])", text):  # at the commas outside brackets
+        parts = re.split(r"\[([^\[\]]*)\]", word)  # prefix, ranges, middle, ranges, …, suffix
+        if any("[" in part or "]" in part for part in parts) or not word:
+            raise _unreadable(text)
+        choices = [[part] if index % 2 == 0 else _range(part, text) for index, part in enumerate(parts)]
+        found += map("".join, itertools.product(*choices))
+        if len(found) > MOST_HOSTS:
+            raise UserError(f"node list {text!r} names more than {MOST_HOSTS} hosts")
+    return found
+
+
+def task_counts(text: str) -> list[int]:
+    """Tasks on each node of a Slurm step: `2(x3),1` is [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+        if match is None:
+            raise UserError(f"{text!r} is not a list of task counts such as  2(x3),1")
+        counts += [int(match[1])] * min(int(match[2] or 1), MOST_HOSTS)
+    return counts
+
+
+def _range(ranges: str, text: str) -> list[str]:
+    numbers: list[str] = []
+    for span in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
+        if match is None:
+            raise _unreadable(text)
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < MOST_HOSTS:
+            raise _unreadable(text)
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _unreadable(text: str) -> UserError:
+    return UserError(f"{text!r} is not a node list such as  n[1-3,7],m2")

@@ -22,6 +22,8 @@ from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import Place
 
 T = TypeVar("T")
+BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""With GPUs, small CPU tensors can be reduced as well."""
 LEAVE_S = 1.0  # for closing connections after a failure
 
 
@@ -64,8 +66,7 @@ def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s
 def group_of_one(device: torch.device) -> None:
     """A group for a rank that is alone, until it leaves."""
     if not dist.is_initialized():
-        kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(kind, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(BACKEND[device.type], store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
@@ -88,16 +89,15 @@ def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
 
 
 def _join(place: Place, own: torch.device, timeout_s: float) -> None:
-    on_gpu = own.type == "cuda"
     host = f"[{place.address}]" if ":" in place.address else place.address
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # with GPUs, small CPU tensors can be reduced as well
+            BACKEND[own.type],
             init_method=f"tcp://{host}:{place.port}",
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
-            device_id=own if on_gpu else None,
+            device_id=own if own.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
         if "Duplicate GPU" in str(error):

@@ -1,87 +1,57 @@
 """Sending less than the gradients: each number rounded to 16 bits, or each matrix as the product of two thin ones.
 
-Both are hooks of `DistributedDataParallel` that leave, nearly, the sum over ranks where the exact sum would be. Models
-that are joined only now and then are in `local_sgd.py`. All of them change the answer. The run says so, and by how
-much it changed on a task that was tried: `differs_from`.
+Both are hooks of `DistributedDataParallel` that leave, nearly, the sum over ranks where the exact sum would be. Or only
+models are sent, now and then. All of these change the answer. The run says so, and by how much it changed on a task
+that was tried: `differs_from`.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.ddp import sum_later
-from paceline.parallel.flat import average, copy_parts, flattened
-from paceline.parallel.local_sgd import LocalSGD
+from paceline.parallel.ddp import Hook, average, broadcast_model, copy_parts, flattened, sum_later
 from paceline.parallel.precision import HALF
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Parallel
 
-# No annotations from __future__ here: torch compares those of a hook with its own, as types.
+# No annotations from __future__ here, as in ddp.py.
 
 RANK = 4
 """Of PowerSGD: columns of the two thin matrices. More sends more and loses less."""
 WORTH = 2
 """A matrix is compressed where that divides what is sent by more than this."""
 LOCAL = ("local_sgd", "diloco")
+OUTER_LR = 0.7
+OUTER_MOMENTUM = 0.9
+"""Both as the authors of DiLoCo chose them."""
 
 
-class GradientReduction(Protocol):
-    """How the gradients of the ranks become one: the exact sum, or a way of sending less."""
+class GradientReduction:
+    """How the gradients of the ranks become one. This one is the exact sum: all is sent, nothing is kept."""
 
-    entry: str
+    entry = ""
     """Where a checkpoint keeps its state."""
-    own_models: bool
+    own_models = False
     """Whether each rank updates a model of its own."""
-    hook: Callable[..., torch.futures.Future[Tensor]] | None
+    hook: Hook | None = None
     """Takes the place of the sum of a bucket of gradients over ranks."""
 
     def tensors(self) -> dict[str, Any]:
         """Its state, by name."""
-        ...
-
-    def average_models(self, step: int, now: bool) -> None:
-        """After every step; `now`: the model is about to be looked at."""
-        ...
-
-    def average_state(self, moments: Iterable[Tensor]) -> None:
-        """Before a checkpoint: what is still each rank's own becomes the same on all."""
-        ...
-
-
-def reduction_of(parallel: Parallel, model: nn.Module, timer: CollectiveTimer) -> "GradientReduction":
-    match parallel.reduce:
-        case "exact":
-            return ExactSum()
-        case "powersgd":
-            return PowerSGD(model, timer)
-        case "local_sgd" | "diloco":
-            return LocalSGD(model, parallel.local_steps, timer, outer=parallel.reduce == "diloco")
-        case half:
-            return Rounded(HALF[half], timer)
-
-
-class ExactSum:
-    """All gradients are sent, nothing is kept."""
-
-    entry = ""
-    own_models = False
-    hook: Callable[..., torch.futures.Future[Tensor]] | None = None
-
-    def tensors(self) -> dict[str, Any]:
         return {}
 
     def average_models(self, step: int, now: bool) -> None:
-        pass
+        """After every step; `now`: the model is about to be looked at."""
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
-        pass
+        """Before a checkpoint: what is still each rank's own becomes the same on all."""
 
 
-class Rounded(ExactSum):
+class Rounded(GradientReduction):
     """Gradients travel in 16 bits. The mean is summed, not the sum: in fp16 a sum over many ranks would overflow."""
 
     def __init__(self, dtype: torch.dtype, timer: CollectiveTimer) -> None:
@@ -93,7 +63,7 @@ class Rounded(ExactSum):
         return sum_later(rounded, self.timer, lambda summed: exact.copy_(summed).mul_(ranks))
 
 
-class PowerSGD(ExactSum):
+class PowerSGD(GradientReduction):
     """Low-rank gradients (Vogels, Karimireddy and Jaggi, 2019): M ≈ P Qᵀ, of which P = M Q and Q = Mᵀ P are summed.
 
     What a product of rank 4 cannot say is kept and added to the next gradient. Q is where the next step starts from,
@@ -106,7 +76,7 @@ class PowerSGD(ExactSum):
 
     entry = "powersgd"
 
-    def __init__(self, model: nn.Module, timer: CollectiveTimer, rank: int = RANK) -> None:
+    def __init__(self, model: nn.Module, timer: CollectiveTimer) -> None:
         self.timer, self.hook = timer, self._collect
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self.kept: dict[str, Tensor] = {}
@@ -117,7 +87,7 @@ class PowerSGD(ExactSum):
         draw = torch.Generator().manual_seed(0)  # the same on every rank
         for name, p in model.named_parameters():
             rows, columns = p.shape[0] if p.ndim else 1, math.prod(p.shape[1:])
-            thin = min(rank, rows, columns)
+            thin = min(RANK, rows, columns)
             if p.requires_grad and (rows + columns) * thin * WORTH < rows * columns:
                 self.kept[name] = torch.zeros(rows, columns, dtype=p.dtype, device=p.device)
                 self.qt[name] = torch.randn(thin, columns, generator=draw).to(p.device, p.dtype)
@@ -149,9 +119,9 @@ class PowerSGD(ExactSum):
         large = {name: grad.view(self.kept[name].shape) for name, grad in grads.items() if name in self.kept}
         for name, m in large.items():
             torch.add(self.kept[name], m, alpha=ranks, out=m)
-        ps = {name: m @ orthonormal(self.qt[name].T) for name, m in large.items()}
+        ps = {name: m @ torch.linalg.qr(self.qt[name].T).Q for name, m in large.items()}
         finite = self._sum([*small, *ps.values()])
-        ps = {name: orthonormal(p) for name, p in ps.items()}
+        ps = {name: torch.linalg.qr(p).Q for name, p in ps.items()}
         qts = {name: ps[name].T @ m for name, m in large.items()}
         finite &= self._sum([*qts.values()])
         for name, m in large.items():
@@ -173,8 +143,74 @@ class PowerSGD(ExactSum):
         return bool(torch.isfinite(flat).all())
 
 
-def orthonormal(columns: Tensor) -> Tensor:
-    return torch.linalg.qr(columns)[0]
+class LocalSGD(GradientReduction):
+    """Models that train alone and are joined now and then: local SGD and DiLoCo.
+
+    Each rank updates its own model with its own share of the batch. Every `parallel.local_steps` steps, and before
+    every evaluation and checkpoint, the models become one again:
+
+        local_sgd   the mean of all models
+        diloco      the last common model, moved towards that mean by an outer optimiser: SGD with Nesterov momentum
+                    (Douillard et al., 2023)
+
+    Between two joins nothing is sent but a few numbers for the log. The optimisers' moments stay each rank's own;
+    before a checkpoint they are averaged, on all ranks, so that a resumed run finds what the run that goes on has.
+    """
+
+    entry = "outer"
+    lr, momentum = OUTER_LR, OUTER_MOMENTUM
+
+    def __init__(self, model: nn.Module, every: int, timer: CollectiveTimer, outer: bool) -> None:
+        """`outer`: DiLoCo."""
+        self.every, self.timer = every, timer
+        self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        self.own_models = dist.is_initialized()
+        if self.own_models:
+            broadcast_model(model)
+        self.anchor = {name: p.clone() for name, p in self.params.items()} if outer else {}
+        """The last common model."""
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.anchor.items()}
+        self._joined_at = -1
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"anchor": self.anchor, "velocity": self.velocity} if self.anchor else {}
+
+    def average_models(self, step: int, now: bool) -> None:
+        """Make the models one where that is due, and once after a step however often it is asked for."""
+        if step == self._joined_at or not (now or step % self.every == 0):
+            return
+        self._joined_at = step
+        with self.timer.blocking():
+            average(self.params.values())
+        if self.anchor:
+            self._outer_step()
+
+    @torch.no_grad()
+    def _outer_step(self) -> None:
+        """The way from the mean back to the last common model is the gradient of the outer optimiser."""
+        params, anchors, velocities = (list(d.values()) for d in (self.params, self.anchor, self.velocity))
+        gradients = torch._foreach_sub(anchors, params)
+        torch._foreach_mul_(velocities, self.momentum)
+        torch._foreach_add_(velocities, gradients)
+        torch._foreach_add_(gradients, velocities, alpha=self.momentum)
+        torch._foreach_add_(anchors, gradients, alpha=-self.lr)
+        torch._foreach_copy_(params, anchors)
+
+    def average_state(self, moments: Iterable[Tensor]) -> None:
+        """The moments of the ranks' optimisers become their mean."""
+        average(moments)
+
+
+def reduction_of(parallel: Parallel, model: nn.Module, timer: CollectiveTimer) -> GradientReduction:
+    match parallel.reduce:
+        case "exact":
+            return GradientReduction()
+        case "powersgd":
+            return PowerSGD(model, timer)
+        case "local_sgd" | "diloco":
+            return LocalSGD(model, parallel.local_steps, timer, outer=parallel.reduce == "diloco")
+        case half:
+            return Rounded(HALF[half], timer)
 
 
 class Difference(NamedTuple):

@@ -1,24 +1,35 @@
-"""Data parallelism: every rank holds the model, gradients are summed in buckets while the backward pass goes on."""
+"""Data parallelism where every rank holds the model: gradients are summed in buckets while the backward pass goes on.
 
-from collections.abc import Callable, Iterable
+With ZeRO-1 each rank updates its own part of every parameter. The parts are rows, as in every other sharded layout, so
+that checkpoints do not know the difference. After the update they are gathered, many parameters in one collective.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.layout import Layout
+from paceline.parallel.local_parameters import LocalParameter, LocalParameters
 from paceline.record.timers import CollectiveTimer
+
+# No annotations from __future__ here: torch compares those of a hook with its own, as types.
+
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+AT_ONCE_BYTES = 25_000_000
+T = TypeVar("T", bound=Tensor)
+Hook = Callable[..., torch.futures.Future[Tensor]]
 
 
 def wrap(
-    model: nn.Module,
-    device: torch.device,
-    bucket_mb: float,
-    timer: CollectiveTimer,
-    hook: Callable[..., torch.futures.Future[Tensor]] | None = None,
+    model: nn.Module, device: torch.device, bucket_mb: float, timer: CollectiveTimer, hook: Hook | None = None
 ) -> DistributedDataParallel:
     """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts.
 
@@ -30,20 +41,17 @@ def wrap(
         bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=True,
     )
-    if hook is None:
-        sum_gradients(wrapped, timer)
-    else:
-        wrapped.register_comm_hook(None, hook)
+    wrapped.register_comm_hook(None, hook or exact_sum(timer))
     return wrapped
 
 
-def sum_gradients(wrapped: DistributedDataParallel, timer: CollectiveTimer) -> None:
-    """Let gradients be summed where DistributedDataParallel would take their mean, and note when."""
+def exact_sum(timer: CollectiveTimer) -> Hook:
+    """Lets gradients be summed where DistributedDataParallel would take their mean, and notes when."""
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         return sum_later(bucket.buffer(), timer, lambda summed: summed)
 
-    wrapped.register_comm_hook(None, sum_bucket)
+    return sum_bucket
 
 
 def sum_later(
@@ -64,6 +72,12 @@ def without_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 
+def broadcast_model(model: nn.Module) -> None:
+    """All ranks begin with the main rank's model: weights need not come from torch's generator."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+
+
 def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
     """Running statistics and other buffers are each rank's own; the main rank's are the ones that count.
 
@@ -72,3 +86,93 @@ def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
     if dist.is_initialized() and layout.pipeline == 1:
         for buffer in buffers:
             dist.broadcast(buffer, src=0)
+
+
+def buckets(tensors: Iterable[T], most_bytes: int = AT_ONCE_BYTES) -> Iterator[list[T]]:
+    """Neighbours of one type, about that many bytes at a time."""
+    bucket: list[T] = []
+    for tensor in tensors:
+        alike = not bucket or (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (not alike or sum(t.nbytes for t in bucket) >= most_bytes):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def copy_parts(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the parts of a flat tensor, which may be longer, to where they belong."""
+    sizes = [t.numel() for t in tensors]
+    for tensor, part in zip(tensors, flat[: sum(sizes)].split(sizes), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def average(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks; the same bits on all of them."""
+    if not dist.is_initialized():
+        return
+    for bucket in buckets(tensors):
+        flat = flattened(bucket)
+        dist.all_reduce(flat)
+        copy_parts(flat.div_(dist.get_world_size()), bucket)
+
+
+def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: CollectiveTimer) -> LocalParameters:
+    """The rows that this rank updates of a model which every rank holds whole."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    gather = _gather([p for _, p in named], mesh, int(bucket_mb * 1e6), timer)
+    return LocalParameters([_rows(name, p, mesh) for name, p in named], dist.group.WORLD, gather)
+
+
+def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    if not param.ndim:
+        return LocalParameter(name, param, param.detach(), ranks, torch.detach)
+
+    def cut(like: Tensor) -> Tensor:
+        return like.detach().narrow(0, *_mine(like.shape[0], rank, ranks))
+
+    def whole(local: Tensor) -> Tensor:
+        if local.shape != data.shape:
+            return local
+        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=param.shape, stride=param.stride())
+
+    data = cut(param)
+    return LocalParameter(name, param, data, 1, cut, whole)
+
+
+def _mine(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """(first row, number of rows) of a rank: equal parts rounded up, the last ones shorter or empty."""
+    each = -(-rows // ranks)
+    begin = min(rank * each, rows)
+    return begin, min(each, rows - begin)
+
+
+def _gather(
+    params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, timer: CollectiveTimer
+) -> Callable[[], None]:
+    """Gives each rank the rows that the others have updated."""
+    together = list(buckets([p for p in params if p.ndim > 0], bucket_bytes))
+    ranks, me, group = mesh.size(), mesh.get_local_rank(), mesh.get_group()
+
+    @torch.no_grad()
+    def gather() -> None:
+        for bucket in together:
+            rows = [[p.narrow(0, *_mine(p.shape[0], rank, ranks)) for p in bucket] for rank in range(ranks)]
+            room = sum(-(-p.shape[0] // ranks) * p[0].numel() for p in bucket)
+            own = flattened(rows[me])
+            mine = F.pad(own, (0, room - len(own)))
+            everyone = mine.new_empty(ranks * room)
+            with timer.blocking():
+                ALL_GATHER(everyone, mine, group=group)
+            for rank, flat in enumerate(everyone.view(ranks, room)):
+                if rank != me:
+                    copy_parts(flat, rows[rank])
+
+    return gather

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,22 +24,19 @@ from paceline.layout import Layout
 from paceline.parallel.local_parameters import shared_parameters
 from paceline.record.timers import CollectiveTimer
 
+if TYPE_CHECKING:
+    from paceline.parallel.wrapping import ModelSetup
 
-def shard(
-    model: nn.Module,
-    blocks: Sequence[nn.Module],
-    mesh: DeviceMesh,
-    layout: Layout,
-    timer: CollectiveTimer,
-    gathered: torch.dtype | None = None,
-) -> nn.Module:
+
+def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: ModelSetup) -> nn.Module:
     """Each block is gathered by itself, and given back after its forward pass.
 
     What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
     its layers too, or it would gather them again for every micro-batch.
 
-    Blocks are gathered in the type `gathered`, if one is given; gradients are summed over ranks in fp32 all the same.
+    Where layers use all of their weights in bf16 they are gathered so; gradients are summed in fp32 all the same.
     """
+    layout, in_bf16 = setup.layout, setup.workload.casts_layers and setup.spec.train.precision in ("bf16", "fp8")
     refuse(model, blocks, layout)
     layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and layout.shard > 1
     options: dict[str, Any] = {"mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]}
@@ -47,16 +44,16 @@ def shard(
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for module in (*blocks, model):
         policy = MixedPrecisionPolicy()
-        if gathered is not None and module is not model:  # autocast casts what goes in, as under every other strategy
-            policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
+        if in_bf16 and module is not model:  # autocast casts what goes in, as under every other strategy
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         keep = module is model or not layer_by_layer
         wrapped = fully_shard(module, **options, mp_policy=policy, reshard_after_forward=not keep)
         if layout.data > 1:
             wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
             wrapped.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
-            wrapped.set_custom_all_gather(_TimedGather(timer))
-            wrapped.set_custom_reduce_scatter(_TimedScatter(timer))
+            wrapped.set_custom_all_gather(_timed(DefaultAllGather, setup.timer))
+            wrapped.set_custom_reduce_scatter(_timed(DefaultReduceScatter, setup.timer))
     return model
 
 
@@ -75,20 +72,10 @@ def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> Non
             )
 
 
-class _Timed:
+def _timed(collective: Any, timer: CollectiveTimer) -> Any:
     """On a CPU nothing else is done while a layer is gathered."""
 
-    def __init__(self, timer: CollectiveTimer) -> None:
-        self.timer = timer
+    class Timed(collective):
+        __call__ = timer.blocking()(collective.__call__)
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        with self.timer.blocking():
-            return super().__call__(*args, **options)  # type: ignore[misc]
-
-
-class _TimedGather(_Timed, DefaultAllGather):
-    pass
-
-
-class _TimedScatter(_Timed, DefaultReduceScatter):
-    pass
+    return Timed()

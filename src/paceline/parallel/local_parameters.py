@@ -7,6 +7,7 @@ beside it, for gradient norms and for checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,10 +103,7 @@ def local_parameters_of(modules: Sequence[nn.Module], ranks: int, group: Any = N
 
 def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
     mesh, placements = param.device_mesh, param.placements
-    parts = 1
-    for axis, placement in enumerate(placements):
-        if not placement.is_replicate():
-            parts *= mesh.size(axis)
+    parts = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if not placement.is_replicate())
 
     def cut(like: Any) -> Tensor:
         assert isinstance(like, DTensor), f"the gradient of {name} is a {type(like).__name__}"

@@ -11,14 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
 
 from paceline.errors import UserError
 from paceline.layout import LOOPED, Layout
@@ -26,10 +20,10 @@ from paceline.parallel.local_parameters import shared_parameters
 from paceline.workload import Workload
 
 SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
 }
 
 
@@ -91,7 +85,8 @@ class Pipeline(nn.Module):
         self.first, self.last = 0 in stages, layout.stages - 1 in stages
         self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output
         built = [
-            PipelineStage(stage, index, layout.stages, device, group=self.group) for index, stage in stages.items()
+            pipelining.PipelineStage(stage, index, layout.stages, device, group=self.group)
+            for index, stage in stages.items()
         ]
         self.schedule = SCHEDULES[layout.schedule](
             built if layout.schedule in LOOPED else built[0],

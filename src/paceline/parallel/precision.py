@@ -1,16 +1,27 @@
 """The type of the matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`).
 
-`fp8` is bf16, but for the products of layers (paceline.parallel.fp8).
+`fp8` is bf16, but for the products of linear layers, twice as fast on devices that have it. Each operand is scaled by
+its own largest number, which is looked up anew every time: e4m3 for inputs and weights, e5m2 for gradients, whose
+range is wider. Products add up in fp32 and leave in bf16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.errors import UserError
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+ALIGNED = 16
+"""Sizes of matrices must be multiples of it: layers of other sizes multiply in bf16, and rows are filled up."""
+LEAST = (8, 9)
+"""The compute capability that fp8 came with."""
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -43,3 +54,57 @@ class Scaler:
 
     def state(self) -> dict[str, Tensor]:
         return {"scale": self.scale, "good": self.good}
+
+
+def use_fp8(blocks: Iterable[nn.Module], device: torch.device) -> None:
+    """Let the linear layers of these blocks multiply in fp8."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST:
+        raise UserError(
+            f"train.precision=fp8: {torch.cuda.get_device_name(device)} has no fp8 products (compute capability "
+            f"{'.'.join(map(str, LEAST))} or more); use train.precision=bf16"
+        )
+    for block in blocks:
+        for module in block.modules():
+            if type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape):
+                module.__class__ = Fp8Linear  # names and weights stay; a compiler sees one class, not many functions
+
+
+class Fp8Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        x_ND = x.reshape(-1, x.shape[-1])
+        spare = -len(x_ND) % ALIGNED  # the gradient of the weight is a sum over rows, and so many are wanted there
+        y_NO = _Product.apply(F.pad(x_ND, (0, 0, 0, spare)) if spare else x_ND, self.weight)
+        y = y_NO[: len(x_ND)].view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def scaled(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(x over a scale, as that type; the scale): the largest number of x becomes the largest that the type holds."""
+    largest = torch.finfo(kind).max
+    scale = x.abs().amax().float().clamp(min=1e-12) / largest
+    return (x.float() / scale).clamp(-largest, largest).to(kind).contiguous(), scale
+
+
+def product(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """left @ right.T, both with rows in one piece, as the hardware wants them."""
+    (a, scale_a), (b, scale_b) = left, right
+    return torch._scaled_mm(
+        a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=a.is_cuda
+    )
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
+        x, weight = scaled(x_ND, torch.float8_e4m3fn), scaled(weight_OD, torch.float8_e4m3fn)
+        ctx.save_for_backward(*x, *weight)
+        ctx.types = x_ND.dtype, weight_OD.dtype
+        return product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, Tensor]:
+        x8_ND, x_scale, weight8_OD, weight_scale = ctx.saved_tensors
+        dy8_NO, dy_scale = scaled(incoming[0], torch.float8_e5m2)
+        dx_ND = product((dy8_NO, dy_scale), (weight8_OD.t().contiguous(), weight_scale))
+        dweight_OD = product((dy8_NO.t().contiguous(), dy_scale), (x8_ND.t().contiguous(), x_scale))
+        return dx_ND.to(ctx.types[0]), dweight_OD.to(ctx.types[1])

@@ -17,15 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
 from paceline.errors import UserError
 
@@ -46,30 +38,30 @@ def divide(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequenc
             )
         if rule is not None and (style := _style(rule, module, sequence)) is not None:
             plan[name] = style
-    return parallelize_module(model, mesh, plan)
+    return parallel.parallelize_module(model, mesh, plan)
 
 
-def _style(rule: str, module: nn.Module, sequence: bool) -> ParallelStyle | None:
+def _style(rule: str, module: nn.Module, sequence: bool) -> parallel.ParallelStyle | None:
     outside: Placement = Shard(ALONG) if sequence else Replicate()
     match rule:
         case "column":
-            return ColwiseParallel()
+            return parallel.ColwiseParallel()
         case "row":
-            return RowwiseParallel(output_layouts=outside)
+            return parallel.RowwiseParallel(output_layouts=outside)
         case "gather":
-            return PrepareModuleInput(
+            return parallel.PrepareModuleInput(
                 input_layouts=(outside,), desired_input_layouts=(Replicate(),), use_local_output=False
             )
         case "sequence":
-            return SequenceParallel(sequence_dim=ALONG, use_local_output=True) if sequence else None
+            return parallel.SequenceParallel(sequence_dim=ALONG, use_local_output=True) if sequence else None
         case "vocabulary" if isinstance(module, nn.Embedding):
-            return RowwiseParallel(input_layouts=Replicate(), output_layouts=outside)
+            return parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=outside)
         case "vocabulary":
             return _VocabularyHead(outside)
     raise UserError(f"workload: the shard rule {rule!r} is not known; use one of {', '.join(RULES)}")
 
 
-class _VocabularyHead(ParallelStyle):
+class _VocabularyHead(parallel.ParallelStyle):
     """A head of which each rank has some rows of the vocabulary; the loss is the same on all."""
 
     def __init__(self, outside: Placement) -> None:

@@ -17,22 +17,38 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, Execution, Target
+from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel import ddp
-from paceline.parallel.compress import ExactSum, GradientReduction, reduction_of
+from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
+from paceline.parallel.precision import use_fp8
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.workload import Workload
+
+AXES = ("pipeline", "replicate", "shard", "tensor")
+"""The grid of ranks, from slow to fast: neighbours on the last axis are neighbouring ranks (`Layout.data_rank`)."""
+KEPT = (
+    *("mm", "addmm", "bmm", "_scaled_mm"),
+    *(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+"""What selective checkpointing keeps: products cost most to compute again, everything between them almost nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,7 @@ class ParallelModel:
     """Of the whole model."""
     same_samples: int = 1
     """Ranks that compute the loss of the same samples."""
-    reduction: GradientReduction = field(default_factory=ExactSum)
+    reduction: GradientReduction = field(default_factory=GradientReduction)
 
     @property
     def unwrapped(self) -> nn.Module:
@@ -81,13 +97,11 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
         return _replicated(model, setup)
 
     from paceline.parallel import fsdp, pipeline, tensor
-    from paceline.parallel.mesh import mesh_of
 
     mesh, group = mesh_of(layout, device, spec.parallel.timeout_s)
     if not late:
         model.to("cpu" if layout.offload else device)
-        for tensor_of_main in (*model.parameters(), *model.buffers()):  # weights need not come from torch's generator
-            dist.broadcast(tensor_of_main.detach(), src=0)
+        ddp.broadcast_model(model)
 
     parameters = count(model)
     stages = {0: model}
@@ -99,8 +113,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
             tensor.divide(stage, workload.shard_rules, mesh["tensor"], layout.sequence)
         change_layers(stage, setup)
         if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
-            gathered = torch.bfloat16 if workload.casts_layers and spec.train.precision in ("bf16", "fp8") else None
-            fsdp.shard(stage, blocks, mesh, layout, setup.timer, gathered)
+            fsdp.shard(stage, blocks, mesh, setup)
         if late:
             _draw(stage, torch.device("cpu") if layout.offload else device, spec)
 
@@ -110,6 +123,16 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     if layout.pipeline > 1:
         net = pipeline.Pipeline(stages, layout, mesh, device, layout.passes(layout.global_batch))
     return ParallelModel(net, parts, local, parameters, layout.tensor)
+
+
+def mesh_of(layout: Layout, device: torch.device, timeout_s: float) -> tuple[DeviceMesh, dist.ProcessGroup]:
+    """(the grid, the group of the ranks that hold the same layers as this one); all groups give up after that time."""
+    group_of_one(device)
+    mesh = init_device_mesh(device.type, tuple(getattr(layout, axis) for axis in AXES), mesh_dim_names=AXES)
+    stage = mesh["replicate", "shard", "tensor"]._flatten("stage").get_group()
+    for group in (*mesh.get_all_groups(), stage):
+        _set_pg_timeout(timedelta(seconds=timeout_s), group)
+    return mesh, stage
 
 
 def prepared(setup: ModelSetup) -> nn.Module:
@@ -127,11 +150,8 @@ def _replicated(model: nn.Module, setup: ModelSetup) -> ParallelModel:
     net = model if alone else ddp.wrap(model, device, parallel.bucket_mb, setup.timer, reduction.hook)
     local = local_parameters_of([model], 1 if alone else layout.ranks)
     if layout.strategy == "zero1" and not alone:
-        from paceline.parallel import zero1
-        from paceline.parallel.mesh import mesh_of
-
         mesh, _ = mesh_of(layout, device, parallel.timeout_s)
-        local = zero1.shard_update(model, mesh["shard"], parallel.bucket_mb, setup.timer)
+        local = ddp.shard_update(model, mesh["shard"], parallel.bucket_mb, setup.timer)
     return ParallelModel(net, [model], local, count(model), reduction=reduction)
 
 
@@ -157,8 +177,6 @@ def change_layers(model: nn.Module, setup: ModelSetup) -> None:
     workload, layout = setup.workload, setup.layout
     blocks = workload.blocks(model)
     if setup.spec.train.precision == "fp8":
-        from paceline.parallel.fp8 import use_fp8
-
         use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
         if not blocks:
@@ -166,11 +184,22 @@ def change_layers(model: nn.Module, setup: ModelSetup) -> None:
                 f"parallel.checkpointing={layout.checkpointing}: the model has no repeated layers; "
                 "give its Workload class a method  blocks(model) -> list of layers"
             )
-        from paceline.parallel.recompute import recompute
-
-        recompute(blocks, layout.checkpointing)
+        _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
         _compile(model, blocks, workload.compile_layers)
+
+
+def _recompute(blocks: Sequence[nn.Module], how: str) -> None:
+    """What the backward pass needs is computed again, from the input of each block (full) or its products (selective).
+
+    The names of its weights stay.
+    """
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        ops = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, ops)
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, **options)
 
 
 def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None:

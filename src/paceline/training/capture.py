@@ -154,9 +154,9 @@ class RecordedStep(Step):
 
         def step() -> None:
             local.clear()
-            loss_sum, count = self.forward_backward(self.compiled, MicroBatch(batch, 1), samples)
-            norm = update(state, self.train, samples, loss_sum, count, local.square(), effective)
-            stats[:3].copy_(torch.stack([loss_sum, count, norm.double()]))
+            found = self.forward_backward(self.compiled, MicroBatch(batch, 1), samples)
+            norm = update(state, self.train, samples, found, local.square(), effective)
+            stats[:3].copy_(torch.stack([*found, norm.double()]))
 
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):

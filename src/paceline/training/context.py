@@ -1,7 +1,8 @@
-"""What every job has, whatever it does: its run, this rank's place in it, where its record goes, and its size."""
+"""The work of one rank, whatever its kind: its run, this rank's place in it, where its record goes, and its size."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
-from paceline.record.events import EventWriter
+from paceline.record.events import EventWriter, Status
 from paceline.spec import RunSpec
+from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
+from paceline.workload import BaseWorkload
 
 
 @dataclass
@@ -53,3 +56,32 @@ class JobFacts:
     """The derived numbers, each as the equation that gives it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
+
+
+@dataclass
+class Job(ABC):
+    context: RunContext
+    workload: BaseWorkload
+    facts: JobFacts
+    evaluation: dict[str, Any] = field(default_factory=dict, init=False)
+    """The newest metrics."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @property
+    @abstractmethod
+    def end(self) -> str:
+        """For people: how a job that is done came to its end."""
+
+    @abstractmethod
+    def restore(self, checkpoint: Checkpoint) -> None: ...
+
+    @abstractmethod
+    def run(self) -> Status:
+        """From the present step until it is done, or asked to stop."""
+
+    def conclude(self) -> None:  # noqa: B027
+        """Write what people read beside the last checkpoint; on the main rank, and safe to do again."""

@@ -1,47 +1,48 @@
-"""Training by gradients: read `run` from top to bottom as the story of a run."""
+"""Training by gradients, and fitting by passes: read each `run` from top to bottom as the story of a run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite
+from math import ceil, fsum, inf, isfinite
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.data.prefetch import Loader, RankBatch
+from paceline.data.prefetch import Loader, RankBatch, move
 from paceline.errors import RunFailed
+from paceline.launch.group import gather_objects
 from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
+from paceline.parallel.precision import autocast
 from paceline.record.events import Status
+from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
-from paceline.training.checkpoints.saved import Checkpoint, restore
-from paceline.training.context import JobFacts, RunContext
-from paceline.training.evaluate import evaluate
+from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
+from paceline.training.context import Job
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
-from paceline.training.state import State
-from paceline.training.step import Step
-from paceline.workload import Samples, Workload
+from paceline.training.step import State, Step
+from paceline.workload import Passes, Samples, Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
 
+SAVED_EVERY = 50
+"""Passes of a fit, where the run file does not say."""
+
 
 @dataclass
-class GradientJob:
-    """A job that trains by gradients (paceline.training.jobs.Job)."""
-
-    context: RunContext
+class GradientJob(Job):
     workload: Workload
-    facts: JobFacts
     layout: Layout
     train_step: Step
     loader: Loader
     schedule: Schedule
-    evaluation: dict[str, Any] = field(default_factory=dict)
     best: float | None = None
     """The highest score so far."""
 
@@ -61,9 +62,6 @@ class GradientJob:
         self.state.restore(partial(restore, checkpoint, partly=self.layout.pipeline > 1))
         self.state.step = checkpoint.step
         self.evaluation, self.best = checkpoint.meta["evaluation"], checkpoint.meta["best"]
-
-    def conclude(self) -> None:
-        """Nothing is to be added to the last checkpoint."""
 
     def run(self) -> Status:
         """Train from the present step to the last."""
@@ -98,8 +96,7 @@ class GradientJob:
     def _evaluate(self, held_out: Samples) -> float:
         """Evaluate the model as it is now; returns its score."""
         share_buffers(self.state.buffers(), self.layout)
-        precision, model = self.context.spec.train.precision, self.state.model.unwrapped
-        self.evaluation = evaluate(self.workload, model, held_out, self.context.device, precision, self.layout)
+        self.evaluation = evaluate(self, held_out)
         score = self.workload.goodness(self.evaluation)
         self.context.event("evaluate", step=self.state.step, **self.evaluation)
         return score
@@ -177,3 +174,96 @@ class StepLog:
             f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, "
             "or pass over such steps with train.nonfinite=skip"
         )
+
+
+@torch.no_grad()
+def evaluate(job: GradientJob, samples: Samples) -> dict[str, Any]:
+    """{"n": samples seen, metric: value …}: every sample once, and the same number on any layout.
+
+    The samples are cut into fixed chunks by position and whole chunks are handed to ranks, so a chunk's sums do not
+    depend on how many ranks there are; they are added up without rounding.
+
+    All ranks make the same number of rounds, since under some layouts a forward pass is work for all of them; one that
+    has no chunk left repeats the first and does not count it.
+    """
+    workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
+    data_rank, size = layout.data_rank(job.context.place.rank), workload.evaluation_chunk
+    chunks = ceil(len(samples) / size)
+    names: list[str] = []
+    mine: dict[int, list[float]] = {}
+    was_training = model.training
+    model.eval()
+    for begin in range(0, chunks, layout.data):
+        chunk = begin + data_rank
+        if chunk >= chunks and layout.plain:
+            break
+        number = chunk if chunk < chunks else 0
+        ids = np.arange(number * size, min((number + 1) * size, len(samples)))
+        ids = ids[np.argsort(samples.cost(ids), kind="stable")]
+        # layers that are compiled for training run as they are written: a compilation would take longer than it saves
+        uncompiled = torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
+        with autocast(job.context.spec.train.precision, device), uncompiled:
+            sums = workload.evaluate(model, move(samples.batch(ids, np.zeros_like(ids)), device))
+        names = sorted(sums)
+        if chunk < chunks:
+            mine[chunk] = [float(sums[name]) for name in names] + [float(len(ids))]
+    model.train(was_training)
+    everyone = gather_objects((names, mine))
+    names = next(found for found, _ in everyone if found)  # a rank without a chunk learns them from the others
+    table = {chunk: row for _, rows in reversed(everyone) for chunk, row in rows.items()}
+    assert len(table) == chunks, "a chunk was lost"
+    totals = [fsum(column) for column in zip(*table.values(), strict=True)]
+    metrics = workload.metrics(dict(zip(names, totals, strict=False)))
+    return {"n": int(totals[-1]), **metrics}
+
+
+@dataclass
+class FitJob(Job):
+    """Work that is not gradient descent: passes over all samples, recorded, saved and resumed like any other run.
+
+    A pass is a step of the record, and an epoch. The workload knows what a pass does (`Workload.passes`); this is the
+    loop around it.
+    """
+
+    passes: Passes
+    step: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.passes.end is not None
+
+    @property
+    def end(self) -> str:
+        return f"{self.step} passes, {self.passes.end_words()}"
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        restore(checkpoint, self.passes.room())
+        self.passes.restored(checkpoint.meta["fit"])
+        self.step = checkpoint.step
+
+    def run(self) -> Status:
+        self.passes.begin()
+        every, samples = self.context.spec.train.checkpoint_every or SAVED_EVERY, self.passes.samples
+        while not self.done:
+            found = dict(self.passes.step(self.context.stop.requested))
+            stopping = found.pop("flagged")
+            self.step += 1
+            seconds = compute_s(found["step_s"], found["data_s"], found["exposed_s"])
+            at = {"step": self.step, "epoch": self.step - 1, "samples": self.step * samples, "batch": samples}
+            self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
+            if self.done or stopping or self.step % every == 0:
+                meta = {"step": self.step, "evaluation": {}, "best": None, "fit": self.passes.meta()}
+                self.context.checkpoints.save(self.passes.tensors(), meta)
+                self.context.event("checkpoint", step=self.step)
+            if stopping and not self.done:
+                return Status.STOPPED
+        self.context.checkpoints.wait()
+        self.context.event("done", step=self.step, why=self.passes.end_words())
+        if self.context.place.rank == 0:
+            self.conclude()
+        return Status.FINISHED
+
+    def conclude(self) -> None:
+        checkpoint = newest(RunDir(self.context.folder).checkpoints, lambda text: None)
+        assert checkpoint is not None
+        self.passes.conclude(read_tensors(checkpoint), self.context.folder)

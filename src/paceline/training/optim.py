@@ -19,11 +19,9 @@ def optimizer_of(train: Train, local: LocalParameters) -> torch.optim.Optimizer:
     """Matrices decay; biases, norms and other vectors do not. The learning rate is a tensor, set before each step."""
     tensors = [part.data for part in local]
     device = tensors[0].device
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in tensors if p.ndim >= 2], "weight_decay": train.weight_decay, "adapt": True},
-        {"params": [p for p in tensors if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
-    ]
-    groups = [g for g in groups if g["params"]]
+    matrices, vectors = [p for p in tensors if p.ndim >= 2], [p for p in tensors if p.ndim < 2]
+    decays = ((matrices, train.weight_decay, True), (vectors, 0.0, False))
+    groups = [{"params": params, "weight_decay": decay, "adapt": adapt} for params, decay, adapt in decays if params]
     lr = torch.tensor(0.0, dtype=torch.float32, device=device)
     betas = (train.beta1, train.beta2)
     match train.optimizer:
@@ -32,9 +30,9 @@ def optimizer_of(train: Train, local: LocalParameters) -> torch.optim.Optimizer:
         case "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=train.momentum, fused=True)
         case "lars":
-            return LARS(groups, lr=lr, momentum=train.momentum, norms=local.norms)
+            return LARS(groups, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
         case _:
-            return LAMB(groups, lr=lr, betas=betas, norms=local.norms)
+            return LAMB(groups, {"lr": lr, "betas": betas, "eps": 1e-6}, local.norms)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -44,6 +42,9 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 class _LayerWise(torch.optim.Optimizer):
     """Scales each matrix's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
+
+    kept: tuple[str, ...]
+    """What is remembered of each parameter."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], norms: Norms) -> None:
         super().__init__(params, defaults)
@@ -55,8 +56,8 @@ class _LayerWise(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
-                if not self.state[p]:
-                    self._begin(p)
+                for name in self.kept if not self.state[p] else ():
+                    self.state[p][name] = torch.zeros(()) if name == "step" else torch.zeros_like(p)
             if params:
                 self._update(group, params)
 
@@ -65,9 +66,6 @@ class _LayerWise(torch.optim.Optimizer):
         weights, steps = self.norms(params, params), self.norms(params, updates)
         return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
 
-    def _begin(self, p: Tensor) -> None:
-        raise NotImplementedError
-
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         raise NotImplementedError
 
@@ -75,12 +73,7 @@ class _LayerWise(torch.optim.Optimizer):
 class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
 
-    def __init__(self, params: Any, lr: Tensor, momentum: float, norms: Norms, eta: float = 0.001) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "eta": eta, "weight_decay": 0.0, "adapt": True}
-        super().__init__(params, defaults, norms)
-
-    def _begin(self, p: Tensor) -> None:
-        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    kept = ("momentum_buffer",)
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         updates = torch._foreach_add([p.grad for p in params], params, alpha=group["weight_decay"])
@@ -96,12 +89,7 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """Layer-wise adaptive moments for large batches (You et al., 2020)."""
 
-    def __init__(self, params: Any, lr: Tensor, betas: tuple[float, float], norms: Norms, eps: float = 1e-6) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True}
-        super().__init__(params, defaults, norms)
-
-    def _begin(self, p: Tensor) -> None:
-        self.state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+    kept = ("step", "exp_avg", "exp_avg_sq")
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]

@@ -30,7 +30,7 @@ from paceline.workload import BaseWorkload, workload_of
 if TYPE_CHECKING:
     import torch
 
-    from paceline.training.jobs import Job
+    from paceline.training.context import Job
 
 Say = Callable[[str], None]
 
@@ -100,7 +100,7 @@ def train_rank(
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
-    from paceline.training.jobs import job_of
+    from paceline.training.setup import job_of
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
     with (
@@ -118,13 +118,12 @@ def train_rank(
                 return _done_already(run, job, speak) if main else None
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
-            _note_start(job, first, again)
+            _note_start(job, first, again, speak)
             if not main:
                 job.run()
                 checkpoints.wait()
                 _peaks(device)
                 return None
-            _announce(job, run, first, again, speak)
             order = job.facts.order
             with audience(spec, run, order.seen(job.facts.steps), order.seen(first), show) as job.context.shown:
                 status = job.run()
@@ -137,7 +136,13 @@ def train_rank(
                 _note_failure(run, events, job, error)
             raise
     if show:
-        _show(summary, run, speak)
+        from rich.console import Console
+
+        show_summary(summary, Console())
+        speak(f"run folder {run.path}")
+        if summary.status == Status.STOPPED:
+            resume = f"paceline train --resume {shlex.quote(str(run.path))}"
+            speak(f"stopped after a checkpoint, as asked; go on with  {resume}")
     return summary
 
 
@@ -164,35 +169,22 @@ def _done_already(run: RunDir, job: Job, say: Say) -> Summary:
     return _sum_up(run, job, Status.FINISHED, [])
 
 
-def _note_start(job: Job, first: int, again: bool) -> None:
+def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
+    """In the record of this rank; `say` is heard from the main one alone."""
     import torch
 
     from paceline.record.environment import environment
 
-    events, place = job.context.events, job.context.place
-    events.write(
-        "start",
-        **environment(),
-        argv=sys.argv,
-        pid=os.getpid(),
-        rank=place.rank,
-        ranks=place.world,
-        launcher=place.launcher,
-        device=str(job.context.device),
-        threads=torch.get_num_threads(),
-        data=job.workload.fingerprint(),
-        **job.facts.notes,
-    )
+    events, place, facts = job.context.events, job.context.place, job.facts
+    where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
+    data = job.workload.fingerprint()
+    told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
+    events.write("start", **environment(), **told, **facts.notes)
     if again:
         events.write("resume", step=first)
-
-
-def _announce(job: Job, run: RunDir, first: int, again: bool, say: Say) -> None:
-    say(f"{run.path}")
-    for line in job.facts.equations:
-        say(f"  {line}")
+    say("\n  ".join([str(job.context.folder), *facts.equations]))
     if first:
-        say(f"  going on from step {first} of {job.facts.steps}")
+        say(f"  going on from step {first} of {facts.steps}")
     elif again:
         say("  there is no whole checkpoint to go on from: starting from the beginning")
 
@@ -218,16 +210,6 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
     )
     write_json(run.summary_file, summary.to_json())
     return summary
-
-
-def _show(summary: Summary, run: RunDir, say: Say) -> None:
-    from rich.console import Console
-
-    show_summary(summary, Console())
-    say(f"run folder {run.path}")
-    if summary.status == Status.STOPPED:
-        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
 
 
 def _peaks(device: torch.device) -> list[int]:

@@ -1,4 +1,4 @@
-"""The verb `train`: from a spec to a finished run folder, on one rank or many.
+"""The verbs `train` and `export`: from a spec to a finished run folder, on one rank or many.
 
 The process that was asked checks the request and prepares the data; ranks then meet, build the same job and enter the
 loop. Under torchrun, srun or mpirun the ranks are there already, and each of them was asked.
@@ -6,6 +6,7 @@ loop. Under torchrun, srun or mpirun the ranks are there already, and each of th
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, layout_of
 from paceline.record.events import Status, read_events
+from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
@@ -36,7 +38,7 @@ MAY_CHANGE = (
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
-PRELOAD = ("paceline.launch.group", "paceline.training.jobs")
+PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
 
@@ -89,6 +91,27 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         raise
 
 
+def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
+    """Write the newest (or best) checkpoint's weights to `out`, with the spec and the step in its header."""
+    from safetensors.torch import save
+
+    from paceline.training.checkpoints.saved import chosen, read_tensors
+
+    folder, out = RunDir.open(Path(run)), Path(out)
+    if out.suffix != ".safetensors":
+        name = out.with_suffix(".safetensors")
+        raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {name}")
+    if out.is_dir():
+        raise UserError(f"{str(out)!r} is a folder; name a file that is not there yet, or may be replaced")
+    if not out.parent.is_dir():
+        raise UserError(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
+    checkpoint = chosen(folder, which)
+    header = {"paceline_spec": json.dumps(folder.spec().dump()), "step": str(checkpoint.step)}
+    tensors = {name: tensor.contiguous() for name, tensor in read_tensors(checkpoint).items()}
+    write_atomic(out, save(tensors, metadata=header))
+    return out
+
+
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     """The spec of a run with new values for what may change.
 
@@ -101,8 +124,9 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
         given = {**plain, **given}
     changed = load(folder.spec_file, given)
-    for key in (k for k in _keys(changed) if changed.origin(k) != COMMAND_LINE):
-        changed._origins[key] = old.origin(key)
+    for key, *_ in changed.fields():
+        if changed.origin(key) != COMMAND_LINE:
+            changed._origins[key] = old.origin(key)
     _same_answer(folder, changed)
     return build(changed.dump(), changed._origins)
 
@@ -128,18 +152,13 @@ def open_run(
         workload = workload or workload_of(spec)
         workload.suits(layout)
         workload.prepare(say)
-        if run is not None:
-            _same_data(run, workload)
+        began = {} if run is None else next(read_events(run.events_file(0), "start"), {})
+        if run is not None and "data" in began and began["data"] != workload.fingerprint():
+            raise UserError(
+                f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
+                "bring it back, or start a new run"
+            )
     return run or RunDir.claim(out, spec.name, spec), workload
-
-
-def _same_data(run: RunDir, workload: Workload) -> None:
-    began = next(read_events(run.events_file(0), "start"), {})
-    if "data" in began and began["data"] != workload.fingerprint():
-        raise UserError(
-            f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
-            "bring it back, or start a new run"
-        )
 
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
@@ -163,7 +182,3 @@ def _as_placed(spec: RunSpec, place: Place) -> RunSpec:
             f"{place.world}; give the same number to both, or leave parallel.ranks out"
         )
     return spec.replace({"parallel.ranks": place.world})
-
-
-def _keys(spec: RunSpec) -> list[str]:
-    return [key for key, *_ in spec.fields()]

@@ -23,25 +23,20 @@ class Schedule:
         if seen < warm:
             return self.peak * seen / warm
         done = min(1.0, (seen - warm) / max(1.0, self.total - warm))
-        floor = self.final
         match self.shape:
             case "constant":
                 return self.peak
             case "linear":
-                return self.peak * (floor + (1 - floor) * (1 - done))
+                return self.peak * (self.final + (1 - self.final) * (1 - done))
             case _:
-                return self.peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+                return self.peak * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def scaled_lr(train: Train) -> tuple[float, str]:
     """The peak learning rate for this batch, and the equation that gives it."""
-    ratio = train.global_batch / train.base_batch
-    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[train.lr_scaling]
-    how = {
-        "none": "",
-        "linear": f" × {train.global_batch} / {train.base_batch}",
-        "sqrt": f" × √({train.global_batch} / {train.base_batch})",
-    }[train.lr_scaling]
+    ratio, said = train.global_batch / train.base_batch, f"{train.global_batch} / {train.base_batch}"
+    ways = {"none": (1.0, ""), "linear": (ratio, f" × {said}"), "sqrt": (math.sqrt(ratio), f" × √({said})")}
+    factor, how = ways[train.lr_scaling]
     return train.lr * factor, f"{train.lr * factor:g} peak lr = {train.lr:g}{how}"
 
 

@@ -1,4 +1,4 @@
-"""Building a rank's job of training: model, wrapping, optimiser, data order, and how a step runs."""
+"""Building a rank's job; of training: model, wrapping, optimiser, data order, and how a step runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,30 @@ from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.timers import timer_of
 from paceline.training import engines
-from paceline.training.context import JobFacts, RunContext
+from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.explain import equations
-from paceline.training.loop import GradientJob
+from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
-from paceline.training.state import State
-from paceline.training.step import PipelineStep, Step
-from paceline.workload import Samples, Workload, samples_of, traits_of
+from paceline.training.step import PipelineStep, State, Step
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, samples_of, traits_of
+
+
+def job_of(context: RunContext, workload: BaseWorkload) -> Job:
+    """The one place where kinds of work part ways."""
+    match workload:
+        case PassWorkload():
+            return fit_job(context, workload)
+        case Workload():
+            return gradient_job(context, workload)
+    raise TypeError(f"{type(workload).__name__} is neither a Workload nor a PassWorkload")
+
+
+def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
+    passes = workload.passes(context.device)
+    order = Order(passes.samples, passes.samples, context.spec.train.seed)
+    lines = passes.equations(context.place.world)
+    facts = JobFacts(order, passes.most, passes.parameters, "; ".join(lines), lines)
+    return FitJob(context, workload, facts, passes)
 
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:

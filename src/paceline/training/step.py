@@ -1,4 +1,4 @@
-"""One optimiser step on one rank: micro-batches forward and backward, one sum over ranks, one update.
+"""What is trained, and one step of it on one rank: micro-batches forward and backward, one sum over ranks, one update.
 
 Nothing here waits for the device: what a step found out stays in a small tensor until the loop reads it.
 """
@@ -6,6 +6,7 @@ Nothing here waits for the device: what a step found out stays in a small tensor
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,30 +15,95 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.data.order import stream
-from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collate_each, move
+from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated, move
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.parallel.ddp import without_sync
-from paceline.parallel.precision import autocast
+from paceline.parallel.precision import Scaler, autocast
+from paceline.parallel.wrapping import ParallelModel
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Train
-from paceline.training.state import State
+from paceline.training.optim import optimizer_of, set_lr
 from paceline.workload import Samples, Workload
 
 
+@dataclass
+class State:
+    """All that resuming needs and nothing else: weights, optimiser, loss scale and the position in steps.
+
+    The position alone fixes the learning rate, the samples that follow and every random stream, since each is a
+    function of it; none of them is stored.
+    """
+
+    model: ParallelModel
+    optimizer: torch.optim.Optimizer
+    scaler: Scaler
+    step: int = 0
+
+    @classmethod
+    def new(cls, model: ParallelModel, train: Train, device: torch.device) -> State:
+        state = cls(model, optimizer_of(train, model.local_parameters), Scaler(train.precision, device))
+        state.allocate()
+        return state
+
+    def tensors(self) -> dict[str, Any]:
+        """Everything to be saved, by name; loading writes into these very tensors."""
+        model = {name: value for part in self.model.parts for name, value in part.state_dict().items()}
+        optim = {
+            f"{local.name}.{key}": local.whole(value)
+            for local in self.model.local_parameters
+            for key, value in self.optimizer.state[local.data].items()
+            if isinstance(value, Tensor)
+        }
+        kept = self.model.reduction.tensors()
+        return {
+            "model": model,
+            "optim": optim,
+            "scaler": self.scaler.state(),
+            **({self.model.reduction.entry: kept} if kept else {}),
+        }
+
+    def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
+        """Take over what `read` puts into tensors of these names and shapes."""
+        read(self.tensors())
+
+    def average_over_ranks(self) -> None:
+        """Before a checkpoint: what ranks still hold apart becomes the same on all of them, and stays so."""
+        self.model.reduction.average_models(self.step, now=True)
+        self.model.reduction.average_state(self._optimizer_tensors())
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Running statistics and the like."""
+        for part in self.model.parts:
+            yield from part.buffers()
+
+    def allocate(self) -> None:
+        """Give the optimiser all of its state, at zero, before there was a gradient.
+
+        A checkpoint then holds the same tensors at any step, and a step that is passed over leaves nothing undefined.
+        """
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        set_lr(self.optimizer, 0.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for value in self._optimizer_tensors():
+            value.zero_()
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
+        for values in self.optimizer.state.values():
+            yield from (value for value in values.values() if isinstance(value, Tensor))
+
+
 def update(
-    state: State,
-    train: Train,
-    samples: int | Tensor,
-    loss_sum: Tensor,
-    count: Tensor,
-    square: Tensor,
-    effective: bool | Tensor = True,
+    state: State, train: Train, samples: int | Tensor, found: Tensor, square: Tensor, effective: bool | Tensor = True
 ) -> Tensor:
     """Scale, clip and apply the summed gradients; returns their norm. Not finite anywhere: nothing is applied.
 
-    `square` is the squared norm of the gradients as they are, over all ranks.
+    `found` is (sum of losses, count), `square` the squared norm of the gradients as they are, over all ranks.
     """
+    loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
     factor = samples / (count.clamp(min=1) * state.scaler.scale)
     norm = square.sqrt() * factor
@@ -83,7 +149,7 @@ class Step:
         """How batches are made for this step."""
         pin = self.device.type == "cuda"
         if not self.padded:
-            return collate_each(samples, pin)
+            return collated(samples.batch, pin)
         if not hasattr(samples, "padded"):
             why = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
             raise UserError(
@@ -91,7 +157,7 @@ class Step:
                 "same shape; see paceline.workload.Samples"
             )
         rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
-        return collate_each(samples, pin, rows)
+        return collated(lambda ids, keys: samples.padded(ids, keys, rows), pin)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
@@ -135,9 +201,8 @@ class Step:
         if dist.is_initialized():
             with self.timer.blocking():
                 dist.all_reduce(totals)
-        loss_sum, count, stops, square = totals
-        norm = update(self.state, self.train, samples, loss_sum, count, square)
-        return torch.stack([loss_sum, count, norm.double(), stops])
+        norm = update(self.state, self.train, samples, totals[:2], totals[3])
+        return torch.stack([*totals[:2], norm.double(), totals[2]])
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """The same where each rank updates a model of its own, by the mean over its own samples.
@@ -146,13 +211,12 @@ class Step:
         on one rank is applied by none, so that their loss scales stay the same. A rank without a sample has a gradient
         of 0.
         """
-        loss_sum, count = found
         square = self.state.model.local_parameters.square()
-        factor = samples / (count.clamp(min=1) * self.state.scaler.scale)
+        factor = samples / (found[1].clamp(min=1) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
         with self.timer.blocking():
             dist.all_reduce(totals)
-        update(self.state, self.train, samples, loss_sum, count, square, effective=torch.isfinite(totals).all())
+        update(self.state, self.train, samples, found, square, effective=torch.isfinite(totals).all())
         loss_of_all, count_of_all, stops, squares = totals
         return torch.stack([loss_of_all, count_of_all, (squares / dist.get_world_size()).sqrt(), stops])
 

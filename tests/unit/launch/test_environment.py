@@ -3,9 +3,8 @@
 import pytest
 
 from paceline.errors import UserError
-from paceline.launch import nodes
 from paceline.launch.blame import Failure, as_error, cause, is_echo, of_exception, of_exit
-from paceline.launch.environment import Place, detect
+from paceline.launch.environment import Place, detect, hosts, task_counts
 
 TORCHRUN = {
     "RANK": "3",
@@ -133,21 +132,21 @@ def test_ports_differ_between_steps_and_jobs():
 
 @pytest.mark.parametrize("text", HOSTS)
 def test_hosts(text):
-    assert nodes.hosts(text) == HOSTS[text]
+    assert hosts(text) == HOSTS[text]
 
 
 @pytest.mark.parametrize("text", ["", "n[", "n]1", "n[1-", "n[a-b]", "n[3-1]", "n[]", "n[1-99999999]", ",n1"])
 def test_unreadable_hosts(text):
     with pytest.raises(UserError, match="node list"):
-        nodes.hosts(text)
+        hosts(text)
 
 
 def test_task_counts():
-    assert nodes.task_counts("2(x3),1") == [2, 2, 2, 1]
-    assert nodes.task_counts("4") == [4]
+    assert task_counts("2(x3),1") == [2, 2, 2, 1]
+    assert task_counts("4") == [4]
     for text in ("", "2(3)", "x", "2,,1"):
         with pytest.raises(UserError, match="task counts"):
-            nodes.task_counts(text)
+            task_counts(text)
 
 
 def chained(outer: BaseException, inner: BaseException) -> BaseException:

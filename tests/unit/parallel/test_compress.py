@@ -10,8 +10,7 @@ from torch import nn
 
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.parallel.compress import MEASURED, NOTES, differs_from
-from paceline.parallel.local_sgd import OUTER_LR, OUTER_MOMENTUM, LocalSGD
+from paceline.parallel.compress import MEASURED, NOTES, OUTER_LR, OUTER_MOMENTUM, LocalSGD, differs_from
 from paceline.record.summary import show, summarise
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Parallel, build
@@ -40,7 +39,8 @@ def test_the_outer_step_is_that_of_torchs_nesterov():
 
 def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
     net = nn.Linear(5, 3)
-    joiner = LocalSGD(net, every=1, timer=CollectiveTimer(), outer=True, lr=1.0, momentum=0.0)
+    joiner = LocalSGD(net, every=1, timer=CollectiveTimer(), outer=True)
+    joiner.lr, joiner.momentum = 1.0, 0.0
     net.weight.data.add_(1.0)
     want = net.weight.detach().clone()
     joiner.average_models(1, now=False)

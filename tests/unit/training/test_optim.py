@@ -12,8 +12,7 @@ from paceline.parallel.wrapping import ParallelModel
 from paceline.spec import Train
 from paceline.training.optim import set_lr
 from paceline.training.schedule import scaled_lr, schedule_of
-from paceline.training.state import State
-from paceline.training.step import update
+from paceline.training.step import State, update
 
 RULES = ["adamw", "sgd", "lars", "lamb"]
 
@@ -62,7 +61,7 @@ def apply(state, train, gradients, loss=1.0):
     for p, g in zip(state.model.net.parameters(), gradients, strict=True):
         p.grad = g.clone()
     found = torch.tensor([loss, 1.0], dtype=torch.float64)
-    return update(state, train, 1, found[0], found[1], state.model.local_parameters.square())
+    return update(state, train, 1, found, state.model.local_parameters.square())
 
 
 def gradients(seed):

@@ -1,4 +1,4 @@
-"""Checkpoints that are there: found, verified by their checksums, and read. DamagedCheckpoint ones are skipped."""
+"""Checkpoints that are there: found, verified by their checksums, and read. Damaged ones are skipped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import gather_objects
+from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints import storage
 
 FORMAT = 1
@@ -37,9 +39,6 @@ class Checkpoint:
     score: float | None
 
 
-# ---------------------------------------------------------------------------------------------------- finding
-
-
 def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint; each one that is not whole is named, with the reason, and skipped."""
     return _first_whole(folder, sealed_in(folder), say)
@@ -48,6 +47,14 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
 def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
     return _first_whole(folder, sorted(sealed_in(folder), key=_score, reverse=True), say)
+
+
+def chosen(run: RunDir, which: str) -> Checkpoint:
+    """The newest or the best of a run, which must have one."""
+    found = {"newest": newest, "best": best}[which](run.checkpoints, lambda text: print(text, file=sys.stderr))
+    if found is None:
+        raise UserError(f"{run.path} has no whole checkpoint; go on with  paceline train --resume {run.path}")
+    return found
 
 
 def _first_whole(folder: Path, paths: Iterable[Path], say: Callable[[str], None]) -> Checkpoint | None:
@@ -128,9 +135,6 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------- reading
-
-
 def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:
     """Load in place into the tensors of a state, on every rank and on any number of ranks.
 
@@ -198,4 +202,4 @@ def first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
 def error_words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"

@@ -11,7 +11,6 @@ import hashlib
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,51 +42,45 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     return flat
 
 
-def own_files(folder: Path, rank: int) -> list[Path]:
-    """The files that this rank wrote into a checkpoint."""
-    return sorted(folder.glob(f"__{rank}_*.distcp")) + ([folder / METADATA] if rank == 0 else [])
-
-
-# ---------------------------------------------------------------------------------------------------- staging
-
-
-@dataclass(frozen=True)
-class Staged:
-    """What one rank writes: `shapes` says how its parts form whole tensors, `copies` holds the values."""
-
-    shapes: dict[str, Tensor]
-    copies: dict[str, Tensor]
-    bytes_share: int  # summed over the ranks: the size of the checkpoint
-
-
 class Staging:
-    """Host memory for one copy of what this rank writes, kept between saves: fresh memory costs several copies."""
+    """One copy of what this rank writes, in host memory kept between saves: fresh memory costs several copies."""
 
     def __init__(self) -> None:
-        self._copies: dict[str, Tensor] = {}
+        self.copies: dict[str, Tensor] = {}
+        self.shapes: dict[str, Tensor] = {}
+        """How the parts of this rank form whole tensors."""
+        self.bytes_share = 0
+        """Summed over the ranks: the size of the checkpoint."""
 
     @torch.no_grad()
-    def copy(self, tensors: Mapping[str, Tensor], ranks: int) -> Staged:
+    def copy(self, tensors: Mapping[str, Tensor], ranks: int) -> None:
         """Copy what this rank writes; when this returns, the tensors may change."""
-        kept, self._copies = self._copies, {}
-        shapes: dict[str, Tensor] = {}
+        before, self.copies, self.shapes, self.bytes_share = self.copies, {}, {}, 0
         devices = set()
-        bytes_share = 0
         for name, tensor in tensors.items():
             sharded = isinstance(tensor, DTensor)
             local = tensor.to_local() if sharded else tensor.detach()
-            copy = kept.get(name)
+            copy = before.get(name)
             if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
                 copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
             copy.copy_(local, non_blocking=local.is_cuda)
             if local.is_cuda:
                 devices.add(local.device)
-            self._copies[name] = copy
-            shapes[name] = tensor if sharded else copy
-            bytes_share += tensor.numel() * tensor.element_size() // (ranks if sharded else 1)
+            self.copies[name] = copy
+            self.shapes[name] = tensor if sharded else copy
+            self.bytes_share += tensor.nbytes // (ranks if sharded else 1)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        return Staged(shapes, self._copies, bytes_share)
+
+    def write(self, folder: Path, group: dist.ProcessGroup | None) -> None:
+        """Write this rank's part into the folder, forced to the disk; on every rank of the group."""
+        dcp.save(
+            dict(self.shapes),
+            storage_writer=_Writer(folder, sync_files=True, per_thread_copy_ahead=0, overwrite=False),
+            planner=_Planner(self.copies),
+            process_group=group,
+            no_dist=group is None,
+        )
 
 
 def share(flat: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> list[str]:
@@ -121,9 +114,6 @@ def divide(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
     return shares
 
 
-# ---------------------------------------------------------------------------------------------------- writing
-
-
 class _Planner(DefaultSavePlanner):
     """Plans with the shapes of the live tensors, writes the values of the copies."""
 
@@ -154,34 +144,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def write(staged: Staged, folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Write this rank's part into the folder, forced to the disk; on every rank of the group."""
-    dcp.save(
-        dict(staged.shapes),
-        storage_writer=_Writer(folder, sync_files=True, per_thread_copy_ahead=0, overwrite=False),
-        planner=_Planner(staged.copies),
-        process_group=group,
-        no_dist=group is None,
-    )
-
-
-# ---------------------------------------------------------------------------------------------------- reading
-
+_DCP = "torch.distributed.checkpoint"
 _HARMLESS = {
-    "torch.Size",
-    "torch.serialization._get_layout",
-    "torch.distributed.checkpoint.filesystem._StorageInfo",
-    *(
-        f"torch.distributed.checkpoint.metadata.{name}"
-        for name in (
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
+    *("torch.Size", "torch.serialization._get_layout", f"{_DCP}.filesystem._StorageInfo"),
+    *(f"{_DCP}.metadata.{name}" for name in ("ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties")),
+    *(f"{_DCP}.metadata.{name}" for name in ("TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),
 }
 
 

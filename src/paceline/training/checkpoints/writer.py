@@ -29,20 +29,7 @@ from torch.distributed.checkpoint import CheckpointException
 from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects
 from paceline.record.files import sync_file, sync_folder
-from paceline.training.checkpoints import storage
-from paceline.training.checkpoints.saved import (
-    FORMAT,
-    MANIFEST,
-    Checkpoint,
-    DamagedCheckpoint,
-    error_words,
-    first_failure,
-    seal_of,
-    sealed_in,
-    sha256_of,
-    step_in_name,
-    verified,
-)
+from paceline.training.checkpoints import saved, storage
 
 T = TypeVar("T")
 
@@ -72,16 +59,16 @@ class CheckpointWriter:
         """
         self.wait()
         score = float(score) if score is not None and math.isfinite(score) else None
-        manifest = {"format": FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
+        manifest = {"format": saved.FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
         manifest = json.loads(json.dumps(manifest))
         flat = storage.flatten(state)
         try:
             mine = storage.share(flat, self._group)
         except RuntimeError as error:
             raise RunFailed(_lost(manifest["step"], error)) from error
-        staged = self._staging.copy({name: flat[name] for name in mine}, ranks=self._ranks)
+        self._staging.copy({name: flat[name] for name in mine}, self._ranks)
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self._in_flight = self._thread.submit(self._write, staged, manifest, device)
+        self._in_flight = self._thread.submit(self._write, manifest, device)
 
     def wait(self) -> None:
         """Until the one in flight is sealed; RunFailed, on every rank, if it could not be."""
@@ -102,7 +89,7 @@ class CheckpointWriter:
                 dist.destroy_process_group(self._group)
             self._group = None
 
-    def _write(self, staged: storage.Staged, manifest: dict[str, Any], device: int | None) -> None:
+    def _write(self, manifest: dict[str, Any], device: int | None) -> None:
         """The life of one checkpoint, in the background thread of every rank."""
         if device is not None:
             torch.cuda.set_device(device)
@@ -114,10 +101,10 @@ class CheckpointWriter:
             f"the checkpoint of step {step} could not be written to {self._folder} (those before it are untouched)"
         )
         try:
-            bytes_needed = sum(self._on_all(lambda: staged.bytes_share))
+            bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
             self._on_first(lambda: self._prepare(writing))
             files: dict[str, Any] = {}
-            for written in self._on_all(lambda: self._write_own(writing, staged)):
+            for written in self._on_all(lambda: self._write_own(writing)):
                 files |= written
             self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
             failure = (
@@ -133,23 +120,22 @@ class CheckpointWriter:
             raise RunFailed(f"{failure}: {error.reason(bytes_needed, bytes_free)}") from None
 
     def _prepare(self, writing: Path) -> None:
-        for pattern in (".step-*.writing", ".step-*.deleting"):
-            for leftover in self._folder.glob(pattern):
-                shutil.rmtree(leftover)
+        for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
+            shutil.rmtree(leftover)
         writing.mkdir(parents=True)
 
-    def _write_own(self, writing: Path, staged: storage.Staged) -> dict[str, Any]:
-        storage.write(staged, writing, self._group)
-        own = storage.own_files(writing, self._rank)
-        return {file.name: [file.stat().st_size, sha256_of(file)] for file in own}
+    def _write_own(self, writing: Path) -> dict[str, Any]:
+        self._staging.write(writing, self._group)
+        own = sorted(writing.glob(f"__{self._rank}_*.distcp")) + [writing / storage.METADATA] * (self._rank == 0)
+        return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in own}
 
     def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
         for name, (size, _) in manifest["files"].items():
             file = writing / name
             if not file.exists() or file.stat().st_size != size:
-                raise _Unshared(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
-        with (writing / MANIFEST).open("w", encoding="utf-8") as stream:
-            json.dump(manifest | {"seal": seal_of(manifest)}, stream, indent=1)
+                raise RunFailed(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
+        with (writing / saved.MANIFEST).open("w", encoding="utf-8") as stream:
+            json.dump(manifest | {"seal": saved.seal_of(manifest)}, stream, indent=1)
             sync_file(stream)
         sync_folder(writing)
         if final.exists():
@@ -163,14 +149,14 @@ class CheckpointWriter:
 
     def _discard(self, sealed: Path) -> None:
         """Delete what is no longer kept. What is damaged is neither counted nor deleted."""
-        whole: list[Checkpoint] = []
+        whole: list[saved.Checkpoint] = []
         replaced: list[Path] = []
-        for path in sealed_in(self._folder):
-            if whole and whole[-1].step == step_in_name(path):
+        for path in saved.sealed_in(self._folder):
+            if whole and whole[-1].step == saved.step_in_name(path):
                 replaced.append(path)
                 continue
-            with suppress(DamagedCheckpoint):
-                whole.append(verified(path, checksums=path not in self._proven))
+            with suppress(saved.DamagedCheckpoint):
+                whole.append(saved.verified(path, checksums=path not in self._proven))
                 self._proven.add(path)
         scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
         kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
@@ -191,16 +177,13 @@ class CheckpointWriter:
         try:
             mine = (work(), None)
         except (Exception, CheckpointException) as error:
-            mine = (None, _failed(self._rank, error))
+            rank, cause = saved.first_failure(error) if isinstance(error, CheckpointException) else (self._rank, error)
+            mine = (None, _Failed(rank, saved.error_words(cause), cause.errno if isinstance(cause, OSError) else None))
         everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
         for _, failed in everyone:
             if failed is not None:
                 raise failed
         return [answer for answer, _ in everyone]
-
-
-class _Unshared(Exception):
-    """Rank 0 does not see what another rank wrote."""
 
 
 class _Failed(Exception):
@@ -213,7 +196,7 @@ class _Failed(Exception):
     def reason(self, bytes_needed: int, bytes_free: int) -> str:
         said = self.why if self.rank == 0 else f"{self.why} (rank {self.rank})"
         if self.number is not None:
-            said += f"; it needs {_mb(bytes_needed)} and {_mb(bytes_free)} are free"
+            said += f"; it needs {bytes_needed / 1e6:,.1f} MB and {bytes_free / 1e6:,.1f} MB are free"
         if self.number in (errno.ENOSPC, errno.EDQUOT):
             said += "; make room there, then resume the run"
         elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -221,20 +204,9 @@ class _Failed(Exception):
         return said
 
 
-def _failed(rank: int, error: BaseException) -> _Failed:
-    if isinstance(error, CheckpointException):
-        rank, error = first_failure(error)
-    why = str(error) if isinstance(error, _Unshared) else error_words(error)
-    return _Failed(rank, why, error.errno if isinstance(error, OSError) else None)
-
-
 def _lost(step: int, error: BaseException) -> str:
     why = str(error).strip().split("\n", 1)[0]
     return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({why})"
-
-
-def _mb(n: int) -> str:
-    return f"{n / 1e6:,.1f} MB"
 
 
 def _clear_away(writing: Path) -> int:

@@ -6,7 +6,9 @@ ends with one sentence, and the adapter's own start in every rank, which proves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,15 @@ from paceline.layout import Layout
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
+    import torch
+
+    from paceline.launch.environment import Place
     from paceline.parallel.wrapping import ModelSetup
     from paceline.training.context import RunContext
     from paceline.training.step import Step
+
+NO_RANKS: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+"""No word of ranks: a library that finds none does not look for peers."""
 
 
 def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
@@ -57,3 +65,35 @@ def must_agree(engine: str, has: Mapping[str, tuple[Any, Any]]) -> None:
     for what, (got, asked) in has.items():
         if got != asked:
             raise RunFailed(f"{engine} was asked for {what} {asked} and has {got}: the run was not started")
+
+
+def variables_of(place: Place, device: torch.device) -> dict[str, str | None]:
+    """Where this rank is in torchrun's words, whoever started it.
+
+    Libraries take LOCAL_RANK for the number of the device. It is not where each rank sees a single device, its own.
+    """
+    local = str(device.index if device.type == "cuda" else place.local_rank)
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world),
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": str(place.local_world),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        **({"OMPI_COMM_WORLD_LOCAL_RANK": local} if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ else {}),
+    }
+
+
+@contextmanager
+def environment_set(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, or take them away where None, for as long as a library sets itself up."""
+    before = os.environ.copy()
+    for name in variables:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in variables if name in before})

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.launch.environment import Place
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel import ddp, fsdp
@@ -23,10 +22,8 @@ from paceline.parallel.wrapping import ModelSetup, ParallelModel, count, prepare
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
 from paceline.training.context import RunContext
-from paceline.training.engines import accelerate_config, must_agree
-from paceline.training.engines.torchrun_variables import environment_set, variables_of, without_ranks
-from paceline.training.state import State
-from paceline.training.step import Step
+from paceline.training.engines import NO_RANKS, accelerate_config, environment_set, must_agree, variables_of
+from paceline.training.step import State, Step
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 """Accelerate's plugin leaves it in the environment."""
@@ -44,15 +41,14 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     if sharded:
         fsdp.refuse(model, blocks, layout)
         group_of_one(device)
-        # no wrapper does it here, and weights need not come from torch's generator
-        ddp.share_buffers((tensor.detach() for tensor in (*model.parameters(), *model.buffers())), layout)
-    place_said = variables_of(place, device) if sharded or layout.ranks > 1 else without_ranks()
+        ddp.broadcast_model(model)  # no wrapper does it here
+    place_said = variables_of(place, device) if sharded or layout.ranks > 1 else NO_RANKS
     told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
     with environment_set({**place_said, **told, LOADING: None}):
         accelerator, net = _wrapped(model, spec, device, config)
-    _prove(accelerator, net, blocks, layout, place, device, config)
+    _prove(accelerator, net, blocks, setup, place.rank, config)
     if isinstance(net, DistributedDataParallel):
-        ddp.sum_gradients(net, setup.timer)
+        net.register_comm_hook(None, ddp.exact_sum(setup.timer))
     elif sharded:
         _sum_gradients(net)
     local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
@@ -106,29 +102,21 @@ def _sum_gradients(net: nn.Module) -> None:
 
 
 def _prove(
-    accelerator: Any,
-    net: nn.Module,
-    blocks: Sequence[nn.Module],
-    layout: Layout,
-    place: Place,
-    device: torch.device,
-    config: dict[str, Any],
+    accelerator: Any, net: nn.Module, blocks: Sequence[nn.Module], setup: ModelSetup, rank: int, config: dict[str, Any]
 ) -> None:
     """Accelerate is as it was asked to be, or the run ends here: some requests it drops without a word."""
-    must_agree(
-        "Accelerate",
-        {
-            "processes": (accelerator.num_processes, layout.ranks),
-            "place": (accelerator.process_index, place.rank),
-            "kind": (accelerator.distributed_type.value, config["distributed_type"]),
-            "device": (accelerator.device.type, device.type),
-            "precision": (accelerator.mixed_precision, config["mixed_precision"]),
-            **(_sharding(net, blocks, layout) if accelerate_config.shards(layout) else _copies(net, layout)),
-        },
-    )
+    layout = setup.layout
+    has = {
+        "processes": (accelerator.num_processes, layout.ranks),
+        "place": (accelerator.process_index, rank),
+        "kind": (accelerator.distributed_type.value, config["distributed_type"]),
+        "device": (accelerator.device.type, setup.device.type),
+        "precision": (accelerator.mixed_precision, config["mixed_precision"]),
+    }
+    must_agree("Accelerate", has | (_sharding if accelerate_config.shards(layout) else _copies)(net, blocks, layout))
 
 
-def _copies(net: nn.Module, layout: Layout) -> dict[str, tuple[Any, Any]]:
+def _copies(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
     """Every rank holds the model."""
     wrapped = isinstance(net, DistributedDataParallel)
     return {

@@ -121,8 +121,6 @@ def config(spec: RunSpec, layout: Layout, device: str | None, layers: Sequence[s
     path = spec.parallel.engine_config
     if path is None:
         return {**ours, "num_machines": 1, "machine_rank": 0, "main_training_function": "main", "debug": False}
-    theirs = user_config.read(path)
-    user_config.refuse(path, theirs, NOT_HERE)
     said: dict[str, tuple[Any, str]] = {
         "num_processes": (layout.ranks, f"parallel.ranks={layout.ranks}"),
         "mixed_precision": (_mixed(spec), f"train.precision={spec.train.precision}"),
@@ -131,13 +129,10 @@ def config(spec: RunSpec, layout: Layout, device: str | None, layers: Sequence[s
     }
     if device is not None:
         said["use_cpu"] = (ours["use_cpu"], f"parallel.device={spec.parallel.device}, which is {device} here")
-    if sharding:
-        said |= {f"fsdp_config.{name}": what for name, what in sharding.items()}
-        kinds: tuple[str, ...] = ("FSDP",)
-    else:
-        user_config.refuse(path, theirs, {"fsdp_config": f"the run file says {_strategy(spec)}"})
-        kinds = ("MULTI_CPU", "MULTI_GPU", *(() if many else ("NO",)))
-    user_config.agree(path, theirs, said)
+    said |= {f"fsdp_config.{name}": what for name, what in sharding.items()}
+    refused = NOT_HERE if sharding else NOT_HERE | {"fsdp_config": f"the run file says {_strategy(spec)}"}
+    theirs = user_config.checked(path, refused, said)
+    kinds = ("FSDP",) if sharding else ("MULTI_CPU", "MULTI_GPU", *(() if many else ("NO",)))
     kind = theirs.get("distributed_type")
     if kind not in (None, user_config.AUTO, *kinds):
         raise UserError(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.data.prefetch import RankBatch
@@ -29,13 +30,11 @@ from paceline.parallel.wrapping import ModelSetup, ParallelModel, count, prepare
 from paceline.record.files import write_json
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
+from paceline.training.checkpoints import storage
 from paceline.training.context import RunContext
-from paceline.training.engines import deepspeed_config, must_agree
-from paceline.training.engines.deepspeed_state import ZeroState
-from paceline.training.engines.torchrun_variables import environment_set, variables_of
+from paceline.training.engines import deepspeed_config, environment_set, must_agree, variables_of
 from paceline.training.optim import optimizer_of
-from paceline.training.state import State
-from paceline.training.step import Step, loss_and_count
+from paceline.training.step import State, Step, loss_and_count
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -63,12 +62,8 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     if device.type == "cpu":
         _time_collectives(setup.timer)
     scaler = Scaler(spec.train.precision, device)
-    state: State
-    if stage == 0:
-        state = State(ParallelModel(engine, [model], local, parameters), optimizer, scaler)
-    else:
-        whole = ParallelModel(engine, [model], LocalParameters([]), parameters)
-        state = ZeroState(whole, optimizer, scaler, engine=engine)
+    whole = ParallelModel(engine, [model], LocalParameters([]) if stage else local, parameters)
+    state = ZeroState(whole, optimizer, scaler, engine=engine) if stage else State(whole, optimizer, scaler)
     state.allocate()
     return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)
 
@@ -184,12 +179,149 @@ def _time_collectives(timer: CollectiveTimer) -> None:
     """On a CPU nothing else is done while DeepSpeed's collectives are under way."""
     from deepspeed.comm import comm
 
-    def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            with timer.blocking():
-                return collective(*args, **options)
-
-        return call
-
     for name in COLLECTIVES:
-        setattr(comm.cdb, name, timed(getattr(comm.cdb, name)))
+        setattr(comm.cdb, name, timer.blocking()(getattr(comm.cdb, name)))
+
+
+@dataclass
+class ZeroState(State):
+    """The state of a run whose parts ZeRO keeps, in the same checkpoints and under the same names as every other run's.
+
+    DeepSpeed's own checkpoints cannot be read by another engine, another stage or, without a conversion, another number
+    of ranks. Here each tensor is put together when it is saved, and cut into parts when it is read.
+    """
+
+    engine: Any = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.divided: bool = self.engine.zero_optimization_stage() == 3
+        """Parameters are divided too."""
+        self.counts = isinstance(self.optimizer, torch.optim.AdamW)
+        self.moments = ["exp_avg", "exp_avg_sq"] if self.counts else ["momentum_buffer"]
+        if not self.counts and not self.optimizer.param_groups[0]["momentum"]:
+            self.moments = []
+
+    def allocate(self) -> None:
+        """Give the optimiser all of its state, at zero, on the flat parts that ZeRO made of the parameters."""
+        for flat in self._flats():
+            state = {key: torch.zeros_like(flat) for key in self.moments}
+            if self.counts:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
+            self.optimizer.state[flat] = state
+        if not self.divided:  # DeepSpeed would do it after the first step: too late to go back
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def tensors(self) -> dict[str, Any]:
+        """What this rank writes is put together in host memory; of what others write it has the shape alone."""
+        described = self._described()
+        mine = set(storage.share(storage.flatten(described), dist.group.WORLD))
+        model, optim = described["model"], described["optim"]
+        for name, p in self._saved().items():
+            if isinstance(p, nn.Parameter):
+                model[name] = _in_host(self._whole(p), f"model.{name}" in mine)
+        for name, p in self._updated():
+            for key in self.moments:
+                optim[f"{name}.{key}"] = _in_host(self._whole(p, key), f"optim.{name}.{key}" in mine)
+            if self.counts:
+                optim[f"{name}.step"] = self.optimizer.state[self._flats()[0]]["step"].detach().cpu()
+        return described
+
+    def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
+        """Read whole tensors into host memory, weights before the rest, and keep this rank's parts."""
+        model = _room(self._described()["model"])
+        read({"model": model})
+        self._put_weights(model)
+        del model
+        optim = _room(self._described()["optim"])
+        read({"optim": optim, "scaler": self.scaler.state()})
+        for name, p in self._updated():
+            for key in self.moments:
+                self._put(p, optim[f"{name}.{key}"], key)
+        counted = [value for name, value in optim.items() if name.endswith(".step")]
+        for flat in self._flats() if counted else ():
+            self.optimizer.state[flat]["step"].fill_(counted[0])
+
+    def _flats(self) -> list[Tensor]:
+        if self.divided:
+            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _saved(self) -> dict[str, Any]:
+        """Parameters, and the rest, by every name that a checkpoint has for them."""
+        return self.model.parts[0].state_dict(keep_vars=True)
+
+    def _updated(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.model.parts[0].named_parameters() if p.requires_grad)
+
+    def _described(self) -> dict[str, Any]:
+        """Names, shapes and types of all that is saved; parameters without memory, the rest as it is."""
+        model = {
+            name: _shape(value) if isinstance(value, nn.Parameter) else value.detach()
+            for name, value in self._saved().items()
+        }
+        optim: dict[str, Tensor] = {}
+        for name, p in self._updated():
+            optim |= {f"{name}.{key}": _shape(p) for key in self.moments}
+            if self.counts:
+                optim[f"{name}.step"] = torch.zeros(())
+        return {"model": model, "optim": optim, "scaler": self.scaler.state()}
+
+    def _whole(self, p: nn.Parameter, key: str | None = None) -> Tensor:
+        """A parameter, or what the optimiser keeps of it, put together from all ranks' parts."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if not p.requires_grad:
+            with self._gathered(p):
+                return p.detach().float().clone()
+        return safe_get_full_fp32_param(p) if key is None else safe_get_full_optimizer_state(p, key)
+
+    def _put_weights(self, model: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, p in self._saved().items():
+                if not isinstance(p, nn.Parameter):
+                    p.copy_(model[name])
+                    continue
+                if self.divided or not p.requires_grad:
+                    with self._gathered(p, writer=0):
+                        p.copy_(model[name])
+                if p.requires_grad:
+                    self._put(p, model[name])
+        if not self.divided:
+            self.engine.optimizer.update_lp_params()
+
+    def _put(self, p: nn.Parameter, value: Tensor, key: str | None = None) -> None:
+        """Keep this rank's part of a whole tensor."""
+        from deepspeed import utils
+
+        set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+        if self.divided:
+            value = _part(value, p.ds_tensor.numel(), dist.get_rank())
+            set_weight, set_moment = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
+        if key is None:
+            set_weight(p, value)
+        else:
+            set_moment(p, value, key)
+
+    def _gathered(self, p: nn.Parameter, writer: int | None = None) -> Any:
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters([p], modifier_rank=writer, enabled=self.divided)
+
+
+def _shape(like: Any) -> Tensor:
+    """A tensor of that shape in the memory of one number."""
+    return torch.zeros(()).expand(torch.Size(getattr(like, "ds_shape", like.shape)))
+
+
+def _room(described: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.empty(value.shape, dtype=value.dtype) for name, value in described.items()}
+
+
+def _in_host(whole: Tensor, wanted: bool) -> Tensor:
+    return whole.detach().cpu() if wanted else _shape(whole)
+
+
+def _part(value: Tensor, size: int, rank: int) -> Tensor:
+    """The rank's part of a tensor that was cut into parts of that size, the last of them filled up with zeros."""
+    mine = value.flatten()[size * rank : size * (rank + 1)]
+    return F.pad(mine, (0, size - len(mine)))

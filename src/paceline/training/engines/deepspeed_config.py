@@ -66,21 +66,19 @@ def config(spec: RunSpec, layout: Layout, pinned: bool, largest_vector: int) -> 
     DeepSpeed's own limit of 100,000 elements would leave a small model undivided.
     """
     stage = STAGES[layout.strategy]
-    bucket = max(1, int(spec.parallel.bucket_mb * 1e6 / 4))
     zero: dict[str, Any] = {"stage": stage}
     if stage:
-        zero["reduce_bucket_size"] = bucket
+        zero["reduce_bucket_size"] = max(1, int(spec.parallel.bucket_mb * 1e6 / 4))
     if spec.parallel.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = largest_vector
         if spec.parallel.offload:
             zero["offload_param"] = {"device": "cpu", "pin_memory": pinned}
-    passes = layout.passes(layout.global_batch)
     defaults: dict[str, Any] = {"steps_per_print": None, "zero_optimization": zero}
     ours: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
-        "gradient_accumulation_steps": passes,
+        "gradient_accumulation_steps": layout.passes(layout.global_batch),
         "gradient_clipping": 0.0,  # Paceline clips; DeepSpeed's default would clip at 1
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,  # Paceline's own, which works on flat parts as on anything
@@ -97,38 +95,24 @@ def config(spec: RunSpec, layout: Layout, pinned: bool, largest_vector: int) -> 
 
 def _theirs(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
     """The user's own JSON, if it says nothing else than the run file."""
-    theirs, train, parallel = user_config.read(path), spec.train, spec.parallel
-    stage, passes = STAGES[layout.strategy], layout.passes(layout.global_batch)
-    user_config.refuse(path, theirs, NOT_HERE)
-    where = "cpu" if parallel.offload else "none"
-    half = train.precision == "bf16"
-    user_config.agree(
-        path,
-        theirs,
-        {
-            "train_batch_size": (train.global_batch, f"train.global_batch={train.global_batch}"),
-            "train_micro_batch_size_per_gpu": (layout.micro_batch, f"parallel.micro_batch={layout.micro_batch}"),
-            "gradient_accumulation_steps": (passes, layout.equation()),
-            "gradient_clipping": (train.clip, f"train.clip={train.clip:g}"),
-            "managed_gradient_accumulation": (True, "when a step ends"),
-            "zero_optimization.stage": (stage, f"parallel.strategy={parallel.strategy}"),
-            "zero_optimization.compute_grad_norm": (True, f"train.clip={train.clip:g}"),
-            "zero_optimization.offload_optimizer.device": (where, f"parallel.offload={str(parallel.offload).lower()}"),
-            "zero_optimization.offload_param.device": (
-                where if stage == 3 else "none",
-                f"parallel.offload={str(parallel.offload).lower()} and parallel.strategy={parallel.strategy}",
-            ),
-            "fp16.enabled": (False, f"train.precision={train.precision}"),
-            **(
-                {}
-                if half
-                else {
-                    "bf16.enabled": (False, f"train.precision={train.precision}"),
-                    "torch_autocast.enabled": (False, f"train.precision={train.precision}"),
-                }
-            ),
-        },
-    )
+    train, parallel, stage = spec.train, spec.parallel, STAGES[layout.strategy]
+    offload, where = f"parallel.offload={str(parallel.offload).lower()}", "cpu" if parallel.offload else "none"
+    strategy, precision = f"parallel.strategy={parallel.strategy}", f"train.precision={train.precision}"
+    said: dict[str, tuple[Any, str]] = {
+        "train_batch_size": (train.global_batch, f"train.global_batch={train.global_batch}"),
+        "train_micro_batch_size_per_gpu": (layout.micro_batch, f"parallel.micro_batch={layout.micro_batch}"),
+        "gradient_accumulation_steps": (layout.passes(layout.global_batch), layout.equation()),
+        "gradient_clipping": (train.clip, f"train.clip={train.clip:g}"),
+        "managed_gradient_accumulation": (True, "when a step ends"),
+        "zero_optimization.stage": (stage, strategy),
+        "zero_optimization.compute_grad_norm": (True, f"train.clip={train.clip:g}"),
+        "zero_optimization.offload_optimizer.device": (where, offload),
+        "zero_optimization.offload_param.device": (where if stage == 3 else "none", f"{offload} and {strategy}"),
+        "fp16.enabled": (False, precision),
+    }
+    if train.precision != "bf16":
+        said |= {"bf16.enabled": (False, precision), "torch_autocast.enabled": (False, precision)}
+    theirs = user_config.checked(path, NOT_HERE, said)
     if user_config.get(theirs, "bf16.enabled") is True and stage == 0:
         raise UserError(
             f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "

@@ -18,7 +18,7 @@ from paceline.errors import UserError
 AUTO = "auto"
 
 
-def read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """A JSON or YAML file that holds named values."""
     try:
         text = path.expanduser().read_text(encoding="utf-8")
@@ -34,8 +34,16 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def agree(path: Path, theirs: Mapping[str, Any], said: Mapping[str, tuple[Any, str]]) -> None:
-    """`said`: for names in their file, the value that the run file has for it and the words it has for that."""
+def checked(path: Path, refused: Mapping[str, str], said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Their values, if they do not contradict the run file.
+
+    `refused`: what must not be in their file, and the reason. `said`: for names in their file, the value that the run
+    file has for it and the words it has for that.
+    """
+    theirs = _read(path)
+    for name, why in refused.items():
+        if get(theirs, name) not in (None, AUTO, False, {}):
+            raise UserError(f"{path}: {name} has no place here: {why}; take it out of that file")
     for name, (value, words) in said.items():
         found = get(theirs, name)
         if found not in (None, AUTO, value) or (isinstance(found, bool) and found is not value):
@@ -43,22 +51,16 @@ def agree(path: Path, theirs: Mapping[str, Any], said: Mapping[str, tuple[Any, s
                 f"{path}: {name} is {json.dumps(found)}, but the run file says {words}; "
                 f"take {name} out of that file, or write {json.dumps(value)}"
             )
-
-
-def refuse(path: Path, theirs: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """`names`: what must not be in their file, and the reason."""
-    for name, why in names.items():
-        found = get(theirs, name)
-        if found not in (None, AUTO, False, {}):
-            raise UserError(f"{path}: {name} has no place here: {why}; take it out of that file")
+    return theirs
 
 
 def laid_over(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """Their values with ours on top, section by section; an `auto` that is left goes, and the library decides."""
-    joined: dict[str, Any] = {name: value for name, value in theirs.items() if value != AUTO}
-    for name, value in joined.items():
-        if isinstance(value, dict):
-            joined[name] = laid_over(value, {})
+    joined = {
+        name: laid_over(value, {}) if isinstance(value, dict) else value
+        for name, value in theirs.items()
+        if value != AUTO
+    }
     for name, value in ours.items():
         inner = joined.get(name)
         joined[name] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,16 +97,14 @@ def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, D
 
     from paceline.record.events import read_events
     from paceline.record.run_dir import RunDir
-    from paceline.training.checkpoints.saved import best, newest, read_tensors
+    from paceline.training.checkpoints.saved import chosen, read_tensors
     from paceline.workload import workload_of
 
     folder = RunDir.open(Path(run))
     spec = folder.spec()
     if spec.workload != "lm":
         raise UserError(f"{folder.path} is a run of {spec.workload}; only language models (workload: lm) write text")
-    checkpoint = {"newest": newest, "best": best}[which](folder.checkpoints, lambda text: print(text, file=sys.stderr))
-    if checkpoint is None:
-        raise UserError(f"{folder.path} has no whole checkpoint; go on with  paceline train --resume {folder.path}")
+    checkpoint = chosen(folder, which)
     workload: LanguageModel = workload_of(spec)
     began = next(read_events(folder.events_file(0), "start"), {})
     if "data" in began and began["data"] != workload.fingerprint():

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.parallel.flat import buckets, copy_parts, flattened
+from paceline.parallel.ddp import buckets, copy_parts, flattened
 
 
 def test_buckets_hold_neighbours_of_one_type():

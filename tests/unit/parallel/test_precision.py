@@ -6,8 +6,8 @@ from torch import nn
 
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.parallel import fp8
-from paceline.parallel.fp8 import Fp8Linear, scaled, use_fp8
+from paceline.parallel import precision
+from paceline.parallel.precision import Fp8Linear, scaled, use_fp8
 from paceline.spec import build
 
 CPU = torch.device("cpu")
@@ -39,14 +39,14 @@ def test_outputs_and_gradients_are_near(bias):
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_any_number_of_rows_is_multiplied_in_sizes_that_devices_take(rows, monkeypatch):
     torch.manual_seed(0)
-    sizes, product = [], fp8.product
-    monkeypatch.setattr(fp8, "product", lambda a, b: sizes.extend((*a[0].shape, *b[0].shape)) or product(a, b))
+    sizes, product = [], precision.product
+    monkeypatch.setattr(precision, "product", lambda a, b: sizes.extend((*a[0].shape, *b[0].shape)) or product(a, b))
     layer, x = nn.Linear(64, 32), torch.randn(rows, 64, requires_grad=True)
     theirs = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
     use_fp8([nn.Sequential(layer)], CPU)
     ours = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
     assert len(sizes) == 3 * 4
-    assert not any(size % fp8.ALIGNED for size in sizes)
+    assert not any(size % precision.ALIGNED for size in sizes)
     for mine, reference in zip(ours, theirs, strict=True):
         assert apart(mine, reference) < 0.1
 
