@@ -55,7 +55,6 @@ def zipf_documents(
     seed: int = 0,
     device: Any = None,
     topics_per_document: float = 2.0,
-    exponent: float = 1.05,
 ) -> tuple[Any, Any, Any]:
     """(X, L, F): sparse counts like those of texts. Terms are as unequal as words are (Zipf's law); frequent terms are
     shared by all topics, rare ones belong to few; documents have about `topics_per_document` topics and lengths that
@@ -65,7 +64,7 @@ def zipf_documents(
     """
     _check_sizes(n=n, m=m, k=k, avg_doc_length=avg_doc_length)
     rng = np.random.default_rng(seed)
-    factors = _zipf_topics(rng, k, m, exponent)
+    factors = _zipf_topics(rng, k, m)
     if device is not None and str(device) != "cpu":
         return _zipf_on_device(n, k, factors, avg_doc_length, seed, device, topics_per_document)
     loadings = _on_simplex(rng.standard_gamma(topics_per_document / k, (n, k), np.float32) + np.float32(1e-9))
@@ -119,9 +118,9 @@ def _lengths(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
     return np.maximum(np.rint(drawn), min(SHORTEST, mean)).astype(np.int64)
 
 
-def _zipf_topics(rng: np.random.Generator, k: int, m: int, exponent: float) -> np.ndarray:
+def _zipf_topics(rng: np.random.Generator, k: int, m: int) -> np.ndarray:
     """Topics around the same Zipf frequencies: the rarer a term, the more a topic differs from the others in it."""
-    common = 1.0 / (np.arange(m) + 2.7) ** exponent
+    common = 1.0 / (np.arange(m) + 2.7) ** 1.05
     common /= common.sum()
     factors = rng.standard_gamma(np.maximum(0.05 * m * common, 1e-3), (k, m))
     return _on_simplex(np.maximum(factors, 1e-12).astype(np.float32))
