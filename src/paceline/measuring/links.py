@@ -19,8 +19,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.launch.environment import detect
-from paceline.record.files import read_json
-from paceline.record.flat import from_flat
+from paceline.record.files import from_flat, read_json
 from paceline.record.units import number
 
 FORMAT = 1

@@ -23,8 +23,7 @@ from paceline.measuring.rows import (
 )
 from paceline.measuring.scaling import LawFit, fit_laws, law_fit_from_json
 from paceline.measuring.words import Finding, finding, notes, verdict
-from paceline.record.files import read_json
-from paceline.record.flat import from_flat
+from paceline.record.files import from_flat, read_json
 from paceline.spec import RunSpec
 
 FORMAT = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from paceline.measuring.reading import RunTimes, StepParts
-from paceline.record.flat import from_flat, to_flat
+from paceline.record.files import from_flat, to_flat
 
 WORTH = 0.5
 """Efficiency below which more ranks are not recommended: half of what is paid for would be lost."""

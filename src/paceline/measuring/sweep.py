@@ -22,8 +22,7 @@ from paceline.measuring.rows import BatchLayout, FailedRow, MeasuredRow, combine
 from paceline.measuring.trials import REPEATS, STEPS, AnyTrial, RefusedTrial, Trial, trials
 from paceline.measuring.usage import Usage
 from paceline.record.environment import environment
-from paceline.record.files import read_json, write_json
-from paceline.record.flat import from_flat, to_flat
+from paceline.record.files import from_flat, read_json, to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
 from paceline.spec import RunSpec

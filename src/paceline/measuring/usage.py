@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from time import time
-from types import TracebackType
 from typing import Any
 
 EVERY_S = 0.25
@@ -35,7 +34,7 @@ class Usage:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from paceline.errors import RunFailed
@@ -92,7 +91,7 @@ class EventWriter:
     def __enter__(self) -> EventWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.record.events import metrics_of
-from paceline.record.files import read_json
-from paceline.record.flat import from_flat, to_flat
+from paceline.record.files import from_flat, read_json, to_flat
 from paceline.record.timers import TIMES
 from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec

@@ -96,7 +96,7 @@ def train_rank(
     show: bool = False,
 ) -> Summary | None:
     """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
-    from paceline.record.audience import audience
+    from paceline.record.loggers import audience
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
