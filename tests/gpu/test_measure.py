@@ -66,7 +66,7 @@ def test_terminal_and_page_show_them(measured, tmp_path):
 
     from rich.console import Console
 
-    from paceline.measuring.show import show
+    from paceline.measuring.verb import show
     from paceline.reporting.charts import charts
     from paceline.reporting.contents import gather
     from paceline.reporting.page import page

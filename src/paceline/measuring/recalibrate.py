@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.measuring.compare import price_of, terms_of
+from paceline.measuring.compare import terms_of
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import MeasuredRow, done
 from paceline.planning.calibrating.calibration import Calibration, Correction, Scaled, read_calibration
@@ -43,8 +43,7 @@ class MeasuredRun:
 
     def time(self, calibration: Calibration) -> StepTime:
         where = Where(*calibration.at(self.row.ranks, calibration.machine(MOST_LOCAL_RANKS)))
-        found: StepTime = price_of(self.spec, self.subject, where).time
-        return found
+        return self.subject.price(self.subject.layout(self.spec), where).time
 
 
 @dataclass(frozen=True)

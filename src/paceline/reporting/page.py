@@ -59,7 +59,7 @@ def template(name: str, *, html: bool = False, signs: Mapping[str, str] | None =
 
 def tiles(contents: Contents) -> list[tuple[str, str, str]]:
     """A few large numbers: of the best row where rows were measured, else of the run."""
-    if len(contents.series) == 1 and (best := contents.series[0].best) is not None:
+    if len(contents.series) == 1 and (best := contents.series[0].recommended) is not None:
         s, cost = contents.series[0], best.cost
         found = [
             ("recommended", best.label, f"of {len(s.rows)} rows"),

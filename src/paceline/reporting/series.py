@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.measuring.compare import Planned
-from paceline.measuring.devices import with_mfu
-from paceline.measuring.diagnose import diagnose
-from paceline.measuring.result import Measurement, laws_of
+from paceline.measuring.compare import with_mfu
+from paceline.measuring.result import Conclusions, Measurement, explained, laws_of
 from paceline.measuring.rows import (
     BatchLayout,
-    FailedRow,
     MeasuredRow,
     TimedRow,
     combined,
@@ -22,11 +19,12 @@ from paceline.measuring.rows import (
     priced,
     with_speedups,
 )
-from paceline.measuring.scaling import LawFit
-from paceline.measuring.words import Finding, beyond_text, decision_text, finding, verdict
+from paceline.measuring.words import beyond_text, decision_text
 from paceline.record.run_dir import RunDir
 from paceline.reporting.run_view import RunView
 from paceline.reporting.times import TimesLine
+
+NO_REASON = "Why: a table of times does not say; measure a run to see where its steps go."
 
 
 @dataclass(frozen=True)
@@ -37,21 +35,10 @@ class FileLine:
     line: int | None = None
 
 
-@dataclass(frozen=True)
-class Series:
-    name: str
-    kind: str
-    """strong, weak, or times (a table that says nothing else)."""
-    rows: tuple[TimedRow | FailedRow, ...]
+@dataclass(frozen=True, kw_only=True)
+class Series(Conclusions):
     sources: Mapping[str, FileLine]
     """Of each row, by its label."""
-    laws: tuple[LawFit, ...] = ()
-    planned: tuple[Planned, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-    verdict: tuple[str, ...] = ()
-    usd_per_device_hour: float | None = None
-    total_samples: int | None = None
 
     @property
     def timed(self) -> bool:
@@ -63,28 +50,16 @@ class Series:
         """The rows of which the parts of a step are known."""
         return [row for row in self.rows if isinstance(row, MeasuredRow)]
 
-    @property
-    def best(self) -> TimedRow | None:
-        return next((row for row in done(self.rows) if row.recommended), None)
-
 
 def from_measurement(found: Measurement, price: float | None) -> Series:
     if not any(row.ranks == 1 for row in found.rows):
         raise UserError(f"{found.file} has no one-rank row, which speed-up is counted from; measure  --ranks 1,2")
     lines = _label_lines(found.file)
-    return Series(
-        name=found.name,
-        kind=found.kind,
-        rows=found.rows if price is None else tuple(priced(found.rows, found.total_samples, price)),
-        sources={row.label: FileLine(found.file, lines.get(row.label)) for row in found.rows},
-        laws=found.laws,
-        planned=found.planned,
-        findings=found.findings,
-        notes=found.notes,
-        verdict=found.verdict,
-        usd_per_device_hour=price if price is not None else found.usd_per_device_hour,
-        total_samples=found.total_samples,
-    )
+    sources = {row.label: FileLine(found.file, lines.get(row.label)) for row in found.rows}
+    series = Series(**{field.name: getattr(found, field.name) for field in fields(Conclusions)}, sources=sources)
+    if price is None:
+        return series
+    return replace(series, rows=tuple(priced(found.rows, found.total_samples, price)), usd_per_device_hour=price)
 
 
 def _label_lines(file: Path) -> dict[str, int]:
@@ -128,13 +103,16 @@ def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float |
         sources[label] = FileLine(file, found[0].line)
     compared = done(priced(with_speedups(rows, rates), 1, price))
     compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
-    laws = tuple(laws_of(compared, weak=False))
-    said = (
-        decision_text(compared),
-        beyond_text(compared, laws),
-        "Why: a table of times does not say; measure a run to see where its steps go.",
+    laws = laws_of(compared)
+    return Series(
+        name=name,
+        kind="times",
+        rows=tuple(compared),
+        laws=laws,
+        verdict=(decision_text(compared), beyond_text(compared, laws), NO_REASON),
+        usd_per_device_hour=price,
+        sources=sources,
     )
-    return Series(name, "times", tuple(compared), sources, laws, verdict=said, usd_per_device_hour=price)
 
 
 def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
@@ -153,22 +131,11 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
         sources[run.name] = FileLine(file, _line(file, '  "median"'))
     total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
     compared = with_mfu(priced(with_speedups(rows, rates), total, price), {run.name: run.spec for run, _ in timed})
-    weak = len({row.batch.global_batch for row in rows}) > 1
-    laws = tuple(laws_of(compared, weak))
+    kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
     starts = [run.start for run, _ in timed]
     here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts
-    findings = tuple(map(finding, diagnose(compared, int(starts[0].get("cores") or 0) if here else 0)))
-    return Series(
-        name="runs",
-        kind="weak" if weak else "strong",
-        rows=tuple(compared),
-        sources=sources,
-        laws=laws,
-        findings=findings,
-        verdict=tuple(verdict(compared, findings, laws)),
-        usd_per_device_hour=price,
-        total_samples=total,
-    )
+    conclusions = explained(compared, kind, int(starts[0].get("cores") or 0) if here else 0)
+    return Series(name="runs", total_samples=total, usd_per_device_hour=price, sources=sources, **conclusions)
 
 
 def _line(file: Path, begins: str) -> int | None:

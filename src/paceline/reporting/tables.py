@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.measuring import devices
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, are_passes, done
+from paceline.measuring.verb import DEVICE_HEAD, device_cells
 from paceline.record.units import duration, metrics_text, number, percent, size
 from paceline.reporting.contents import Contents
 from paceline.reporting.links import LinkMeasurement
@@ -106,10 +106,10 @@ def _parts_cells(row: MeasuredRow) -> tuple[str, ...]:
 
 def _devices(s: Series, name: str) -> Table:
     on_devices = [row for row in s.measured if row.resources.device]
-    rows = tuple((row.label, *devices.cells(row.resources, "–")) for row in on_devices)
+    rows = tuple((row.label, *device_cells(row.resources, "–")) for row in on_devices)
     note = "MFU is the share of the device's peak that the arithmetic of the model reaches, attention counted in full; "
     note += "busy is the share of the time in which any kernel runs."
-    return Table("devices", f"Devices{name}", ("", *devices.HEAD), rows, _chosen(on_devices), left=2, note=note)
+    return Table("devices", f"Devices{name}", ("", *DEVICE_HEAD), rows, _chosen(on_devices), left=2, note=note)
 
 
 def _plan(s: Series, name: str) -> Table:
