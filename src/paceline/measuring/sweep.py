@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from paceline.arguments import make_folder
 from paceline.errors import PacelineError, RunFailed, UserError
@@ -68,7 +68,7 @@ class Trial:
         return BatchLayout(told, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
 
 
-AnyTrial = Trial | FailedRow
+AnyTrial: TypeAlias = Trial | FailedRow
 
 
 class SweepOptions(TypedDict, total=False):
