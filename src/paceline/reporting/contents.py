@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,17 @@ from paceline.errors import UserError
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import done
 from paceline.measuring.words import Finding
+from paceline.record.run_dir import RunDir
 from paceline.record.units import number, percent, size
-from paceline.reporting.comparison import Comparison, compared
-from paceline.reporting.links import LinkMeasurement, read_link_measurement
-from paceline.reporting.run_view import RunView, read_run
-from paceline.reporting.series import FileLine, Series, from_measurement, from_runs, from_times
+from paceline.reporting.run_view import Comparison, RunView, compared, read_run
+from paceline.reporting.series import (
+    LinkMeasurement,
+    Series,
+    from_measurement,
+    from_runs,
+    from_times,
+    read_link_measurement,
+)
 from paceline.reporting.times import read_times_file
 
 FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
@@ -113,8 +118,6 @@ def _must_be_a_run(path: Path) -> None:
     if path.is_file():
         raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
     if not (path / "spec.yaml").is_file():
-        from paceline.record.run_dir import RunDir
-
         RunDir.open(path)
 
 
@@ -200,11 +203,3 @@ def _fact(name: str, value: Any) -> str:
     if name == "memory_bytes":
         return size(float(value))
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def source_link(source: FileLine, folder: Path) -> tuple[str, str]:
-    """(text, address) of a source, as seen from the folder of the report."""
-    line = f" line {source.line}" if source.line else ""
-    anchor = f"#L{source.line}" if source.line else ""
-    relative = os.path.relpath(source.file.resolve(), folder.resolve())
-    return f"{source.file}{line}", relative.replace(os.sep, "/") + anchor

@@ -1,7 +1,9 @@
-"""Rows that belong together, from whatever they were read: a measurement, plain runs, or a table of times."""
+"""Rows that belong together, from whatever they were read: a measurement, runs, a table of times; and links."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.measuring.compare import with_mfu
+from paceline.measuring.links import Link, read_links
 from paceline.measuring.result import Conclusions, Measurement, explained, laws_of
 from paceline.measuring.rows import (
     BatchLayout,
@@ -21,6 +24,7 @@ from paceline.measuring.rows import (
 )
 from paceline.measuring.words import beyond_text, decision_text
 from paceline.record.run_dir import RunDir
+from paceline.record.units import duration
 from paceline.reporting.run_view import RunView
 from paceline.reporting.times import TimesLine
 
@@ -33,6 +37,14 @@ class FileLine:
 
     file: Path
     line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file} line {self.line}" if self.line else str(self.file)
+
+    def address(self, folder: Path) -> str:
+        """As seen from the folder of the report."""
+        relative = os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/")
+        return f"{relative}#L{self.line}" if self.line else relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +76,6 @@ def from_measurement(found: Measurement, price: float | None) -> Series:
 
 def _label_lines(file: Path) -> dict[str, int]:
     """The line of each row in measure.json: those of the list "rows"."""
-    import json
-
     found: dict[str, int] = {}
     inside = False
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
@@ -141,3 +151,35 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
 def _line(file: Path, begins: str) -> int | None:
     lines = file.read_text(encoding="utf-8").splitlines()
     return next((number for number, line in enumerate(lines, 1) if line.startswith(begins)), None)
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """One measurement of links."""
+
+    name: str
+    links: tuple[Link, ...]
+    sources: tuple[FileLine, ...]
+    """Of each link."""
+
+    @property
+    def verdict(self) -> str:
+        best = max(self.links, key=lambda link: link.bandwidth_bits_s)
+        return (
+            f"A link of {self.name} carries {best.rate}, the most that a "
+            f"collective reached ({link_name(best)}); a small one takes {duration(best.latency_s)}."
+        )
+
+
+def read_link_measurement(folder: Path) -> LinkMeasurement:
+    file = folder / "links.json"
+    found = read_links(file)
+    text = file.read_text(encoding="utf-8").splitlines()
+    lines: list[int | None] = [n for n, line in enumerate(text, 1) if line.strip().startswith('"collective"')]
+    lines = lines if len(lines) == len(found) else [None] * len(found)
+    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(FileLine(file, line) for line in lines))
+
+
+def link_name(link: Link) -> str:
+    """The collective, and between whom where that is not everyone."""
+    return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

@@ -9,8 +9,7 @@ from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, are_passes
 from paceline.measuring.verb import DEVICE_HEAD, device_cells
 from paceline.record.units import duration, metrics_text, number, percent, size
 from paceline.reporting.contents import Contents
-from paceline.reporting.links import LinkMeasurement
-from paceline.reporting.series import Series
+from paceline.reporting.series import LinkMeasurement, Series
 
 
 @dataclass(frozen=True)

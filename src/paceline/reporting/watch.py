@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,15 +153,12 @@ def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
     if once or not console.is_terminal:
         console.print(drawn(view))
         return 0
-    try:
-        with Live(drawn(view), console=console, auto_refresh=False) as live:
-            while not view.ranks or not view.ranks[0].end:
-                time.sleep(every_s)
-                if view.look() or view.quiet_s:
-                    live.update(drawn(view), refresh=True)
-            live.update(drawn(view), refresh=True)
-    except KeyboardInterrupt:
-        return 0
+    with suppress(KeyboardInterrupt), Live(drawn(view), console=console, auto_refresh=False) as live:
+        while not view.ranks or not view.ranks[0].end:
+            time.sleep(every_s)
+            if view.look() or view.quiet_s:
+                live.update(drawn(view), refresh=True)
+        live.update(drawn(view), refresh=True)
     return 0
 
 
