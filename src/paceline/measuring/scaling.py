@@ -53,9 +53,6 @@ class LawFit:
     def name(self) -> str:
         return LAWS[self.law].name
 
-    def at(self, ranks: int) -> float:
-        return LAWS[self.law].speedup(self.parameters, ranks)
-
     def beyond(self, ranks: int) -> CurvePoint:
         """The first point of the curve at so many ranks or more."""
         return next(point for point in self.curve if point.ranks >= ranks)
@@ -121,8 +118,8 @@ def fit_laws(
 
     A law goes through the `middles`, or without them through the medians; the repeats make the band.
     """
-    given = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
-    given = {n: found for n, found in given.items() if found}
+    positive = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
+    given = {n: found for n, found in positive.items() if found}
     names = ["gustafson" if weak else "amdahl", "universal"]
     points = {n: (middles or {}).get(n) or median(found) for n, found in given.items()}
     return [_fit(name, given, points) for name in names if len(given) >= LAWS[name].needs]
@@ -151,14 +148,12 @@ def _redrawn(found: Sequence[float], dice: random.Random) -> float:
 
 
 def _limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
-    if name == "amdahl":
-        return (1 / p["serial"] if p["serial"] > 1e-6 else None), None
-    if name == "universal":
-        if p["crosstalk"] > 1e-9:
-            peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
-            return LAWS[name].speedup(p, peak), peak
-        return (1 / p["contention"] if p["contention"] > 1e-6 else None), None
-    return None, None
+    """(ceiling, peak) of a `LawFit`."""
+    if p.get("crosstalk", 0.0) > 1e-9:
+        peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
+        return LAWS[name].speedup(p, peak), peak
+    share = {"amdahl": p.get("serial"), "universal": p.get("contention")}.get(name)
+    return (1 / share if share is not None and share > 1e-6 else None), None
 
 
 def numbers_up_to(most: int) -> list[int]:

@@ -41,7 +41,8 @@ class Usage:
     def between(self, begin: float, end: float) -> dict[str, float]:
         """Shares of the cores and devices, bytes per second sent and bytes in use; nothing where no sample fell."""
         taken = [values for t, values in self._samples if begin <= t <= end]
-        return {name: _summed_up(name, [v[name] for v in taken if name in v]) for name in (taken[-1] if taken else {})}
+        found = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
+        return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in found.items()}
 
     def _sample(self) -> None:
         while not self._over.wait(self._every_s):
@@ -54,24 +55,15 @@ class Usage:
         found = {"cpu_share": psutil.cpu_percent() / 100}
         if sent is not None and self._sent is not None:
             found["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / self._every_s
-        return {**found, **self._of_devices()}
-
-    def _of_devices(self) -> dict[str, float]:
-        """Some drivers tell one of them and not the other."""
         shares, used = [], []
-        for device in self._devices:
+        for device in self._devices:  # some drivers tell one of them and not the other
             with suppress(self._nvml.NVMLError):
                 shares.append(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
             with suppress(self._nvml.NVMLError):
                 used.append(float(self._nvml.nvmlDeviceGetMemoryInfo(device).used))
-        return {
-            **({"device_share": sum(shares) / len(shares)} if shares else {}),
-            **({"device_bytes": max(used)} if used else {}),
-        }
-
-
-def _summed_up(name: str, values: list[float]) -> float:
-    return max(values) if name in PEAKS else math.fsum(values) / len(values)
+        if shares:
+            found["device_share"] = sum(shares) / len(shares)
+        return found | ({"device_bytes": max(used)} if used else {})
 
 
 def _nvml() -> Any:

@@ -146,12 +146,8 @@ class _Guarded:
         self._say = say
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if name not in NOT_LOGGED and isinstance(value, (int, float))
-        }
-        self._guard(lambda logger: logger.log(step, numbers))
+        logged = {k: float(v) for k, v in values.items() if k not in NOT_LOGGED and isinstance(v, (int, float))}
+        self._guard(lambda logger: logger.log(step, logged))
 
     def close(self, status: str = "finished") -> None:
         self._guard(lambda logger: logger.close(status))

@@ -19,7 +19,7 @@ from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
 from paceline.own_code import one_line
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
-from paceline.record.files import write_json
+from paceline.record.files import to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
 from paceline.record.summary import show as show_summary
@@ -216,7 +216,7 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         differs_from=differs_from(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )
-    write_json(run.summary_file, summary.to_json())
+    write_json(run.summary_file, to_flat(summary))
     return summary
 
 
