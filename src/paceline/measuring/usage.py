@@ -55,15 +55,18 @@ class Usage:
         found = {"cpu_share": psutil.cpu_percent() / 100}
         if sent is not None and self._sent is not None:
             found["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / self._every_s
+        return found | self._of_devices()
+
+    def _of_devices(self) -> dict[str, float]:
+        """Some drivers tell one of them and not the other."""
         shares, used = [], []
-        for device in self._devices:  # some drivers tell one of them and not the other
+        for device in self._devices:
             with suppress(self._nvml.NVMLError):
                 shares.append(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
             with suppress(self._nvml.NVMLError):
                 used.append(float(self._nvml.nvmlDeviceGetMemoryInfo(device).used))
-        if shares:
-            found["device_share"] = sum(shares) / len(shares)
-        return found | ({"device_bytes": max(used)} if used else {})
+        share = {"device_share": sum(shares) / len(shares)} if shares else {}
+        return share | ({"device_bytes": max(used)} if used else {})
 
 
 def _nvml() -> Any:
