@@ -71,18 +71,10 @@ class Law:
     speedup: Callable[[Mapping[str, float], float], float]
 
 
-def _share(pairs: Sequence[tuple[float, float]]) -> float:
+def _serial(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     """The share s in [0, 1] that solves a·s = b best, over all pairs (a, b)."""
     square = sum(a * a for a, _ in pairs)
-    return min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0
-
-
-def _amdahl(points: Points) -> dict[str, float]:
-    return {"serial": _share([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1])}
-
-
-def _gustafson(points: Points) -> dict[str, float]:
-    return {"serial": _share([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1])}
+    return {"serial": min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0}
 
 
 def _universal(points: Points) -> dict[str, float]:
@@ -100,8 +92,18 @@ def _universal(points: Points) -> dict[str, float]:
 
 
 LAWS = {
-    "amdahl": Law("Amdahl", 1, _amdahl, lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n)),
-    "gustafson": Law("Gustafson", 1, _gustafson, lambda p, n: p["serial"] + (1 - p["serial"]) * n),
+    "amdahl": Law(
+        "Amdahl",
+        1,
+        lambda points: _serial([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1]),
+        lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n),
+    ),
+    "gustafson": Law(
+        "Gustafson",
+        1,
+        lambda points: _serial([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1]),
+        lambda p, n: p["serial"] + (1 - p["serial"]) * n,
+    ),
     "universal": Law(
         "universal scalability",
         2,

@@ -51,7 +51,7 @@ def charts(contents: Contents, folder: Path) -> list[Chart]:
         (_scaling, bool(contents.series)),
         (_breakdown, bool(measured)),
         (_loss, bool(contents.runs)),
-        (_difference, contents.same is not None and contents.same.comparable),
+        (_difference, contents.same is not None and not contents.same.differing),
         (_memory, any(row.loads.peak_bytes_per_rank for row in measured)),
         (_links, bool(contents.links)),
     )

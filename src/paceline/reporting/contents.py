@@ -144,12 +144,8 @@ def _one_workload(runs: Sequence[RunView]) -> None:
 
 
 def _distinct(runs: Sequence[RunView]) -> list[RunView]:
-    seen: dict[str, int] = {}
-    found = []
-    for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        found.append(run if seen[run.name] == 1 else replace(run, name=f"{run.name} ({run.path.parent.name})"))
-    return found
+    first = {run.name: run for run in reversed(runs)}
+    return [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
 
 
 def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None) -> tuple[str, ...]:
@@ -190,13 +186,12 @@ def _spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
 
 
 def _environment(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
-    found = []
-    for name in FACTS:
-        values = [run.start.get(name) for run in runs]
-        shown = list(dict.fromkeys(_fact(name, value) for value in values if value not in (None, [], "")))
-        if shown:
-            found.append((name.removesuffix("_bytes"), " | ".join(shown[:6])))
-    return tuple(found)
+    values = {name: [run.start.get(name) for run in runs] for name in FACTS}
+    shown = {
+        name: list(dict.fromkeys(_fact(name, value) for value in given if value not in (None, [], "")))
+        for name, given in values.items()
+    }
+    return tuple((name.removesuffix("_bytes"), " | ".join(facts[:6])) for name, facts in shown.items() if facts)
 
 
 def _fact(name: str, value: Any) -> str:

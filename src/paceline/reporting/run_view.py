@@ -120,10 +120,6 @@ class Comparison:
     tolerance: float
 
     @property
-    def comparable(self) -> bool:
-        return not self.differing
-
-    @property
     def text(self) -> str:
         if self.differing:
             return f"The runs differ in {', '.join(self.differing[:4])}, so their losses are not expected to be equal."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -66,26 +65,13 @@ class Series(Conclusions):
 def from_measurement(found: Measurement, price: float | None) -> Series:
     if not any(row.ranks == 1 for row in found.rows):
         raise UserError(f"{found.file} has no one-rank row, which speed-up is counted from; measure  --ranks 1,2")
-    lines = _label_lines(found.file)
-    sources = {row.label: FileLine(found.file, lines.get(row.label)) for row in found.rows}
+    lines = _lines(found.file, '"label"', "rows")
+    lines = lines if len(lines) == len(found.rows) else [FileLine(found.file)] * len(found.rows)
+    sources = {row.label: line for row, line in zip(found.rows, lines, strict=True)}
     series = Series(**{field.name: getattr(found, field.name) for field in fields(Conclusions)}, sources=sources)
     if price is None:
         return series
     return replace(series, rows=tuple(priced(found.rows, found.total_samples, price)), usd_per_device_hour=price)
-
-
-def _label_lines(file: Path) -> dict[str, int]:
-    """The line of each row in measure.json: those of the list "rows"."""
-    found: dict[str, int] = {}
-    inside = False
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith('  "rows"'):
-            inside = True
-        elif inside and line.startswith("  ]"):
-            break
-        elif inside and line.startswith('      "label": '):
-            found[json.loads(line.strip().rstrip(",").partition(": ")[2])] = number
-    return found
 
 
 def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
@@ -138,7 +124,7 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
         rows.append(combined(run.name, run.ranks, [times], batch))
         rates[run.name] = [times.samples_per_s]
         file = RunDir(run.path).summary_file
-        sources[run.name] = FileLine(file, _line(file, '  "median"'))
+        sources[run.name] = next(iter(_lines(file, '"median"')), FileLine(file))
     total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
     compared = with_mfu(priced(with_speedups(rows, rates), total, price), {run.name: run.spec for run, _ in timed})
     kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
@@ -148,9 +134,12 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
     return Series(name="runs", total_samples=total, usd_per_device_hour=price, sources=sources, **conclusions)
 
 
-def _line(file: Path, begins: str) -> int | None:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return next((number for number, line in enumerate(lines, 1) if line.startswith(begins)), None)
+def _lines(file: Path, begins: str, section: str = "") -> list[FileLine]:
+    """The lines of a JSON file that begin so; of those inside a list at its top, where a `section` is named."""
+    text = file.read_text(encoding="utf-8").splitlines()
+    first = next((i for i, line in enumerate(text) if line.startswith(f'  "{section}"')), len(text)) if section else 0
+    last = next((i for i in range(first, len(text)) if text[i].startswith("  ]")), len(text)) if section else len(text)
+    return [FileLine(file, i + 1) for i in range(first, last) if text[i].strip().startswith(begins)]
 
 
 @dataclass(frozen=True)
@@ -173,11 +162,9 @@ class LinkMeasurement:
 
 def read_link_measurement(folder: Path) -> LinkMeasurement:
     file = folder / "links.json"
-    found = read_links(file)
-    text = file.read_text(encoding="utf-8").splitlines()
-    lines: list[int | None] = [n for n, line in enumerate(text, 1) if line.strip().startswith('"collective"')]
-    lines = lines if len(lines) == len(found) else [None] * len(found)
-    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(FileLine(file, line) for line in lines))
+    found, lines = read_links(file), _lines(file, '"collective"')
+    lines = lines if len(lines) == len(found) else [FileLine(file)] * len(found)
+    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(lines))
 
 
 def link_name(link: Link) -> str:
