@@ -173,9 +173,8 @@ def _benefit(rows: Sequence[MeasuredRow], priced: bool) -> Any:
 
 def devices_table(rows: Sequence[MeasuredRow]) -> Any:
     out = table("", *DEVICE_HEAD, left=2)
-    for row in rows:
-        if row.resources.device:
-            out.add_row(cut(row.label), *device_cells(row.resources, "-"))
+    for row in (row for row in rows if row.resources.device):
+        out.add_row(cut(row.label), *device_cells(row.resources, "-"))
     return out
 
 

@@ -14,7 +14,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -187,9 +186,15 @@ def _lines(values: dict[str, Any], spec: RunSpec, prefix: str, indent: str) -> I
 
 def _inline(value: Any) -> str:
     """A value as one line of YAML."""
-    dump = partial(yaml.safe_dump, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    texts = (dump(value, default_style=style).removesuffix("\n").removesuffix("\n...") for style in (None, '"'))
-    return next(text for text in texts if "\n" not in text)
+    text = _one_document(value)
+    return text if "\n" not in text else _one_document(value, default_style='"')
+
+
+def _one_document(value: Any, **style: Any) -> str:
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False, **style
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _anchored(values: dict[str, Any]) -> dict[str, Any]:
