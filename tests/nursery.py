@@ -26,7 +26,7 @@ MODULES = (
     *("paceline.launch.group", "paceline.training.setup", "paceline.workloads.lm.workload"),
     *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.compress"),
-    *("paceline.record.audience", "paceline.record.environment", "paceline.record.summary"),
+    *("paceline.record.loggers", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )

@@ -12,7 +12,7 @@ from paceline.measuring.reading import read_times
 from paceline.measuring.result import FORMAT, concluded
 from paceline.measuring.rows import BatchLayout, FailedRow, combined
 from paceline.record.environment import environment
-from paceline.record.files import write_json
+from paceline.record.files import to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import evaluation_of, summarise
 from paceline.spec import build
@@ -55,7 +55,7 @@ def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, 
         evaluation=evaluation_of({"loss": 0.3, "n": 64}),
         peak_bytes_per_rank=(int(6e8 / ranks**0.3),) * ranks,
     )
-    write_json(run.summary_file, summary.to_json())
+    write_json(run.summary_file, to_flat(summary))
     return run.path
 
 

@@ -14,8 +14,7 @@ def numbers(text: str, option: str, *, different: bool = False) -> list[int]:
     """`1,2,4` as numbers; where they must be `different`, they must be 1 or more too."""
     words = [word.strip() for word in text.split(",") if word.strip() or different]
     found = [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
-    wrong = not found or (different and (min(found) < 1 or len(set(found)) < len(found)))
-    if wrong:
+    if not found or (different and (min(found) < 1 or len(set(found)) < len(found))):
         kind = "different whole numbers" if different else "numbers"
         raise UserError(f"{option}: {text!r} is not a list of {kind}; write it as  {option} 1,2,4")
     if len(found) > MOST_NUMBERS and not different:

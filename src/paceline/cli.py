@@ -227,7 +227,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_report(arguments: argparse.Namespace) -> int:
-    from paceline.reporting.verb import run
+    from paceline.reporting.report import run
 
     return run(arguments, _console())
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,16 +113,10 @@ def check(
     wanted = [(word, from_words(word)) for word in layouts] or [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n}) for n in ranks
     ]
-    variants = [
-        Variant(
-            layout,
-            f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout,
-            passes,
-            _variant_spec(spec, values, passes, steps),
-        )
-        for layout, values in wanted
-        for passes in accumulate
-    ]
+    variants = []
+    for (layout, values), passes in product(wanted, accumulate):
+        name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
+        variants.append(Variant(layout, name, passes, _variant_spec(spec, values, passes, steps)))
     _refuse_impossible(variants)
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
         results = []
@@ -142,11 +137,11 @@ def _refuse_impossible(variants: Sequence[Variant]) -> None:
         )
     for variant in variants:
         layout, passes = layout_of(variant.spec), variant.accumulate
-        if layout.global_batch < layout.data * passes:
-            n = layout.data
+        batch, n = layout.global_batch, layout.data
+        if batch < n * passes:
             raise UserError(
-                f"--accumulate {passes}: train.global_batch={layout.global_batch} on {n} rank{'s' * (n > 1)} cannot be "
-                f"divided into {passes} passes; use {layout.global_batch // n} or less"
+                f"--accumulate {passes}: train.global_batch={batch} on {n} rank{'s' * (n > 1)} cannot be divided into "
+                f"{passes} passes; use {batch // n} or less"
             )
 
 
@@ -197,11 +192,13 @@ def _compare(reference: RunResult, other: RunResult, variant: Variant) -> Layout
 def _largest_of_steps(
     ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str, quantity: Quantity
 ) -> LargestDifference:
-    pairs = list(zip(ours, theirs, strict=True))
-    both_skipped = {a["step"] for a, b in pairs if a["skipped"] and b["skipped"]}
-    apart = [(relative_difference(a[key], b[key]), a["step"]) for a, b in pairs]
-    counted = [pair for pair in apart if quantity is Quantity.LOSS or pair[1] not in both_skipped]
-    value, step = max([*counted, (0.0, 0)])
+    """Of steps that both skipped, the loss alone counts."""
+    apart = [
+        (relative_difference(a[key], b[key]), a["step"])
+        for a, b in zip(ours, theirs, strict=True)
+        if quantity is Quantity.LOSS or not (a["skipped"] and b["skipped"])
+    ]
+    value, step = max([*apart, (0.0, 0)])
     return LargestDifference(value, quantity, step)
 
 
@@ -234,12 +231,12 @@ def table(parity: Parity) -> Any:
     for name in ("layout", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
         out.add_column(name, justify="left" if name in ("layout", "evaluation", "") else "right")
     for row, before in zip(parity.rows, [None, *parity.rows], strict=False):
-        cells = ["reference"] * 3 if before is None else [_shown(d) for d in (row.loss, row.grad_norm, row.weights)]
+        cells = (
+            ["reference"] * 3
+            if before is None
+            else ["-" if d is None else f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
+        )
         metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
         verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
         out.add_row(row.layout, str(row.accumulate), *cells, metrics, verdict)
     return out
-
-
-def _shown(difference: float | None) -> str:
-    return "-" if difference is None else f"{difference:.1e}"

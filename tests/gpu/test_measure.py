@@ -66,7 +66,7 @@ def test_terminal_and_page_show_them(measured, tmp_path):
 
     from rich.console import Console
 
-    from paceline.measuring.show import show
+    from paceline.measuring.verb import show
     from paceline.reporting.charts import charts
     from paceline.reporting.contents import gather
     from paceline.reporting.page import page
@@ -76,7 +76,7 @@ def test_terminal_and_page_show_them(measured, tmp_path):
     for part in show(measured):
         console.print(part)
     contents = gather([measured.folder])
-    html = page(contents, charts(contents, tmp_path), tables(contents), figures=False)
+    html = page(contents, charts(contents, tmp_path), tables(contents))
     for text in (console.file.getvalue(), html):
         assert torch.cuda.get_device_name() in text
         assert "MFU" in text

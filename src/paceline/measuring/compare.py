@@ -1,9 +1,9 @@
-"""Plan and measurement side by side: the planner prices the very layout that was measured, term by term."""
+"""What the planner knows of measured rows: the price of the very layout, term by term, and the share of the peak."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -17,6 +17,8 @@ ASSUMPTIONS = {
 }
 OFF = 0.1
 """Of the measured step: a term that is off by less is not named."""
+PEAK_OF = {"fp8": "bf16"}
+"""fp8 is held against the peak of bf16, in which all but the products of layers are computed."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +45,26 @@ class Planned:
 
 def compare(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[Planned]:
     """Each measured row beside its plan. Nothing where there is no plan."""
-    measured = [row for row in done(rows) if row.label in specs]
-    try:
-        return _compare(measured, specs) if measured else []
-    except PacelineError:
-        return []
-
-
-def _compare(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) -> list[Planned]:
     from paceline.planning.subject import subject_of
 
-    site = _site(measured, specs)
+    measured = [row for row in done(rows) if row.label in specs]
     planned: list[Planned] = []
     alone: float | None = None
-    for row in measured:
-        spec = specs[row.label]
-        subject = subject_of(spec)
-        try:
-            where = site.at(row.ranks)
-        except PacelineError:
-            continue
-        found = price_of(spec, subject, where)
-        if alone is None and row.ranks == 1:
-            alone = found.samples_s
-        calibrated = bool(site.calibrated) or not site.shared
-        planned.append(_planned(row, found, found.samples_s / alone if alone else None, calibrated))
+    try:
+        site: Any = _site(measured, specs) if measured else None
+        for row in measured:
+            subject = subject_of(specs[row.label])
+            try:
+                where = site.at(row.ranks)
+            except PacelineError:
+                continue
+            found = subject.price(subject.layout(specs[row.label]), where)
+            if alone is None and row.ranks == 1:
+                alone = found.samples_s
+            calibrated = bool(site.calibrated) or not site.shared
+            planned.append(_planned(row, found, found.samples_s / alone if alone else None, calibrated))
+    except PacelineError:
+        return []
     return planned
 
 
@@ -82,11 +79,6 @@ def _site(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) -> Any:
     return site if kind is None else site_of(f"{max(row.ranks for row in measured)}x{kind.name}")
 
 
-def price_of(spec: RunSpec, subject: Any, where: Any) -> Any:
-    """The layout of the run file, as the planner prices it."""
-    return subject.price(subject.layout(spec), where)
-
-
 def terms_of(time: Any) -> dict[str, float]:
     """A planned step in the terms that are measured."""
     return {
@@ -99,8 +91,12 @@ def terms_of(time: Any) -> dict[str, float]:
 def _planned(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bool) -> Planned:
     time, memory, on_cores = found.time, found.memory, found.where.cluster.device.synchronous
     terms = terms_of(time)
-    off = {name: getattr(row.parts, name) - value for name, value in terms.items()}
-    worst = max(off, key=lambda name: abs(off[name]))
+    differences = {name: getattr(row.parts, name) - value for name, value in terms.items()}
+    worst = max(differences, key=lambda name: abs(differences[name]))
+    off_s, off = differences[worst], ""
+    if abs(off_s) > OFF * row.step_s:
+        more = "more" if off_s > 0 else "less"
+        off = f"{worst} is {abs(off_s) * 1e3:.3g} ms {more} than planned: {ASSUMPTIONS[worst]}"
     return Planned(
         label=row.label,
         step_s=found.step_s,
@@ -110,10 +106,29 @@ def _planned(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bo
         speedup=speedup,
         calibrated=calibrated,
         residual=row.step_s / found.step_s - 1,
-        off=_off_text(worst, off[worst]) if abs(off[worst]) > OFF * row.step_s else "",
+        off=off,
     )
 
 
-def _off_text(term: str, seconds: float) -> str:
-    more = "more" if seconds > 0 else "less"
-    return f"{term} is {abs(seconds) * 1e3:.3g} ms {more} than planned: {ASSUMPTIONS[term]}"
+def with_mfu(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[MeasuredRow | FailedRow]:
+    """Rows with the share of their devices' peak that the arithmetic of the model reaches, where both are known."""
+    return [
+        replace(row, resources=replace(row.resources, mfu=_mfu(row, specs[row.label])))
+        if isinstance(row, MeasuredRow) and row.label in specs
+        else row
+        for row in rows
+    ]
+
+
+def _mfu(row: MeasuredRow, spec: RunSpec) -> float | None:
+    from paceline.hardware.catalogue import known
+    from paceline.planning.subject import subject_of
+
+    kind = known(row.resources.device) if row.resources.device else None
+    peak = kind.flops_s.get(PEAK_OF.get(spec.train.precision, spec.train.precision)) if kind is not None else None
+    if not peak or not row.batched:
+        return None
+    try:
+        return subject_of(spec).flops_per_sample * row.samples_per_s / row.ranks / peak
+    except PacelineError:
+        return None

@@ -19,8 +19,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.launch.environment import detect
-from paceline.record.files import read_json
-from paceline.record.flat import from_flat
+from paceline.record.files import from_flat, read_json
 from paceline.record.units import number
 
 FORMAT = 1
@@ -124,9 +123,8 @@ def _measured(name: str, between: str, sizes_bytes: Sequence[int], group: Any, d
         seconds.append(took)
         if took * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
             break
-    return Link(
-        name, between, ranks, tuple(sizes), tuple(seconds), min(seconds[:2]), _bits_s(name, ranks, sizes, seconds)
-    )
+    bits_s = _bits_s(name, ranks, sizes, seconds)
+    return Link(name, between, ranks, tuple(sizes), tuple(seconds), min(seconds[:2]), bits_s)
 
 
 def _work(name: str, size: int, group: Any, device: Any) -> Callable[[], object]:

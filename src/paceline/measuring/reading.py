@@ -79,11 +79,14 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
     common = _common(by_rank)
     return RunTimes(
         steps=len(first),
-        step_s=_median_of(common, "step_s"),
+        step_s=statistics.median(_means(common, "step_s")),
         parts=_parts(common),
         samples_per_s=rate,
         tokens_per_s=_rate(first, "tokens"),
-        busy_s_by_rank=tuple(statistics.median(_busy(step) for step in steps) for steps in zip(*common, strict=True)),
+        busy_s_by_rank=tuple(
+            statistics.median(float(step["compute_s"] + step["data_s"]) for step in steps)
+            for steps in zip(*common, strict=True)
+        ),
         peak_bytes_per_rank=summary.peak_bytes_per_rank,
         loss_last=summary.loss_last,
         parameters=summary.parameters,
@@ -117,27 +120,17 @@ def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
 
 def _parts(common: Sequence[Sequence[Step]]) -> StepParts:
     """A rank that is done early waits for the others inside its collective: what all ranks see is communication."""
-    exposed = _by_step(common, "exposed_s")
-    waits = [mean - min(values) for mean, values in zip(_means(exposed), exposed, strict=True)]
-    found = {name: _median_of(common, name) for name in TIMES if name != "step_s"}
+    waits = [
+        mean - min(event["exposed_s"] for event in events)
+        for mean, events in zip(_means(common, "exposed_s"), common, strict=True)
+    ]
+    found = {name: statistics.median(_means(common, name)) for name in TIMES if name != "step_s"}
     return StepParts(**found, waiting_s=statistics.median(waits))
 
 
-def _median_of(common: Sequence[Sequence[Step]], name: str) -> float:
-    return statistics.median(_means(_by_step(common, name)))
-
-
-def _by_step(common: Sequence[Sequence[Step]], name: str) -> list[list[float]]:
-    return [[event[name] for event in step] for step in common]
-
-
-def _means(by_step: Sequence[Sequence[float]]) -> list[float]:
-    """As `statistics.fmean` of each, which takes three times as long for a few values."""
-    return [math.fsum(values) / len(values) for values in by_step]
-
-
-def _busy(step: Step) -> float:
-    return float(step["compute_s"] + step["data_s"])
+def _means(common: Sequence[Sequence[Step]], name: str) -> list[float]:
+    """Over the ranks; as `statistics.fmean`, which takes three times as long for a few values."""
+    return [math.fsum(event[name] for event in events) / len(events) for events in common]
 
 
 def _rate(steps: Sequence[Step], what: str) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.measuring.compare import price_of, terms_of
+from paceline.measuring.compare import terms_of
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import MeasuredRow, done
 from paceline.planning.calibrating.calibration import Calibration, Correction, Scaled, read_calibration
@@ -43,8 +43,7 @@ class MeasuredRun:
 
     def time(self, calibration: Calibration) -> StepTime:
         where = Where(*calibration.at(self.row.ranks, calibration.machine(MOST_LOCAL_RANKS)))
-        found: StepTime = price_of(self.spec, self.subject, where).time
-        return found
+        return self.subject.price(self.subject.layout(self.spec), where).time
 
 
 @dataclass(frozen=True)
@@ -66,18 +65,13 @@ def recalibrate(folder: Path, file: Path) -> tuple[Correction, list[Corrected]]:
     host = found.environment.get("host")
     if host != probed.host:
         raise UserError(f"{folder} was measured on {host}, and {file} is of {probed.host}; both must be of one machine")
-    specs = {row.label: _cpu_spec(RunDir.open(folder / row.runs[0])) for row in done(found.rows) if row.runs}
-    rows = [
-        MeasuredRun(row, specs[row.label], subject_of(specs[row.label]))
-        for row in done(found.rows)
-        if row.label in specs and _tells(specs[row.label])
-    ]
+    specs = [(row, _cpu_spec(RunDir.open(folder / row.runs[0]))) for row in done(found.rows) if row.runs]
+    rows = [MeasuredRun(row, spec, subject_of(spec)) for row, spec in specs if _tells(spec)]
     if not rows:
         raise UserError(
             f"{folder} has no row to calibrate from: it takes data parallelism with exact sums, as in  --ranks 1,2"
         )
-    date = datetime.date.today().isoformat()
-    correction = Correction(str(folder), date, tuple(_scaled(probed, rows)))
+    correction = Correction(str(folder), datetime.date.today().isoformat(), tuple(_scaled(probed, rows)))
     write_json(file, {**read_json(file), "correction": asdict(correction)})
     after = replace(probed, correction=correction)
     return correction, [
@@ -102,12 +96,8 @@ def _scaled(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[Scaled]:
     by_ranks: dict[int, list[tuple[float, float]]] = {}
     for run in rows:
         by_ranks.setdefault(run.row.ranks, []).append(factors(probed, run))
-    return [
-        Scaled(n, *(statistics.geometric_mean(each) for each in zip(*found, strict=True)))
-        if n > 1
-        else Scaled(n, statistics.geometric_mean(compute for compute, _ in found), None)
-        for n, found in sorted(by_ranks.items())
-    ]
+    means = {n: [*map(statistics.geometric_mean, zip(*found, strict=True))] for n, found in sorted(by_ranks.items())}
+    return [Scaled(n, compute, communication if n > 1 else None) for n, (compute, communication) in means.items()]
 
 
 def factors(probed: Calibration, measured: MeasuredRun) -> tuple[float, float]:
@@ -119,13 +109,9 @@ def factors(probed: Calibration, measured: MeasuredRun) -> tuple[float, float]:
         guess = Correction("", "", (Scaled(row.ranks, compute, communication),))
         planned = terms_of(measured.time(replace(probed, correction=guess)))
         now = compute, communication
-        compute = _bounded(compute * compute_s / planned["compute_s"])
+        compute = min(MOST, max(LEAST, compute * compute_s / planned["compute_s"]))
         if row.ranks > 1:
-            communication = _bounded(communication * row.parts.exposed_s / planned["exposed_s"])
+            communication = min(MOST, max(LEAST, communication * row.parts.exposed_s / planned["exposed_s"]))
         if math.dist(now, (compute, communication)) < 1e-6 * compute:
             break
     return compute, communication
-
-
-def _bounded(factor: float) -> float:
-    return min(MOST, max(LEAST, factor))

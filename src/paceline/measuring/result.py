@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.measuring.compare import Planned, compare
-from paceline.measuring.devices import with_mfu
+from paceline.measuring.compare import Planned, compare, with_mfu
 from paceline.measuring.diagnose import diagnose
 from paceline.measuring.rows import (
     FailedRow,
@@ -23,39 +22,41 @@ from paceline.measuring.rows import (
 )
 from paceline.measuring.scaling import LawFit, fit_laws, law_fit_from_json
 from paceline.measuring.words import Finding, finding, notes, verdict
-from paceline.record.files import read_json
-from paceline.record.flat import from_flat
+from paceline.record.files import from_flat, read_json
 from paceline.spec import RunSpec
 
 FORMAT = 1
 
 
-@dataclass(frozen=True)
-class Measurement:
-    folder: Path
+@dataclass(frozen=True, kw_only=True)
+class Conclusions:
+    """Rows that belong together, and what follows from them."""
+
     name: str
-    workload: str
     kind: str
-    """strong (the same batch on all ranks) or weak (the batch grows with them)."""
+    """strong (the same batch on all ranks), weak (the batch grows with them), or times (where only those are known)."""
+    rows: tuple[TimedRow | FailedRow, ...]
+    laws: tuple[LawFit, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    planned: tuple[Planned, ...] = ()
+    notes: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
+    total_samples: int | None = None
+    usd_per_device_hour: float | None = None
+
+    @property
+    def recommended(self) -> TimedRow | None:
+        return next((row for row in done(self.rows) if row.recommended), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Conclusions):
+    folder: Path
+    workload: str
     steps: int
     rows: tuple[MeasuredRow | FailedRow, ...]
-    laws: tuple[LawFit, ...]
-    findings: tuple[Finding, ...]
-    planned: tuple[Planned, ...]
-    notes: tuple[str, ...]
-    verdict: tuple[str, ...]
-    total_samples: int | None
-    usd_per_device_hour: float | None
     environment: dict[str, Any]
     spec: dict[str, Any]
-
-    @property
-    def weak(self) -> bool:
-        return self.kind == "weak"
-
-    @property
-    def recommended(self) -> MeasuredRow | None:
-        return next((row for row in done(self.rows) if row.recommended), None)
 
     @property
     def file(self) -> Path:
@@ -87,36 +88,38 @@ def concluded(
 ) -> Measurement:
     """From rows with times to all that can be said of them."""
     rows = with_mfu(priced(with_speedups(rows, rates), total_samples, price), specs)
-    laws = laws_of(rows, weak=state["kind"] == "weak")
     cores = int(state["environment"].get("cores") or 0)
-    findings = [finding(found) for found in diagnose(rows, cores)]
     return Measurement(
         folder=folder,
         name=state["name"],
         workload=state["spec"]["workload"],
-        kind=state["kind"],
         steps=state["steps"],
-        rows=tuple(rows),
-        laws=tuple(laws),
-        findings=tuple(findings),
         planned=tuple(compare(rows, specs)),
         notes=tuple(notes(rows, cores, float(state["load"]))),
-        verdict=tuple(verdict(rows, findings, laws)),
         total_samples=total_samples,
         usd_per_device_hour=price,
         environment=dict(state["environment"]),
         spec=dict(state["spec"]),
+        **explained(rows, state["kind"], cores),
     )
 
 
-def laws_of(rows: Sequence[TimedRow | FailedRow], weak: bool) -> list[LawFit]:
+def explained(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
+    """The conclusions that follow from compared rows alone."""
+    laws = laws_of(rows, weak=kind == "weak")
+    findings = tuple(map(finding, diagnose(rows, cores)))
+    said = tuple(verdict(rows, findings, laws))
+    return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": said}
+
+
+def laws_of(rows: Sequence[TimedRow | FailedRow], weak: bool = False) -> tuple[LawFit, ...]:
     """The laws through the best layout of each number of ranks."""
     best: dict[int, TimedRow] = {}
     for row in done(rows):
         if row.ranks not in best or row.speedup > best[row.ranks].speedup:
             best[row.ranks] = row
     repeats = {n: row.scaling.speedups for n, row in sorted(best.items())}
-    return fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()})
+    return tuple(fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()}))
 
 
 def read_measurement(folder: Path) -> Measurement:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from paceline.measuring.reading import RunTimes, StepParts
-from paceline.record.flat import from_flat, to_flat
+from paceline.record.files import from_flat, to_flat
 
 WORTH = 0.5
 """Efficiency below which more ranks are not recommended: half of what is paid for would be lost."""
@@ -222,8 +222,7 @@ def combined(
     usage: Mapping[str, float] | None = None,
 ) -> MeasuredRow:
     """A row with the numbers of its middle repeat: they belong together, as medians of each by itself would not."""
-    steps = [t.step_s for t in times]
-    middle = times[_middle(steps)]
+    middle = sorted(times, key=lambda t: t.step_s)[(len(times) - 1) // 2]  # of an even number, the faster one
     kind = MeasuredRow
     if middle.documents:
         each = -(-middle.documents // ranks)
@@ -235,8 +234,8 @@ def combined(
         ranks=ranks,
         repeats=len(times),
         step_s=middle.step_s,
-        step_s_low=min(steps),
-        step_s_high=max(steps),
+        step_s_low=min(t.step_s for t in times),
+        step_s_high=max(t.step_s for t in times),
         samples_per_s=middle.samples_per_s,
         batch=batch,
         runs=tuple(runs),
@@ -246,11 +245,6 @@ def combined(
         parameters=middle.parameters,
         resources=Resources(middle.threads, middle.device, usage=dict(usage or {})),
     )
-
-
-def _middle(steps: Sequence[float]) -> int:
-    """The position of the median; of an even number, of the faster one in the middle."""
-    return sorted(range(len(steps)), key=lambda i: steps[i])[(len(steps) - 1) // 2]
 
 
 def with_speedups(rows: Sequence[Done | FailedRow], rates: Mapping[str, Sequence[float]]) -> list[Done | FailedRow]:
@@ -281,14 +275,11 @@ def priced(
 ) -> list[Done | FailedRow]:
     """Time, device-hours and cost of the whole run on each row, and the row to take."""
     best = recommended(rows)
+    chosen = best.label if best is not None else None
     return [
         row
         if isinstance(row, FailedRow)
-        else replace(
-            row,
-            cost=_cost(row, total_samples, usd_per_device_hour),
-            recommended=best is not None and row.label == best.label,
-        )
+        else replace(row, cost=_cost(row, total_samples, usd_per_device_hour), recommended=row.label == chosen)
         for row in rows
     ]
 
@@ -296,12 +287,9 @@ def priced(
 def _cost(row: TimedRow, total_samples: int | None, price: float | None) -> Cost:
     hours = total_samples / row.samples_per_s / 3600 if total_samples else None
     device_hours = hours * row.ranks if hours is not None else None
-    return Cost(
-        hours,
-        device_hours,
-        device_hours * price if device_hours is not None and price is not None else None,
-        1e6 / row.samples_per_s / 3600 * row.ranks * price if price is not None else None,
-    )
+    usd = device_hours * price if device_hours is not None and price is not None else None
+    per_million = 1e6 / row.samples_per_s / 3600 * row.ranks * price if price is not None else None
+    return Cost(hours, device_hours, usd, per_million)
 
 
 def recommended(rows: Iterable[Done | FailedRow]) -> Done | None:

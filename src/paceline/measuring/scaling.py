@@ -53,9 +53,6 @@ class LawFit:
     def name(self) -> str:
         return LAWS[self.law].name
 
-    def at(self, ranks: int) -> float:
-        return LAWS[self.law].speedup(self.parameters, ranks)
-
     def beyond(self, ranks: int) -> CurvePoint:
         """The first point of the curve at so many ranks or more."""
         return next(point for point in self.curve if point.ranks >= ranks)
@@ -74,18 +71,10 @@ class Law:
     speedup: Callable[[Mapping[str, float], float], float]
 
 
-def _share(pairs: Sequence[tuple[float, float]]) -> float:
+def _serial(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     """The share s in [0, 1] that solves a·s = b best, over all pairs (a, b)."""
     square = sum(a * a for a, _ in pairs)
-    return min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0
-
-
-def _amdahl(points: Points) -> dict[str, float]:
-    return {"serial": _share([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1])}
-
-
-def _gustafson(points: Points) -> dict[str, float]:
-    return {"serial": _share([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1])}
+    return {"serial": min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0}
 
 
 def _universal(points: Points) -> dict[str, float]:
@@ -103,8 +92,18 @@ def _universal(points: Points) -> dict[str, float]:
 
 
 LAWS = {
-    "amdahl": Law("Amdahl", 1, _amdahl, lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n)),
-    "gustafson": Law("Gustafson", 1, _gustafson, lambda p, n: p["serial"] + (1 - p["serial"]) * n),
+    "amdahl": Law(
+        "Amdahl",
+        1,
+        lambda points: _serial([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1]),
+        lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n),
+    ),
+    "gustafson": Law(
+        "Gustafson",
+        1,
+        lambda points: _serial([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1]),
+        lambda p, n: p["serial"] + (1 - p["serial"]) * n,
+    ),
     "universal": Law(
         "universal scalability",
         2,
@@ -121,8 +120,8 @@ def fit_laws(
 
     A law goes through the `middles`, or without them through the medians; the repeats make the band.
     """
-    given = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
-    given = {n: found for n, found in given.items() if found}
+    positive = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
+    given = {n: found for n, found in positive.items() if found}
     names = ["gustafson" if weak else "amdahl", "universal"]
     points = {n: (middles or {}).get(n) or median(found) for n, found in given.items()}
     return [_fit(name, given, points) for name in names if len(given) >= LAWS[name].needs]
@@ -151,14 +150,12 @@ def _redrawn(found: Sequence[float], dice: random.Random) -> float:
 
 
 def _limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
-    if name == "amdahl":
-        return (1 / p["serial"] if p["serial"] > 1e-6 else None), None
-    if name == "universal":
-        if p["crosstalk"] > 1e-9:
-            peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
-            return LAWS[name].speedup(p, peak), peak
-        return (1 / p["contention"] if p["contention"] > 1e-6 else None), None
-    return None, None
+    """(ceiling, peak) of a `LawFit`."""
+    if p.get("crosstalk", 0.0) > 1e-9:
+        peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
+        return LAWS[name].speedup(p, peak), peak
+    share = {"amdahl": p.get("serial"), "universal": p.get("contention")}.get(name)
+    return (1 / share if share is not None and share > 1e-6 else None), None
 
 
 def numbers_up_to(most: int) -> list[int]:

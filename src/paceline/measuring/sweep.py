@@ -8,30 +8,67 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from paceline.arguments import make_folder
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.layout import layout_of
+from paceline.layout import SPREADING, from_words, layout_of
 from paceline.measuring.reading import RunTimes, read_times
 from paceline.measuring.result import FORMAT, Measurement, concluded
 from paceline.measuring.rows import BatchLayout, FailedRow, MeasuredRow, combined, done
-from paceline.measuring.trials import REPEATS, STEPS, AnyTrial, RefusedTrial, Trial, trials
 from paceline.measuring.usage import Usage
+from paceline.parity import PLAIN
 from paceline.record.environment import environment
-from paceline.record.files import read_json, write_json
-from paceline.record.flat import from_flat, to_flat
+from paceline.record.files import from_flat, read_json, to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
+from paceline.registry import entry_of
 from paceline.spec import RunSpec
 from paceline.training.run import PRELOAD, train
 
 Say = Callable[[str], None]
+STEPS: int = 30
+REPEATS: int = 3
+NEVER = 1 << 30
+QUIETLY: dict[str, Any] = {
+    "train.epochs": None,
+    "train.loggers": [],
+    "train.evaluate_every": NEVER,
+    "train.checkpoint_every": NEVER,
+    "train.keep": 1,
+}
+ALONE = {"strategy": "auto"} | {name: getattr(PLAIN, name) for name in SPREADING if name != "micro_batch"}
+"""The values of one rank alone; the size of a pass stays as the run file has it."""
+NOT_COMPARED = ("parallel.ranks", "train.epochs", "train.steps")
+"""Keys of the spec in which the sweeps of one folder may differ."""
 OUT_OF_MEMORY = ("no memory", "out of memory")
 """In the reason of a failure: of it nothing but its words is kept, in the file of the sweep."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout to train, which becomes a row."""
+
+    label: str
+    ranks: int
+    spec: RunSpec
+
+    def run_name(self, repeat: int) -> str:
+        return f"{re.sub('[^A-Za-z0-9.]+', '-', self.label)}-{repeat + 1}"
+
+    @property
+    def batch(self) -> BatchLayout:
+        layout = layout_of(self.spec)
+        told = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
+        return BatchLayout(told, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
+
+
+AnyTrial: TypeAlias = Trial | FailedRow
 
 
 class SweepOptions(TypedDict, total=False):
@@ -77,6 +114,33 @@ def measure(
         return _write(folder, wanted, state, options.get("price"))
 
 
+def trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
+    """One for each number of ranks and each short form of a layout, fewest ranks first."""
+    if weak and not entry_of(spec.workload).batched:
+        raise UserError("--weak: a fit passes over all of its documents, on any number of ranks; leave --weak out")
+    wanted: list[tuple[str, dict[str, Any]]] = [
+        (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else ALONE) for n in ranks
+    ]
+    wanted += [(word, {**ALONE, **from_words(word)}) for word in layouts]
+    if min((values["ranks"] for _, values in wanted), default=0) != 1:
+        given = f"--ranks {','.join(map(str, ranks))}" if ranks else f"--layouts {','.join(layouts)}"
+        raise UserError(f"speed-up is counted from one rank, and {given} has none; write it as  --ranks 1,2,4")
+    return sorted((_trial(spec, label, values, steps, weak) for label, values in wanted), key=lambda trial: trial.ranks)
+
+
+def _trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak: bool) -> AnyTrial:
+    try:
+        layout = {f"parallel.{name}": value for name, value in parallel.items()}
+        found = spec.replace({**QUIETLY, "train.steps": steps, **layout})
+        if weak:
+            batch = spec.train.global_batch * found.parallel.ranks // (found.parallel.tensor * found.parallel.pipeline)
+            found = found.replace({"train.global_batch": batch})
+        layout_of(found)
+    except UserError as error:
+        return FailedRow(label=label, ranks=int(parallel["ranks"]), failed=in_short(str(error)), why=str(error))
+    return Trial(label, found.parallel.ranks, found)
+
+
 def _state(folder: Path, begun: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
     """What is done already; a folder that holds the measurement of something else is refused by name."""
     file = folder / "measure.json"
@@ -87,21 +151,16 @@ def _state(folder: Path, begun: dict[str, Any], spec: RunSpec) -> dict[str, Any]
     old = read_json(file)
     if old.get("format") != FORMAT:
         raise UserError(f"{file} is of another version; measure into another folder with  --out FOLDER")
-    for key in ("name", "kind", "steps"):
-        _same(file, key, old.get(key), values[key])
     before, now = (_flat(v.get("spec", {})) for v in (old, values))
-    for key in sorted({*before, *now}):
-        if not key.startswith(("parallel.ranks", "train.epochs", "train.steps")):
-            _same(file, key, before.get(key), now.get(key))
+    asked = [key for key in sorted({*before, *now}) if not key.startswith(NOT_COMPARED)]
+    pairs = [(key, old.get(key), values[key]) for key in ("name", "kind", "steps")]
+    for key, was, wanted in pairs + [(key, before.get(key), now.get(key)) for key in asked]:
+        if was != wanted:
+            raise UserError(
+                f"{file} was begun with {key}={was}, and this is {key}={wanted}; measure into another folder "
+                "with  --out FOLDER"
+            )
     return {**values, "done": dict(old.get("done", {})), "failed": dict(old.get("failed", {}))}
-
-
-def _same(file: Path, key: str, old: Any, new: Any) -> None:
-    if old != new:
-        raise UserError(
-            f"{file} was begun with {key}={old}, and this is {key}={new}; measure into another folder "
-            "with  --out FOLDER"
-        )
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -113,8 +172,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _visit(trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: dict[str, Any], say: Say) -> None:
     """Train one repeat of one layout, unless it is done or has failed before."""
-    if isinstance(trial, RefusedTrial):
-        state["failed"][trial.label] = trial.refused
+    if isinstance(trial, FailedRow):
+        state["failed"][trial.label] = trial.why
         return
     name = trial.run_name(repeat)
     if name in state["done"] or trial.label in state["failed"]:
@@ -185,20 +244,12 @@ def _write(folder: Path, wanted: Sequence[AnyTrial], state: dict[str, Any], pric
 def _row(label: str, trial: AnyTrial | None, runs: Mapping[str, Any], times: Sequence[RunTimes]) -> MeasuredRow:
     usage = [run["usage"] for run in runs.values() if run["usage"]]
     means = {name: math.fsum(u.get(name, 0.0) for u in usage) / len(usage) for name in (usage[0] if usage else {})}
-    ranks = trial.ranks if trial is not None else len(times[0].busy_s_by_rank)
-    return combined(label, ranks, times, _batch(trial), tuple(runs), means)
+    ranks, batch = (trial.ranks, trial.batch) if trial is not None else (len(times[0].busy_s_by_rank), BatchLayout())
+    return combined(label, ranks, times, batch, tuple(runs), means)
 
 
 def _failed(trial: AnyTrial, why: str) -> FailedRow:
-    return FailedRow(label=trial.label, ranks=trial.ranks, failed=in_short(why), why=why, batch=_batch(trial))
-
-
-def _batch(trial: AnyTrial | None) -> BatchLayout:
-    if not isinstance(trial, Trial):
-        return BatchLayout()
-    layout = layout_of(trial.spec)
-    told = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
-    return BatchLayout(told, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
+    return FailedRow(label=trial.label, ranks=trial.ranks, failed=in_short(why), why=why, batch=trial.batch)
 
 
 def in_short(why: str) -> str:

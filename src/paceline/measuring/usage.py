@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from time import time
-from types import TracebackType
 from typing import Any
 
 EVERY_S = 0.25
@@ -35,14 +34,15 @@ class Usage:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
 
     def between(self, begin: float, end: float) -> dict[str, float]:
         """Shares of the cores and devices, bytes per second sent and bytes in use; nothing where no sample fell."""
         taken = [values for t, values in self._samples if begin <= t <= end]
-        return {name: _summed_up(name, [v[name] for v in taken if name in v]) for name in (taken[-1] if taken else {})}
+        found = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
+        return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in found.items()}
 
     def _sample(self) -> None:
         while not self._over.wait(self._every_s):
@@ -55,7 +55,7 @@ class Usage:
         found = {"cpu_share": psutil.cpu_percent() / 100}
         if sent is not None and self._sent is not None:
             found["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / self._every_s
-        return {**found, **self._of_devices()}
+        return found | self._of_devices()
 
     def _of_devices(self) -> dict[str, float]:
         """Some drivers tell one of them and not the other."""
@@ -65,14 +65,8 @@ class Usage:
                 shares.append(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
             with suppress(self._nvml.NVMLError):
                 used.append(float(self._nvml.nvmlDeviceGetMemoryInfo(device).used))
-        return {
-            **({"device_share": sum(shares) / len(shares)} if shares else {}),
-            **({"device_bytes": max(used)} if used else {}),
-        }
-
-
-def _summed_up(name: str, values: list[float]) -> float:
-    return max(values) if name in PEAKS else math.fsum(values) / len(values)
+        share = {"device_share": sum(shares) / len(shares)} if shares else {}
+        return share | ({"device_bytes": max(used)} if used else {})
 
 
 def _nvml() -> Any:

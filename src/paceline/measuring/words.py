@@ -64,15 +64,10 @@ class Finding:
 
 def finding(found: Diagnosis) -> Finding:
     row, cause = found.row, found.cause
-    text = f"{_head(row, found.base)}: {_said(found)}{_rest(row, cause)}"
-    return Finding(row.label, cause, found.share, text, _advice(row, cause))
-
-
-def _head(row: MeasuredRow, base: MeasuredRow) -> str:
-    if row is base:
-        return f"{row.label}, {duration(row.step_s)} per step"
     are = "are" if row.label.endswith(" ranks") else "is"
-    return f"{row.label} {are} {number(row.speedup, 3)}×"
+    head = f", {duration(row.step_s)} per step" if row is found.base else f" {are} {number(row.speedup, 3)}×"
+    text = f"{row.label}{head}: {_said(found)}{_rest(row, cause)}"
+    return Finding(row.label, cause, found.share, text, _advice(row, cause))
 
 
 def _rest(row: MeasuredRow, told: Cause) -> str:
@@ -191,11 +186,9 @@ def law_text(law: LawFit, most: int) -> str:
     values = ", ".join(f"{PARAMETERS[name]} {number(value, 3)}" for name, value in law.parameters.items())
     further = [point for point in law.curve if point.ranks in (2 * most, 4 * most)]
     told = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
-    ends = ""
+    ends = f"; never more than {number(law.ceiling, 3)}×" if law.ceiling else ""
     if law.peak_ranks and law.ceiling:
         ends = f"; best at {number(round(law.peak_ranks))} ranks with {number(law.ceiling, 3)}×"
-    elif law.ceiling:
-        ends = f"; never more than {number(law.ceiling, 3)}×"
     return f"{law.name}: {values}, off by {percent(law.error)} at most; on {told}{ends}"
 
 

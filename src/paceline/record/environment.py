@@ -25,7 +25,7 @@ def environment() -> dict[str, Any]:
         **{package: _version(package) for package in PACKAGES},
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_model(),
+        "cpu": _named("model name", Path("/proc/cpuinfo")) or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": gpu_names(),
@@ -43,27 +43,21 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
 def gpu_names() -> list[str]:
     """As the driver lists them; asked of torch only where it holds the devices already."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        names += [found[1].strip()] if found else []
-    return names
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [name for file in files if (name := _named("Model", file))]
+
+
+def _named(key: str, file: Path) -> str | None:
+    try:
+        found = re.search(rf"^{key}\s*:\s*(.+)$", file.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1].strip() if found else None
 
 
 def _commit() -> str | None:

@@ -14,10 +14,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from paceline.errors import RunFailed
@@ -92,7 +91,7 @@ class EventWriter:
     def __enter__(self) -> EventWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -101,27 +100,38 @@ def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]
 
     A line torn by a kill or damaged by a disk is passed over. A rank that never came to write has no events.
     """
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except FileNotFoundError:
+    for _, event in read_lines(path):
+        if event is not None and (kind is None or event["kind"] == kind):
+            yield event
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number of the line from 1, its event); None for a line that cannot be read."""
+    if not path.is_file():
         return
-    with file:
-        for line in file:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
             try:
                 event = _decode(line.decode())
             except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and "kind" in event and (kind is None or event["kind"] == kind):
-                yield event
+                event = None
+            if isinstance(event, dict) and "kind" in event:
+                yield number, event
+            elif line.strip():
+                yield number, None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The "step" events that count: once each and in order.
+    return steps_that_count(read_events(path))
+
+
+def steps_that_count(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The "step" events of a run, once each and in order.
 
     A run that was resumed has gone back, so what an earlier attempt did after that point is left out.
     """
     steps: list[dict[str, Any]] = []
-    for event in read_events(path):
+    for event in events:
         number = event.get("step")
         if event["kind"] not in ("step", "resume") or not isinstance(number, int):
             continue

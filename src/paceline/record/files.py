@@ -1,4 +1,7 @@
-"""Files that are either whole or not there: a kill, a full disk or a second reader never meets half of one."""
+"""Files that are either whole or not there, and what is written into them as JSON.
+
+A kill, a full disk or a second reader never meets half of a file.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import contextlib
 import json
 import math
 import os
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar, get_type_hints
 
 from paceline.errors import RunFailed, UserError
+
+T = TypeVar("T")
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
@@ -83,3 +91,29 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def to_flat(record: Any) -> dict[str, Any]:
+    """Every field of a dataclass by name, those of dataclasses inside it beside them."""
+    found: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        found |= to_flat(value) if is_dataclass(value) else {field.name: value}
+    return found
+
+
+def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
+    """The inverse: lists become tuples, unknown keys are left out, and what is not there has its default."""
+    given: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for name, hint in ((field.name, hints[field.name]) for field in fields(kind)):  # type: ignore[arg-type]
+        if isinstance(hint, type) and is_dataclass(hint):
+            given[name] = from_flat(hint, values)
+        elif name in values:
+            is_enum = isinstance(hint, type) and issubclass(hint, Enum)
+            given[name] = hint(values[name]) if is_enum else _as_tuple(values[name])
+    return kind(**given)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

@@ -1,4 +1,6 @@
-"""Events sent elsewhere as well: TensorBoard, Weights & Biases, MLflow. The run folder stays the record.
+"""Everyone who is told of the main rank's events: the person at the terminal, and the loggers of the run file.
+
+These are TensorBoard, Weights & Biases and MLflow; the run folder stays the record.
 
 A logger that cannot be had is refused before a run starts; one that fails later is dropped with a warning, since no
 run should end for a picture of itself.
@@ -10,11 +12,13 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from paceline.errors import UserError
 from paceline.record.files import read_json, write_json
+from paceline.record.progress import Progress
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
 
@@ -142,12 +146,8 @@ class _Guarded:
         self._say = say
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if name not in NOT_LOGGED and isinstance(value, (int, float))
-        }
-        self._guard(lambda logger: logger.log(step, numbers))
+        logged = {k: float(v) for k, v in values.items() if k not in NOT_LOGGED and isinstance(v, (int, float))}
+        self._guard(lambda logger: logger.log(step, logged))
 
     def close(self, status: str = "finished") -> None:
         self._guard(lambda logger: logger.close(status))
@@ -166,3 +166,35 @@ class _Guarded:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+@contextmanager
+def audience(
+    spec: RunSpec, run: RunDir, total_samples: int, done_samples: int, show: bool
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function to call with each event, until the run ends."""
+    loggers = open_loggers(spec.train.loggers, run, spec)
+    progress = Progress(total_samples, done_samples)
+    ended = "failed"
+
+    def tell(event: dict[str, Any]) -> None:
+        nonlocal ended
+        kind, step = event["kind"], event.get("step", 0)
+        if kind == "end":
+            ended = event["status"]
+        if show and kind == "step":
+            progress.step(event)
+        elif show and kind == "evaluate":
+            progress.evaluated(event)
+        if kind == "evaluate" or (kind == "step" and step % spec.train.log_every == 0):
+            prefix = "evaluate/" if kind == "evaluate" else "train/"
+            values = {f"{prefix}{name}": value for name, value in event.items() if name not in ("kind", "step")}
+            for logger in loggers:
+                logger.log(step, values)
+
+    with progress:
+        try:
+            yield tell
+        finally:
+            for logger in loggers:
+                logger.close(ended)

@@ -10,8 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.record.events import metrics_of
@@ -29,7 +28,22 @@ LINE_MOST_S = 60.0
 LEAST_BAR, MOST_BAR = 5, 24
 MARK_S = 0.1
 SHARES = ("compute", "data", "exposed")
-
+PLAIN = (
+    (0, "percent step rate loss when shares"),
+    (0, "percent step short_rate loss when shares"),
+    (0, "percent short_rate loss when shares"),
+    (0, "percent short_rate loss when"),
+)
+"""The line in several lengths: columns of its bar at least, and parts."""
+LIVE = (
+    (LEAST_BAR, "percent rate loss when shares"),
+    (LEAST_BAR, "percent short_rate loss when shares"),
+    (0, "percent short_rate loss when shares"),
+    (LEAST_BAR, "percent rate loss when"),
+    (0, "percent short_rate loss when"),
+    (0, "percent when"),
+    (0, "percent"),
+)
 Part = tuple[str, str]
 """A piece of the line and its style."""
 
@@ -50,7 +64,7 @@ class Progress:
         self._began = time.monotonic()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._event is not self._shown:
             self._draw(time.monotonic())
         if self._live is not None and self._live.is_started:
@@ -88,16 +102,18 @@ class Progress:
         event = self._event
         assert event is not None
         self._drawn, self._shown = now, event
-        rest = self.total - self._pace.samples
-        left = clock(rest / self._pace.rate) if self._pace.rate > 0 else "?"
+        pace = self._pace
+        rest = self.total - pace.samples
+        left = clock(rest / pace.rate) if pace.rate > 0 else "?"
         when = f"eta {left}" if rest > 0 else f"took {clock(now - self._began)}"
-        done = min(1.0, self._pace.samples / self.total) if self.total > 0 else 1.0
-        line = _Line(done, int(event.get("step", 0)), self._pace.rate, event.get("loss"), when, self._pace.shares())
+        done = min(1.0, pace.samples / self.total) if self.total > 0 else 1.0
+        parts = _parts(done, int(event.get("step", 0)), pace.rate, event.get("loss"), when, pace.shares())
         if self._live is None:
-            self.say(line.plain(_columns(self.stream)))
+            self.say("  ".join(text for text, _ in _chosen(parts, PLAIN, _columns(self.stream))[1]))
             return
         console = self._live.console
-        text = line.styled(min(COLUMNS, console.width - 1), bar=_bar_signs(console.encoding))
+        signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
+        text = _styled(parts, done, min(COLUMNS, console.width - 1), signs)
         with self._nobody_listening():
             if not self._live.is_started:
                 self._live.start()
@@ -148,72 +164,52 @@ class _Pace:
         return {name: spent[f"{name}_s"] / spent["step_s"] for name in names} if spent["step_s"] > 0 else {}
 
 
-class _Line:
-    """One line in several lengths, of which the longest that fits is taken."""
+def _parts(
+    done: float, step: int, rate: float, loss: float | None, when: str, shares: Mapping[str, float]
+) -> dict[str, Part]:
+    return {
+        "percent": (f"{math.floor(100 * done):3} %", "bold"),
+        "step": (f"step {step:,}", ""),
+        "rate": (f"{number(rate, 3)} samples/s", "cyan"),
+        "short_rate": (f"{number(rate, 3)}/s", "cyan"),
+        "loss": (f"loss {loss:.4f}" if loss is not None and abs(loss) < 1e4 else f"loss {number(loss)}", "green"),
+        "when": (when, ""),
+        "shares": (" ".join(f"{name} {percent(share)}" for name, share in shares.items()), "dim"),
+    }
 
-    def __init__(
-        self, done: float, step: int, rate: float, loss: float | None, when: str, shares: Mapping[str, float]
-    ) -> None:
-        self.done = done
-        self.percent: Part = (f"{math.floor(100 * done):3} %", "bold")
-        self.step: Part = (f"step {step:,}", "")
-        self.rate: Part = (f"{number(rate, 3)} samples/s", "cyan")
-        self.short_rate: Part = (f"{number(rate, 3)}/s", "cyan")
-        self.loss: Part = (
-            f"loss {loss:.4f}" if loss is not None and abs(loss) < 1e4 else f"loss {number(loss)}",
-            "green",
-        )
-        self.when: Part = (when, "")
-        self.shares: Part = (" ".join(f"{name} {percent(share)}" for name, share in shares.items()), "dim")
 
-    def plain(self, width: int) -> str:
-        tail = [self.loss, self.when]
-        choices = (
-            [self.percent, self.step, self.rate, *tail, self.shares],
-            [self.percent, self.step, self.short_rate, *tail, self.shares],
-            [self.percent, self.short_rate, *tail, self.shares],
-            [self.percent, self.short_rate, *tail],
-        )
-        parts = next((choice for choice in choices if _length(choice) <= width), choices[-1])
-        return "  ".join(text for text, _ in parts if text)
+def _chosen(parts: Mapping[str, Part], choices: Iterable[tuple[int, str]], width: int) -> tuple[int, list[Part]]:
+    """The least bar and the parts of the first choice that fits; of the last, where none does."""
+    bar, found = 0, []
+    for bar, names in choices:
+        found = [parts[name] for name in names.split() if parts[name][0]]
+        if _length(found) + bar <= width:
+            break
+    return bar, found
 
-    def styled(self, width: int, bar: str) -> Text:
-        from rich.text import Text
 
-        tail = (self.loss, self.when)
-        choices = [
-            (LEAST_BAR, [self.rate, *tail, self.shares]),
-            (LEAST_BAR, [self.short_rate, *tail, self.shares]),
-            (0, [self.short_rate, *tail, self.shares]),
-            (LEAST_BAR, [self.rate, *tail]),
-            (0, [self.short_rate, *tail]),
-            (0, [self.when]),
-        ]
-        fitting = (choice for choice in choices if _length([self.percent, *choice[1]]) + choice[0] + 1 <= width)
-        least_bar, parts = next(fitting, (0, []))
-        text = Text(no_wrap=True, overflow="crop")
-        text.append(*self.percent)
-        if least_bar:
-            room = min(MOST_BAR, width - _length([self.percent, *parts]) - 1)
-            filled = math.floor(self.done * room)
-            text.append(" ").append(bar[0] * filled, "cyan").append(bar[1] * (room - filled), "dim")
-        for part, style in parts:
-            if part:
-                text.append("  ").append(part, style)
-        return text
+def _styled(parts: Mapping[str, Part], done: float, width: int, signs: str) -> Text:
+    from rich.text import Text
+
+    least_bar, (percent, *rest) = _chosen(parts, LIVE, width - 1)
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(*percent)
+    if least_bar:
+        room = min(MOST_BAR, width - 1 - _length([percent, *rest]))
+        filled = math.floor(done * room)
+        text.append(" ").append(signs[0] * filled, "cyan").append(signs[1] * (room - filled), "dim")
+    for part, style in rest:
+        text.append("  ").append(part, style)
+    return text
 
 
 def _length(parts: list[Part]) -> int:
-    return sum(len(text) + 2 for text, _ in parts if text) - 2
+    return sum(len(text) + 2 for text, _ in parts) - 2
 
 
 def _columns(stream: TextIO) -> int:
     """A log has 100; a terminal too simple for a live line has what it has."""
     return min(COLUMNS, shutil.get_terminal_size().columns) if stream.isatty() else COLUMNS
-
-
-def _bar_signs(encoding: str) -> str:
-    return "━─" if encoding.lower().startswith("utf") else "=-"
 
 
 def _live_line(stream: TextIO) -> Live | None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.record.events import metrics_of
-from paceline.record.files import read_json
-from paceline.record.flat import from_flat, to_flat
+from paceline.record.files import from_flat, read_json
 from paceline.record.timers import TIMES
 from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec
@@ -73,17 +72,10 @@ class Summary:
     """Parts of a step, see `_shares`."""
     peak_bytes_per_rank: tuple[int, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return to_flat(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Summary:
-        return from_flat(cls, {name: value for name, value in values.items() if value is not None})
-
 
 def read_summary(file: Path) -> Summary:
     """What a run wrote when it ended; UserError where there is none, or it is damaged."""
-    return Summary.from_json(read_json(file))
+    return from_flat(Summary, {name: value for name, value in read_json(file).items() if value is not None})
 
 
 def summarise(
@@ -173,12 +165,9 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
 
 
 def _say_trained(trained: Trained) -> str:
-    parts = [f"{trained.samples:,} samples", f"{trained.steps:,} steps"]
-    if trained.epochs is not None:
-        parts.append(f"{number(trained.epochs)} epochs")
-    if trained.skipped_steps:
-        parts.append(f"{trained.skipped_steps:,} steps skipped, not finite")
-    return ", ".join(parts)
+    epochs = f", {number(trained.epochs)} epochs" if trained.epochs is not None else ""
+    skipped = f", {trained.skipped_steps:,} steps skipped, not finite" if trained.skipped_steps else ""
+    return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
 
 
 def _time_rows(
@@ -244,13 +233,8 @@ def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def _median_rate(steps: Sequence[Mapping[str, Any]], what: str) -> float | None:
-    return _median(
-        [
-            step[what] / step["step_s"]
-            for step in steps
-            if _is_number(step.get(what)) and _is_number(step.get("step_s")) and step["step_s"] > 0
-        ]
-    )
+    known = [step for step in steps if _is_number(step.get(what)) and _is_number(step.get("step_s"))]
+    return _median([step[what] / step["step_s"] for step in known if step["step_s"] > 0])
 
 
 def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.measuring.compare import Planned
 from paceline.measuring.links import bits_s_by_size
 from paceline.measuring.rows import MeasuredRow, done
-from paceline.reporting.contents import Contents, source_link
-from paceline.reporting.links import link_name
+from paceline.reporting.contents import Contents
 from paceline.reporting.run_view import RunView, loss_differences, thinned
-from paceline.reporting.series import FileLine, Series
+from paceline.reporting.series import FileLine, Series, link_name
 
 TERMS = {
     "compute": "compute",
@@ -37,53 +36,49 @@ class Chart:
     title: str
     caption: str
     data: dict[str, Any]
-    sources: tuple[tuple[str, str], ...]
-    """(text, address) of the files and lines."""
-    more_sources: int = 0
+    files: Sequence[FileLine]
+    """Where the numbers came from."""
     tall: bool = False
+    sources: tuple[tuple[str, str], ...] = ()
+    """(text, address) of the first of these."""
+    more_sources: int = 0
 
 
 def charts(contents: Contents, folder: Path) -> list[Chart]:
     """The charts that there are numbers for, in the order of the page."""
-    found = []
     measured = [row for s in contents.layouts for row in s.measured]
-    if contents.series:
-        found.append(_scaling(contents, folder))
-    if measured:
-        found.append(_breakdown(contents, folder))
-    if contents.runs:
-        found.append(_loss(contents, folder))
-        if contents.same is not None and contents.same.comparable:
-            found.append(_difference(contents, folder))
-    if any(row.loads.peak_bytes_per_rank for row in measured):
-        found.append(_memory(contents, folder))
-    if contents.links:
-        found.append(_links(contents, folder))
-    return found
+    makers = (
+        (_scaling, bool(contents.series)),
+        (_breakdown, bool(measured)),
+        (_loss, bool(contents.runs)),
+        (_difference, contents.same is not None and not contents.same.differing),
+        (_memory, any(row.loads.peak_bytes_per_rank for row in measured)),
+        (_links, bool(contents.links)),
+    )
+    return [_linked(make(contents), folder) for make, known in makers if known]
 
 
-def _sources(sources: Sequence[FileLine], folder: Path) -> tuple[tuple[tuple[str, str], ...], int]:
-    distinct = list(dict.fromkeys(sources))
-    shown = tuple(source_link(source, folder) for source in distinct[:MOST_SOURCES])
-    return shown, max(0, len(distinct) - MOST_SOURCES)
+def _linked(chart: Chart, folder: Path) -> Chart:
+    distinct = list(dict.fromkeys(chart.files))
+    shown = tuple((str(source), source.address(folder)) for source in distinct[:MOST_SOURCES])
+    return replace(chart, sources=shown, more_sources=len(distinct) - len(shown))
 
 
 def _row_sources(series: Sequence[Series]) -> list[FileLine]:
     return [s.sources[row.label] for s in series for row in done(s.rows)]
 
 
-def _scaling(contents: Contents, folder: Path) -> Chart:
+def _scaling(contents: Contents) -> Chart:
     several = len(contents.series) > 1
     reach = 2 * max([1, *(row.ranks for s in contents.series for row in done(s.rows))])
-    lines = [_scaling_line(s, s.name if several else "measured", reach, folder) for s in contents.series]
+    lines = [_scaling_line(s, s.name if several else "measured", reach) for s in contents.series]
     one, unit = ("rank", "ranks") if contents.layouts else ("device", "devices")
     caption = f"Speed-up over one {one}. Bars span the repeats; the shaded band holds four in five redrawn fits."
-    sources, more = _sources(_row_sources(contents.series), folder)
     data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "unit": unit}
-    return Chart("scaling", "How it scales", caption, data, sources, more, tall=True)
+    return Chart("scaling", "How it scales", caption, data, _row_sources(contents.series), tall=True)
 
 
-def _scaling_line(s: Series, name: str, reach: int, folder: Path) -> dict[str, Any]:
+def _scaling_line(s: Series, name: str, reach: int) -> dict[str, Any]:
     law = s.laws[-1] if s.laws else None
     ranks = {row.label: row.ranks for row in s.rows}
     return {
@@ -95,7 +90,7 @@ def _scaling_line(s: Series, name: str, reach: int, folder: Path) -> dict[str, A
                 "low": _r(row.scaling.speedup_low),
                 "high": _r(row.scaling.speedup_high),
                 "label": row.label,
-                "source": source_link(s.sources[row.label], folder)[0],
+                "source": str(s.sources[row.label]),
             }
             for row in done(s.rows)
         ],
@@ -117,7 +112,7 @@ def parts_of(row: MeasuredRow) -> dict[str, float]:
     }
 
 
-def _breakdown(contents: Contents, folder: Path) -> Chart:
+def _breakdown(contents: Contents) -> Chart:
     labels, rows, plans = _labelled(contents.layouts)
     terms = {name: [_r(parts_of(row)[name] * 1e3) for row in rows] for name in TERMS}
     longest = max(map(sum, zip(*terms.values(), strict=True)))
@@ -127,7 +122,7 @@ def _breakdown(contents: Contents, folder: Path) -> Chart:
     if any(planned):
         caption += " The mark is the step as it was planned."
     data = {"labels": labels, "terms": terms, "names": TERMS, "plan": planned}
-    return Chart("breakdown", "Where the time goes", caption, data, *_sources(_row_sources(contents.layouts), folder))
+    return Chart("breakdown", "Where the time goes", caption, data, _row_sources(contents.layouts))
 
 
 def _labelled(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], list[Planned | None]]:
@@ -138,7 +133,7 @@ def _labelled(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], l
     return labels, [row for _, row in rows], plans
 
 
-def _loss(contents: Contents, folder: Path) -> Chart:
+def _loss(contents: Contents) -> Chart:
     runs = contents.runs
     each = max(60, min(MOST_PER_RUN, MOST_POINTS // len(runs)))
     lines = []
@@ -146,15 +141,14 @@ def _loss(contents: Contents, folder: Path) -> Chart:
         points = [[p.step, _r(p.loss, 7), p.line] for p in thinned(run.points, each) if math.isfinite(p.loss)]
         lines.append({"name": run.name, "file": str(run.file), "points": points})
     caption = "Training loss of every run, drawn over each other."
-    sources, more = _sources([_first_line(run) for run in runs], folder)
-    return Chart("loss", "The same training", caption, {"lines": lines}, sources, more, tall=True)
+    return Chart("loss", "The same training", caption, {"lines": lines}, _first_lines(runs), tall=True)
 
 
-def _first_line(run: RunView) -> FileLine:
-    return FileLine(run.file, run.points[0].line if run.points else None)
+def _first_lines(runs: Sequence[RunView]) -> list[FileLine]:
+    return [FileLine(run.file, run.points[0].line) for run in runs]
 
 
-def _difference(contents: Contents, folder: Path) -> Chart:
+def _difference(contents: Contents) -> Chart:
     first, *others = contents.runs
     each = max(60, min(MOST_PER_RUN // 2, MOST_POINTS // 2 // len(others)))
     lines = []
@@ -164,11 +158,11 @@ def _difference(contents: Contents, folder: Path) -> Chart:
         points = [max(found[i : i + width], key=lambda p: p[1]) for i in range(0, len(found), width)]
         lines.append({"name": run.name, "points": [[step, float(f"{d:.3g}")] for step, d in points]})
     caption = f"Relative difference of the loss to {first.name}. Rounding alone gives about 1e-7 in fp32."
-    sources, more = _sources([_first_line(run) for run in contents.runs], folder)
-    return Chart("difference", "How far the losses are apart", caption, {"lines": lines}, sources, more)
+    files = _first_lines(contents.runs)
+    return Chart("difference", "How far the losses are apart", caption, {"lines": lines}, files)
 
 
-def _memory(contents: Contents, folder: Path) -> Chart:
+def _memory(contents: Contents) -> Chart:
     labelled = zip(*_labelled(contents.layouts), strict=True)
     known = [(label, row.loads, plan) for label, row, plan in labelled if row.loads.peak_bytes_per_rank]
     planned = [None if plan is None else _r(plan.memory_bytes / 1e6) for _, _, plan in known]
@@ -180,23 +174,23 @@ def _memory(contents: Contents, folder: Path) -> Chart:
         "peaks": [_r(max(loads.peak_bytes_per_rank) / 1e6) for _, loads, _ in known],
         "plan": planned,
     }
-    return Chart("memory", "Memory", caption, data, *_sources(_row_sources(contents.layouts), folder))
+    return Chart("memory", "Memory", caption, data, _row_sources(contents.layouts))
 
 
-def _links(contents: Contents, folder: Path) -> Chart:
+def _links(contents: Contents) -> Chart:
     several = len(contents.links) > 1
     lines = [
         {
             "name": f"{measured.name}, {link_name(link)}" if several else link_name(link),
             "points": [[sent, _r(bits_s / 1e9)] for sent, bits_s in bits_s_by_size(link)],
-            "source": source_link(source, folder)[0],
+            "source": str(source),
         }
         for measured in contents.links
         for link, source in zip(measured.links, measured.sources, strict=True)
     ]
     caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
-    sources, more = _sources([source for measured in contents.links for source in measured.sources], folder)
-    return Chart("links", "What a link carries", caption, {"lines": lines}, sources, more, tall=True)
+    files = [source for measured in contents.links for source in measured.sources]
+    return Chart("links", "What a link carries", caption, {"lines": lines}, files, tall=True)
 
 
 def _r(value: float | None, digits: int = 5) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,17 @@ from paceline.errors import UserError
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import done
 from paceline.measuring.words import Finding
+from paceline.record.run_dir import RunDir
 from paceline.record.units import number, percent, size
-from paceline.reporting.comparison import Comparison, compared
-from paceline.reporting.links import LinkMeasurement, read_link_measurement
-from paceline.reporting.run_view import RunView, read_run
-from paceline.reporting.series import FileLine, Series, from_measurement, from_runs, from_times
+from paceline.reporting.run_view import Comparison, RunView, compared, read_run
+from paceline.reporting.series import (
+    LinkMeasurement,
+    Series,
+    from_measurement,
+    from_runs,
+    from_times,
+    read_link_measurement,
+)
 from paceline.reporting.times import read_times_file
 
 FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
@@ -113,8 +118,6 @@ def _must_be_a_run(path: Path) -> None:
     if path.is_file():
         raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
     if not (path / "spec.yaml").is_file():
-        from paceline.record.run_dir import RunDir
-
         RunDir.open(path)
 
 
@@ -141,12 +144,8 @@ def _one_workload(runs: Sequence[RunView]) -> None:
 
 
 def _distinct(runs: Sequence[RunView]) -> list[RunView]:
-    seen: dict[str, int] = {}
-    found = []
-    for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        found.append(run if seen[run.name] == 1 else replace(run, name=f"{run.name} ({run.path.parent.name})"))
-    return found
+    first = {run.name: run for run in reversed(runs)}
+    return [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
 
 
 def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None) -> tuple[str, ...]:
@@ -187,24 +186,15 @@ def _spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
 
 
 def _environment(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
-    found = []
-    for name in FACTS:
-        values = [run.start.get(name) for run in runs]
-        shown = list(dict.fromkeys(_fact(name, value) for value in values if value not in (None, [], "")))
-        if shown:
-            found.append((name.removesuffix("_bytes"), " | ".join(shown[:6])))
-    return tuple(found)
+    values = {name: [run.start.get(name) for run in runs] for name in FACTS}
+    shown = {
+        name: list(dict.fromkeys(_fact(name, value) for value in given if value not in (None, [], "")))
+        for name, given in values.items()
+    }
+    return tuple((name.removesuffix("_bytes"), " | ".join(facts[:6])) for name, facts in shown.items() if facts)
 
 
 def _fact(name: str, value: Any) -> str:
     if name == "memory_bytes":
         return size(float(value))
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def source_link(source: FileLine, folder: Path) -> tuple[str, str]:
-    """(text, address) of a source, as seen from the folder of the report."""
-    line = f" line {source.line}" if source.line else ""
-    anchor = f"#L{source.line}" if source.line else ""
-    relative = os.path.relpath(source.file.resolve(), folder.resolve())
-    return f"{source.file}{line}", relative.replace(os.sep, "/") + anchor

@@ -70,35 +70,27 @@ def _scaling(axes: Any, data: dict[str, Any]) -> None:
         if line["plan"]:
             label = None if several else "planned"
             axes.plot(*zip(*line["plan"], strict=True), "D", color=INK, mfc="none", markersize=5, label=label)
-    axes.set_xlabel(data["unit"])
-    axes.set_ylabel("speed-up")
-    axes.set_xlim(0, data["reach"])
-    axes.set_ylim(0, min(data["reach"], 1.6 * top))
+    reach = data["reach"]
+    axes.set(xlabel=data["unit"], ylabel="speed-up", xlim=(0, reach), ylim=(0, min(reach, 1.6 * top)))
     axes.xaxis.get_major_locator().set_params(integer=True)
     _legend(axes, len(data["lines"]) + 3)
 
 
 def _breakdown(axes: Any, data: dict[str, Any]) -> None:
-    labels = data["labels"]
-    begins = [0.0] * len(labels)
+    begins = [0.0] * len(data["labels"])
     for name, values in data["terms"].items():
-        axes.barh(labels, values, left=begins, color=TERM_COLOURS[name], height=0.6, label=TERMS[name])
+        axes.barh(data["labels"], values, left=begins, color=TERM_COLOURS[name], height=0.6, label=TERMS[name])
         begins = [begin + value for begin, value in zip(begins, values, strict=True)]
-    _marks(axes, data["plan"])
-    _rows(axes)
+    _plan_and_rows(axes, data["plan"])
     axes.set_xlabel("ms per step")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3)
 
 
-def _marks(axes: Any, plans: Sequence[float | None]) -> None:
+def _plan_and_rows(axes: Any, plans: Sequence[float | None]) -> None:
+    """The first row on top; no place is looked for beside the labels, where nothing stands: it takes long."""
     known = [(value, i) for i, value in enumerate(plans) if value]
     if known:
-        xs, ys = zip(*known, strict=True)
-        axes.plot(xs, ys, "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
-
-
-def _rows(axes: Any) -> None:
-    """The first row on top; no place is looked for beside the labels, where nothing stands: it takes long."""
+        axes.plot(*zip(*known, strict=True), "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.yaxis.set_label_coords(0, 0.5)
@@ -111,8 +103,7 @@ def _loss(axes: Any, data: dict[str, Any]) -> None:
             steps, losses, _ = zip(*line["points"], strict=True)
             width = max(1.3, 1.3 + 2.4 * (min(len(lines), 4) - 1 - i)) if len(lines) <= 6 else 1.1
             axes.plot(steps, losses, color=COLOURS[i % len(COLOURS)], linewidth=width, label=line["name"])
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
+    axes.set(xlabel="step", ylabel="loss")
     _legend(axes, len(lines))
 
 
@@ -123,15 +114,13 @@ def _difference(axes: Any, data: dict[str, Any]) -> None:
             axes.plot(steps, differences, color=COLOURS[i % len(COLOURS)], linewidth=1.1, label=line["name"])
     if any(line["points"] for line in data["lines"]):
         axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("relative difference")
+    axes.set(xlabel="step", ylabel="relative difference")
     _legend(axes, len(data["lines"]))
 
 
 def _memory(axes: Any, data: dict[str, Any]) -> None:
     axes.barh(data["labels"], data["peaks"], color=TERM_COLOURS["compute"], height=0.6, label="measured")
-    _marks(axes, data["plan"])
-    _rows(axes)
+    _plan_and_rows(axes, data["plan"])
     axes.set_xlabel("MB on the fullest rank")
     if any(data["plan"]):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
@@ -141,10 +130,7 @@ def _links(axes: Any, data: dict[str, Any]) -> None:
     for i, line in enumerate(data["lines"]):
         sizes, rates = zip(*line["points"], strict=True)
         axes.plot(sizes, rates, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=line["name"])
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("bytes of the message")
-    axes.set_ylabel("Gbit/s")
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the message", ylabel="Gbit/s")
     _legend(axes, len(data["lines"]) + 1)
 
 

@@ -1,8 +1,12 @@
-"""The page: one HTML file that opens offline, with its charts, its style and its numbers inside."""
+"""The report as a page, as Markdown, and as a LaTeX article that a stock TeX compiles.
+
+The page is one HTML file that opens offline, with its charts, its style and its numbers inside.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,9 +20,38 @@ from paceline.reporting.tables import Table
 ASSETS = Path(__file__).parent / "assets"
 ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs")
 """The story of a page: does it pay, why, is it the same training, what does it take."""
+TEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "{}$&#%"},
+    "_": r"\_\allowbreak{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "×": r"$\times$",
+    "–": "--",
+    "—": "---",
+    "…": r"\dots{}",
+    "≈": r"$\approx$",
+    "→": r"$\to$",
+    "±": r"$\pm$",
+    "µ": r"$\mu$",
+    "✗": r"$\times$",
+    "✓": r"$\checkmark$",
+    "|": r"\textbar{}",
+    "/": r"/\allowbreak{}",
+}
+SIGNS = {
+    "block_start_string": "<%",
+    "block_end_string": "%>",
+    "variable_start_string": "<<",
+    "variable_end_string": ">>",
+    "comment_start_string": "<#",
+    "comment_end_string": "#>",
+}
 
 
-def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table], figures: bool) -> str:
+def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
     from markupsafe import Markup
 
     data = json.dumps({chart.name: chart.data for chart in charts}, separators=(",", ":"), ensure_ascii=False)
@@ -28,7 +61,6 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table], f
         charts=charts,
         tables=tables,
         tiles=tiles(contents),
-        figures=figures,
         order=ORDER,
         data=Markup(data.replace("<", "\\u003c")),
         library=Markup(library.replace("</script", "<\\/script")),
@@ -59,7 +91,7 @@ def template(name: str, *, html: bool = False, signs: Mapping[str, str] | None =
 
 def tiles(contents: Contents) -> list[tuple[str, str, str]]:
     """A few large numbers: of the best row where rows were measured, else of the run."""
-    if len(contents.series) == 1 and (best := contents.series[0].best) is not None:
+    if len(contents.series) == 1 and (best := contents.series[0].recommended) is not None:
         s, cost = contents.series[0], best.cost
         found = [
             ("recommended", best.label, f"of {len(s.rows)} rows"),
@@ -81,3 +113,27 @@ def tiles(contents: Contents) -> list[tuple[str, str, str]]:
             *((name, number(value), "evaluation") for name, value in list(told.evaluation.metrics.items())[:2]),
         ]
     return []
+
+
+def markdown(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+    text = template("report.md.j2", cell=lambda text: str(text).replace("|", "\\|")).render(
+        contents=contents, charts=charts, tables=tables
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def latex(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+    made = template("report.tex.j2", signs=SIGNS, tex=tex)
+    return str(made.render(contents=contents, charts=charts, tables=tables, sources=_sources))
+
+
+def _sources(chart: Chart) -> str:
+    named = [tex(text) for text, _ in chart.sources[:3]]
+    left = len(chart.sources) - len(named) + chart.more_sources
+    return ", ".join(named) + (f" and {left} more" if left else "")
+
+
+def tex(text: str) -> str:
+    """Text with every sign that TeX would take for a command made plain; letters it has no font for become ?."""
+    found = "".join(TEX.get(sign, sign) for sign in str(text))
+    return found.encode("latin-1", "replace").decode("latin-1")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from paceline.arguments import check_price
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
+from paceline.record.units import wrapped
 from paceline.reporting.charts import charts
 from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
-from paceline.reporting.page import page
+from paceline.reporting.page import latex, markdown, page
 from paceline.reporting.tables import tables
-from paceline.reporting.texts import latex, markdown
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,9 @@ def report(
     try:
         drawn = draw_figures(shown, folder / "figures")
         cells = tables(contents)
-        write_atomic(folder / "report.html", page(contents, shown, cells, figures=True))
-        write_atomic(folder / "report.md", markdown(contents, shown, cells, figures=True))
-        write_atomic(folder / "report.tex", latex(contents, shown, cells, figures=True))
+        write_atomic(folder / "report.html", page(contents, shown, cells))
+        write_atomic(folder / "report.md", markdown(contents, shown, cells))
+        write_atomic(folder / "report.tex", latex(contents, shown, cells))
     except (OSError, RunFailed) as error:
         raise UserError(f"--out: {folder} cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return Report(folder, contents, tuple(drawn))
@@ -53,3 +57,14 @@ def _make(folder: Path) -> None:
         (folder / ".try").unlink()
     except OSError as error:
         raise UserError(f"--out: {folder.parent} cannot be written: {error.strerror}") from None
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
+    for note in found.contents.left_out:
+        print(f"paceline: {note}", file=sys.stderr)
+    for line in found.contents.verdict:
+        for part in wrapped(line, ""):
+            console.print(part)
+    console.print(f"written: {found.page}, report.md, report.tex, figures/", soft_wrap=True)
+    return 0

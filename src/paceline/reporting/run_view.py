@@ -1,8 +1,7 @@
-"""A run as a report sees it: its losses with the line of the file that each came from, its times and its summary."""
+"""Runs as a report sees them: losses with the line of the file that each came from, and whether they are the same."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,9 +11,16 @@ from typing import Any, NamedTuple
 
 from paceline.errors import UserError
 from paceline.measuring.reading import RunTimes, read_times
+from paceline.parity import TOLERANCE
+from paceline.record.events import read_lines, steps_that_count
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
 from paceline.spec import RunSpec
+
+COMPARED = ("train.global_batch", "train.lr", "train.seed", "train.optimizer", "train.precision")
+COMPARED_SECTIONS = ("model.", "data.")
+AS_EQUAL = 100
+"""Times the tolerance of `paceline check`: these runs may be as long as they like."""
 
 
 class Point(NamedTuple):
@@ -57,15 +63,19 @@ def read_run(path: Path, name: str = "") -> RunView:
     """A run from its folder; UserError where there is nothing to show of it."""
     run = RunDir.open(path)
     spec = run.spec()
-    points, steps, start, torn = _events(run.events_file(0))
-    if not points:
+    lines = list(read_lines(run.events_file(0)))
+    events = [{**event, "line": number} for number, event in lines if event is not None]
+    steps = steps_that_count(events)
+    if not steps:
         raise UserError(f"{path} has no step that can be read: {_why(run)}")
+    points = tuple(Point(s["step"], math.nan if s.get("loss") is None else float(s["loss"]), s["line"]) for s in steps)
+    start = next((event for event in events if event["kind"] == "start"), {})
     summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
     times = None
     if summary is not None:
         with suppress(UserError):
             times = read_times(run, steps)
-    return RunView(name or run.name, path, spec, summary, start, tuple(points), torn, times)
+    return RunView(name or run.name, path, spec, summary, start, points, len(lines) - len(events), times)
 
 
 def _why(run: RunDir) -> str:
@@ -73,37 +83,6 @@ def _why(run: RunDir) -> str:
     if not file.is_file():
         return f"{file.relative_to(run.path)} does not exist"
     return f"{file.relative_to(run.path)} is empty" if not file.stat().st_size else "it ended before its first step"
-
-
-def _events(file: Path) -> tuple[list[Point], list[dict[str, Any]], dict[str, Any], int]:
-    """The steps that count, as `read_steps` has them, with the line of each; the first "start"; torn lines."""
-    points: list[Point] = []
-    steps: list[dict[str, Any]] = []
-    start: dict[str, Any] = {}
-    torn = 0
-    if not file.is_file():
-        return points, steps, start, torn
-    decode = json.JSONDecoder().decode
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                event = decode(line.decode())
-                kind, step = event["kind"], event.get("step")
-            except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-                torn += bool(line.strip())
-                continue
-            if kind == "start" and not start:
-                start = event
-            if kind not in ("step", "resume") or not isinstance(step, int):
-                continue
-            while points and points[-1].step >= (step if kind == "step" else step + 1):
-                points.pop()
-                steps.pop()
-            if kind == "step":
-                loss = event.get("loss")
-                points.append(Point(step, math.nan if loss is None else float(loss), number))
-                steps.append(event)
-    return points, steps, start, torn
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
@@ -124,3 +103,47 @@ def loss_differences(reference: RunView, other: RunView) -> list[tuple[int, floa
     ours = {p.step: p.loss for p in reference.points}
     both = [p for p in other.points if p.step in ours and math.isfinite(p.loss) and math.isfinite(ours[p.step])]
     return [(p.step, abs(p.loss - ours[p.step]) / max(abs(ours[p.step]), 1e-30)) for p in both]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: int
+    steps: int
+    """Of the shortest run."""
+    differing: tuple[str, ...]
+    """Keys of the specs that ask for another training; the losses say nothing then."""
+    largest: float
+    """Relative difference of the losses to those of the first run."""
+    run: str
+    step: int
+    """Where that is."""
+    tolerance: float
+
+    @property
+    def text(self) -> str:
+        if self.differing:
+            return f"The runs differ in {', '.join(self.differing[:4])}, so their losses are not expected to be equal."
+        same = f"All {self.runs} runs trained the same thing"
+        if not self.largest:
+            return f"{same}: the losses are equal to the last digit over {self.steps} steps."
+        told = f"the losses differ by {self.largest:.1e} at most (relative, {self.run} at step {self.step})"
+        head = same if self.largest <= self.tolerance else "The runs did not train the same thing"
+        return f"{head}: {told}, over {self.steps} steps."
+
+
+def compared(runs: Sequence[RunView]) -> Comparison | None:
+    """The largest difference of the losses says whether they are the same; None for one run."""
+    if len(runs) < 2:
+        return None
+    first, *others = runs
+    values = [
+        {k: v for k, v, *_ in run.spec.fields() if k in COMPARED or k.startswith(COMPARED_SECTIONS)} for run in runs
+    ]
+    differing = tuple(key for key in values[0] if any(v.get(key) != values[0][key] for v in values[1:]))
+    largest, name, step = 0.0, "", 0
+    for run in () if differing else others:
+        for at, difference in loss_differences(first, run):
+            if difference > largest:
+                largest, name, step = difference, run.name, at
+    tolerance = AS_EQUAL * TOLERANCE[first.spec.train.precision]
+    return Comparison(len(runs), min(len(run.points) for run in runs), differing, largest, name, step, tolerance)

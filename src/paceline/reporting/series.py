@@ -1,20 +1,19 @@
-"""Rows that belong together, from whatever they were read: a measurement, plain runs, or a table of times."""
+"""Rows that belong together, from whatever they were read: a measurement, runs, a table of times; and links."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.measuring.compare import Planned
-from paceline.measuring.devices import with_mfu
-from paceline.measuring.diagnose import diagnose
-from paceline.measuring.result import Measurement, laws_of
+from paceline.measuring.compare import with_mfu
+from paceline.measuring.links import Link, read_links
+from paceline.measuring.result import Conclusions, Measurement, explained, laws_of
 from paceline.measuring.rows import (
     BatchLayout,
-    FailedRow,
     MeasuredRow,
     TimedRow,
     combined,
@@ -22,11 +21,13 @@ from paceline.measuring.rows import (
     priced,
     with_speedups,
 )
-from paceline.measuring.scaling import LawFit
-from paceline.measuring.words import Finding, beyond_text, decision_text, finding, verdict
+from paceline.measuring.words import beyond_text, decision_text
 from paceline.record.run_dir import RunDir
+from paceline.record.units import duration
 from paceline.reporting.run_view import RunView
 from paceline.reporting.times import TimesLine
+
+NO_REASON = "Why: a table of times does not say; measure a run to see where its steps go."
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,19 @@ class FileLine:
     file: Path
     line: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.file} line {self.line}" if self.line else str(self.file)
 
-@dataclass(frozen=True)
-class Series:
-    name: str
-    kind: str
-    """strong, weak, or times (a table that says nothing else)."""
-    rows: tuple[TimedRow | FailedRow, ...]
+    def address(self, folder: Path) -> str:
+        """As seen from the folder of the report."""
+        relative = os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/")
+        return f"{relative}#L{self.line}" if self.line else relative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series(Conclusions):
     sources: Mapping[str, FileLine]
     """Of each row, by its label."""
-    laws: tuple[LawFit, ...] = ()
-    planned: tuple[Planned, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-    verdict: tuple[str, ...] = ()
-    usd_per_device_hour: float | None = None
-    total_samples: int | None = None
 
     @property
     def timed(self) -> bool:
@@ -63,44 +61,17 @@ class Series:
         """The rows of which the parts of a step are known."""
         return [row for row in self.rows if isinstance(row, MeasuredRow)]
 
-    @property
-    def best(self) -> TimedRow | None:
-        return next((row for row in done(self.rows) if row.recommended), None)
-
 
 def from_measurement(found: Measurement, price: float | None) -> Series:
     if not any(row.ranks == 1 for row in found.rows):
         raise UserError(f"{found.file} has no one-rank row, which speed-up is counted from; measure  --ranks 1,2")
-    lines = _label_lines(found.file)
-    return Series(
-        name=found.name,
-        kind=found.kind,
-        rows=found.rows if price is None else tuple(priced(found.rows, found.total_samples, price)),
-        sources={row.label: FileLine(found.file, lines.get(row.label)) for row in found.rows},
-        laws=found.laws,
-        planned=found.planned,
-        findings=found.findings,
-        notes=found.notes,
-        verdict=found.verdict,
-        usd_per_device_hour=price if price is not None else found.usd_per_device_hour,
-        total_samples=found.total_samples,
-    )
-
-
-def _label_lines(file: Path) -> dict[str, int]:
-    """The line of each row in measure.json: those of the list "rows"."""
-    import json
-
-    found: dict[str, int] = {}
-    inside = False
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith('  "rows"'):
-            inside = True
-        elif inside and line.startswith("  ]"):
-            break
-        elif inside and line.startswith('      "label": '):
-            found[json.loads(line.strip().rstrip(",").partition(": ")[2])] = number
-    return found
+    lines = _lines(found.file, '"label"', "rows")
+    lines = lines if len(lines) == len(found.rows) else [FileLine(found.file)] * len(found.rows)
+    sources = {row.label: line for row, line in zip(found.rows, lines, strict=True)}
+    series = Series(**{field.name: getattr(found, field.name) for field in fields(Conclusions)}, sources=sources)
+    if price is None:
+        return series
+    return replace(series, rows=tuple(priced(found.rows, found.total_samples, price)), usd_per_device_hour=price)
 
 
 def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
@@ -128,13 +99,16 @@ def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float |
         sources[label] = FileLine(file, found[0].line)
     compared = done(priced(with_speedups(rows, rates), 1, price))
     compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
-    laws = tuple(laws_of(compared, weak=False))
-    said = (
-        decision_text(compared),
-        beyond_text(compared, laws),
-        "Why: a table of times does not say; measure a run to see where its steps go.",
+    laws = laws_of(compared)
+    return Series(
+        name=name,
+        kind="times",
+        rows=tuple(compared),
+        laws=laws,
+        verdict=(decision_text(compared), beyond_text(compared, laws), NO_REASON),
+        usd_per_device_hour=price,
+        sources=sources,
     )
-    return Series(name, "times", tuple(compared), sources, laws, verdict=said, usd_per_device_hour=price)
 
 
 def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
@@ -150,27 +124,49 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
         rows.append(combined(run.name, run.ranks, [times], batch))
         rates[run.name] = [times.samples_per_s]
         file = RunDir(run.path).summary_file
-        sources[run.name] = FileLine(file, _line(file, '  "median"'))
+        sources[run.name] = next(iter(_lines(file, '"median"')), FileLine(file))
     total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
     compared = with_mfu(priced(with_speedups(rows, rates), total, price), {run.name: run.spec for run, _ in timed})
-    weak = len({row.batch.global_batch for row in rows}) > 1
-    laws = tuple(laws_of(compared, weak))
+    kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
     starts = [run.start for run, _ in timed]
     here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts
-    findings = tuple(map(finding, diagnose(compared, int(starts[0].get("cores") or 0) if here else 0)))
-    return Series(
-        name="runs",
-        kind="weak" if weak else "strong",
-        rows=tuple(compared),
-        sources=sources,
-        laws=laws,
-        findings=findings,
-        verdict=tuple(verdict(compared, findings, laws)),
-        usd_per_device_hour=price,
-        total_samples=total,
-    )
+    conclusions = explained(compared, kind, int(starts[0].get("cores") or 0) if here else 0)
+    return Series(name="runs", total_samples=total, usd_per_device_hour=price, sources=sources, **conclusions)
 
 
-def _line(file: Path, begins: str) -> int | None:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return next((number for number, line in enumerate(lines, 1) if line.startswith(begins)), None)
+def _lines(file: Path, begins: str, section: str = "") -> list[FileLine]:
+    """The lines of a JSON file that begin so; of those inside a list at its top, where a `section` is named."""
+    text = file.read_text(encoding="utf-8").splitlines()
+    first = next((i for i, line in enumerate(text) if line.startswith(f'  "{section}"')), len(text)) if section else 0
+    last = next((i for i in range(first, len(text)) if text[i].startswith("  ]")), len(text)) if section else len(text)
+    return [FileLine(file, i + 1) for i in range(first, last) if text[i].strip().startswith(begins)]
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """One measurement of links."""
+
+    name: str
+    links: tuple[Link, ...]
+    sources: tuple[FileLine, ...]
+    """Of each link."""
+
+    @property
+    def verdict(self) -> str:
+        best = max(self.links, key=lambda link: link.bandwidth_bits_s)
+        return (
+            f"A link of {self.name} carries {best.rate}, the most that a "
+            f"collective reached ({link_name(best)}); a small one takes {duration(best.latency_s)}."
+        )
+
+
+def read_link_measurement(folder: Path) -> LinkMeasurement:
+    file = folder / "links.json"
+    found, lines = read_links(file), _lines(file, '"collective"')
+    lines = lines if len(lines) == len(found) else [FileLine(file)] * len(found)
+    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(lines))
+
+
+def link_name(link: Link) -> str:
+    """The collective, and between whom where that is not everyone."""
+    return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.measuring import devices
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, are_passes, done
+from paceline.measuring.verb import DEVICE_HEAD, device_cells
 from paceline.record.units import duration, metrics_text, number, percent, size
 from paceline.reporting.contents import Contents
-from paceline.reporting.links import LinkMeasurement
-from paceline.reporting.series import Series
+from paceline.reporting.series import LinkMeasurement, Series
+
+NOTES = {
+    "strong": "The same batch on every row.",
+    "weak": "The batch grows with the ranks.",
+    "passes": "Each step is a pass over all documents.",
+    "times": "",
+}
 
 
 @dataclass(frozen=True)
@@ -55,18 +61,10 @@ def _chosen(rows: Sequence[TimedRow | FailedRow]) -> int | None:
 def _scaling(s: Series, name: str) -> Table:
     head = ("", "step" if s.timed else "time", "spread", "speed-up", "efficiency", "samples/s", "tokens/s")
     columns = 7 if any(row.tokens_per_s for row in s.measured) else 6 if s.timed else 5
-    note = "The same batch on every row." if s.kind == "strong" else "The batch grows with the ranks."
-    if are_passes(s.rows):
-        note = "Each step is a pass over all documents."
-    return Table(
-        "scaling",
-        f"Scaling{name}",
-        head[:columns],
-        tuple(_scaling_cells(row)[:columns] for row in s.rows),
-        _chosen(s.rows),
-        tuple(i for i, row in enumerate(s.rows) if isinstance(row, FailedRow)),
-        note=note if s.timed else "",
-    )
+    cells = tuple(_scaling_cells(row)[:columns] for row in s.rows)
+    failed = tuple(i for i, row in enumerate(s.rows) if isinstance(row, FailedRow))
+    note = NOTES["passes" if are_passes(s.rows) else s.kind]
+    return Table("scaling", f"Scaling{name}", head[:columns], cells, _chosen(s.rows), failed, note=note)
 
 
 def _scaling_cells(row: TimedRow | FailedRow) -> tuple[str, ...]:
@@ -106,28 +104,26 @@ def _parts_cells(row: MeasuredRow) -> tuple[str, ...]:
 
 def _devices(s: Series, name: str) -> Table:
     on_devices = [row for row in s.measured if row.resources.device]
-    rows = tuple((row.label, *devices.cells(row.resources, "–")) for row in on_devices)
+    rows = tuple((row.label, *device_cells(row.resources, "–")) for row in on_devices)
     note = "MFU is the share of the device's peak that the arithmetic of the model reaches, attention counted in full; "
     note += "busy is the share of the time in which any kernel runs."
-    return Table("devices", f"Devices{name}", ("", *devices.HEAD), rows, _chosen(on_devices), left=2, note=note)
+    return Table("devices", f"Devices{name}", ("", *DEVICE_HEAD), rows, _chosen(on_devices), left=2, note=note)
 
 
 def _plan(s: Series, name: str) -> Table:
     by_label = {row.label: row for row in s.measured}
-    rows = []
-    for plan in s.planned:
-        row = by_label[plan.label]
-        rows.append(
-            (
-                row.label,
-                f"{duration(row.step_s)} / {duration(plan.step_s)}",
-                f"{100 * plan.residual:+.0f} %",
-                f"{duration(row.parts.compute_s)} / {duration(plan.compute_s)}",
-                f"{duration(row.parts.exposed_s)} / {duration(plan.exposed_s)}",
-                f"{_times(row.speedup)} / {_times(plan.speedup)}",
-                f"{size(max(row.loads.peak_bytes_per_rank, default=0))} / {size(plan.memory_bytes)}",
-            )
+    rows = [
+        (
+            row.label,
+            f"{duration(row.step_s)} / {duration(plan.step_s)}",
+            f"{100 * plan.residual:+.0f} %",
+            f"{duration(row.parts.compute_s)} / {duration(plan.compute_s)}",
+            f"{duration(row.parts.exposed_s)} / {duration(plan.exposed_s)}",
+            f"{_times(row.speedup)} / {_times(plan.speedup)}",
+            f"{size(max(row.loads.peak_bytes_per_rank, default=0))} / {size(plan.memory_bytes)}",
         )
+        for plan, row in ((plan, by_label[plan.label]) for plan in s.planned)
+    ]
     head = ("measured / planned", "step", "off by", "compute", "exposed", "speed-up", "memory")
     note = "; ".join(f"{plan.label}: {plan.off}" for plan in s.planned if plan.off)
     if not s.planned[0].calibrated:
@@ -184,14 +180,7 @@ def _runs(contents: Contents) -> Table:
 
 def _links(measured: LinkMeasurement, name: str) -> Table:
     rows = [
-        (
-            link.name,
-            link.between,
-            str(link.ranks),
-            duration(link.latency_s),
-            link.rate,
-            size(link.sizes_bytes[-1]),
-        )
+        (link.name, link.between, str(link.ranks), duration(link.latency_s), link.rate, size(link.sizes_bytes[-1]))
         for link in measured.links
     ]
     head = ("collective", "between", "ranks", "latency", "bandwidth", "up to")

@@ -46,15 +46,13 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     body = lines if _is_number(lines[0][1][count]) else lines[1:]
     found: dict[str, list[TimesLine]] = {}
     for number, row in body:
-        found.setdefault(row[name] if name is not None and name < len(row) else path.stem, []).append(
-            _row(path, number, row, count, time)
-        )
+        label = row[name] if name is not None and name < len(row) else path.stem
+        found.setdefault(label, []).append(_row(path, number, row, count, time))
     for label, rows in found.items():
         if not any(row.devices == 1 for row in rows):
             which = f" for {label!r}" if len(found) > 1 else ""
-            raise UserError(
-                f"{path}: speed-up is counted from one device, and there is no such line{which}; add  1,SECONDS"
-            )
+            counted = f"{path}: speed-up is counted from one device, and there is no such line"
+            raise UserError(f"{counted}{which}; add  1,SECONDS")
     if not found:
         raise UserError(f"{path} has a heading and no rows; add lines such as  1,19.5")
     return found

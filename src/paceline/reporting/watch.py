@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ KEPT = 4000
 MOST_RANKS = 16
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
-TERMS = ("compute", "exposed", "data")
+BAR = 40
+TERMS = {"compute": "█", "exposed": "▒", "data": "░"}
 MOST_BYTES = 1 << 24
 """Of a file that is longer, only the end is read at first."""
 
@@ -84,9 +86,9 @@ class Follower:
             case "end":
                 self.end = event
 
-    @property
-    def recent(self) -> list[dict[str, Any]]:
-        return list(self.steps)[-WINDOW:]
+    def mean(self, *names: str) -> float:
+        """Of the sum of these values in a step, over the last steps."""
+        return _mean([sum(step.get(name) or 0 for name in names) for step in list(self.steps)[-WINDOW:]])
 
 
 @dataclass
@@ -108,11 +110,9 @@ class View:
     def status(self) -> str:
         if not self.ranks or not self.ranks[0].start:
             return "starting"
-        main = self.ranks[0]
-        if main.end:
-            return str(main.end.get("status", "ended"))
-        quiet_s = self.quiet_s
-        return f"no news for {duration(quiet_s)}" if quiet_s else "running"
+        if self.ranks[0].end:
+            return str(self.ranks[0].end.get("status", "ended"))
+        return f"no news for {duration(self.quiet_s)}" if self.quiet_s else "running"
 
     @property
     def quiet_s(self) -> float:
@@ -125,7 +125,7 @@ class View:
 
     @property
     def step_s(self) -> float:
-        return _mean([s["step_s"] for s in self.ranks[0].recent]) if self.ranks else 0.0
+        return self.ranks[0].mean("step_s") if self.ranks else 0.0
 
     @property
     def total_steps(self) -> int | None:
@@ -152,15 +152,12 @@ def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
     if once or not console.is_terminal:
         console.print(drawn(view))
         return 0
-    try:
-        with Live(drawn(view), console=console, auto_refresh=False) as live:
-            while not view.ranks or not view.ranks[0].end:
-                time.sleep(every_s)
-                if view.look() or view.quiet_s:
-                    live.update(drawn(view), refresh=True)
-            live.update(drawn(view), refresh=True)
-    except KeyboardInterrupt:
-        return 0
+    with suppress(KeyboardInterrupt), Live(drawn(view), console=console, auto_refresh=False) as live:
+        while not view.ranks or not view.ranks[0].end:
+            time.sleep(every_s)
+            if view.look() or view.quiet_s:
+                live.update(drawn(view), refresh=True)
+        live.update(drawn(view), refresh=True)
     return 0
 
 
@@ -174,9 +171,8 @@ def drawn(view: View) -> Any:
     head = Text.assemble((view.run.name, "bold"), "  ", (view.status, style))
     if not view.ranks or not view.ranks[0].steps:
         return Group(head, Text("waiting for the first step", style="dim"))
-    main, recent = view.ranks[0], view.ranks[0].recent
-    last, step_s = recent[-1], view.step_s
-    total = view.total_steps
+    main, step_s, total = view.ranks[0], view.step_s, view.total_steps
+    last = main.steps[-1]
     of = f" of {total:,}" if total else ""
     left = f", about {clock((total - last['step']) * step_s)} left" if total and not main.end else ""
     head.append(f"  step {last['step']:,}{of}, epoch {last['epoch'] + 1}, {last['samples']:,} samples{left}")
@@ -186,11 +182,10 @@ def drawn(view: View) -> Any:
     body.add_column(style="dim", no_wrap=True)
     body.add_column(no_wrap=True)
     body.add_row("loss", f"{number(last['loss'])}  {spark([s['loss'] for s in main.steps], 60)}")
-    rate = _mean([s["batch"] for s in recent]) / step_s if step_s else 0.0
-    tokens = _mean([s.get("tokens") or 0 for s in recent]) / step_s if step_s else 0.0
+    rate, tokens = (main.mean(name) / step_s if step_s else 0.0 for name in ("batch", "tokens"))
     told = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
     body.add_row("rate", f"{told}, {duration(step_s)} per step")
-    body.add_row("step", _bar(recent, step_s))
+    body.add_row("step", _bar(main, step_s))
     if main.evaluation:
         metrics = metrics_text(metrics_of(main.evaluation))
         body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
@@ -206,18 +201,15 @@ def drawn(view: View) -> Any:
 def _rank(follower: Follower) -> str:
     if not follower.steps:
         return "no step yet"
-    recent = follower.recent
-    busy = _mean([s["compute_s"] + s["data_s"] for s in recent])
-    exposed = _mean([s["exposed_s"] for s in recent])
-    step_s = _mean([s["step_s"] for s in recent]) or 1.0
-    return f"step {recent[-1]['step']:,}, works {percent(busy / step_s)}, waits {percent(exposed / step_s)}"
+    step_s = follower.mean("step_s") or 1.0
+    busy, exposed = follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s
+    return f"step {follower.steps[-1]['step']:,}, works {percent(busy)}, waits {percent(exposed)}"
 
 
-def _bar(steps: list[dict[str, Any]], step_s: float, columns: int = 40) -> str:
-    shares = {name: _mean([s[f"{name}_s"] for s in steps]) / step_s if step_s else 0.0 for name in TERMS}
-    signs = dict(zip(TERMS, "█▒░", strict=True))
-    bar = "".join(signs[name] * round(columns * share) for name, share in shares.items())[:columns]
-    return f"{bar:<{columns}} " + ", ".join(f"{signs[n]} {n} {percent(s)}" for n, s in shares.items())
+def _bar(main: Follower, step_s: float) -> str:
+    shares = {name: main.mean(f"{name}_s") / step_s if step_s else 0.0 for name in TERMS}
+    bar = "".join(TERMS[name] * round(BAR * share) for name, share in shares.items())[:BAR]
+    return f"{bar:<{BAR}} " + ", ".join(f"{TERMS[n]} {n} {percent(s)}" for n, s in shares.items())
 
 
 def _machine(start: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
-from paceline.record.files import write_json
+from paceline.record.files import to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
 from paceline.record.summary import show as show_summary
@@ -96,7 +96,7 @@ def train_rank(
     show: bool = False,
 ) -> Summary | None:
     """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
-    from paceline.record.audience import audience
+    from paceline.record.loggers import audience
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
@@ -208,7 +208,7 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         differs_from=differs_from(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )
-    write_json(run.summary_file, summary.to_json())
+    write_json(run.summary_file, to_flat(summary))
     return summary
 
 

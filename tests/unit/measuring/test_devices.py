@@ -8,8 +8,7 @@ import pytest
 
 from paceline.hardware.catalogue import catalogue, known
 from paceline.measuring import usage
-from paceline.measuring.compare import compare
-from paceline.measuring.devices import with_mfu
+from paceline.measuring.compare import compare, with_mfu
 from paceline.measuring.reading import StepParts, _device
 from paceline.measuring.rows import MeasuredPassesRow, MeasuredRow, Resources
 from paceline.measuring.sweep import _used
@@ -183,7 +182,7 @@ def test_without_a_driver_there_are_no_devices(monkeypatch):
 def test_the_table_of_devices_fits_the_terminal():
     from rich.console import Console
 
-    from paceline.measuring.show import devices_table
+    from paceline.measuring.verb import devices_table
 
     used = Resources(None, "NVIDIA H100 80GB HBM3", 0.0123, {"device_share": 0.9, "device_bytes": 4e9})
     console = Console(file=io.StringIO(), width=100)

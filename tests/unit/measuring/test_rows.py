@@ -22,8 +22,7 @@ from paceline.measuring.rows import (
     with_speedups,
 )
 from paceline.measuring.scaling import fit_laws
-from paceline.measuring.sweep import in_short
-from paceline.measuring.trials import RefusedTrial, trials
+from paceline.measuring.sweep import in_short, trials
 from paceline.measuring.words import finding, notes, verdict
 from paceline.record.run_dir import RunDir
 from paceline.record.units import TEXT_COLUMNS, wrapped
@@ -203,8 +202,8 @@ def test_trials_of_a_sweep(small):
     weak = trials(small, [1, 2, 4], [], steps=8, weak=True)
     assert [c.spec.train.global_batch for c in weak] == [24, 48, 96]
     hopeless = trials(small, [1, 64], [], steps=8, weak=False)[1]
-    assert isinstance(hopeless, RefusedTrial)
-    assert "smaller than parallel.ranks=64" in hopeless.refused
+    assert isinstance(hopeless, FailedRow)
+    assert "smaller than parallel.ranks=64" in hopeless.why
     with pytest.raises(UserError, match="counted from one rank, and --ranks 2,4 has none"):
         trials(small, [2, 4], [], steps=8, weak=False)
 

@@ -30,7 +30,7 @@ def test_universal_scalability_is_recovered(a, b):
     assert fit.law == "universal"
     assert fit.parameters["contention"] == pytest.approx(a, abs=1e-6)
     assert fit.parameters["crosstalk"] == pytest.approx(b, abs=1e-6)
-    assert fit.at(16) == pytest.approx(universal(a, b, 16))
+    assert fit.beyond(16).speedup == pytest.approx(universal(a, b, 16))
     if b and a < 1:
         assert fit.peak_ranks == pytest.approx(math.sqrt(max(1.0, (1 - a) / b)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.record.files import write_json
+from paceline.record.files import to_flat, write_json
 from paceline.record.summary import Summary, Trained, evaluation_of, read_summary, show, summarise
 from paceline.spec import build
 
@@ -84,7 +84,7 @@ def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None
     assert summary.trained.skipped_steps == 2
     assert summary.loss_first == pytest.approx(4.98)
     assert summary.loss_last == pytest.approx(sum(5 - 0.01 * i for i in (9, 10, 11, 12, 13, 14, 15, 17, 18, 19)) / 10)
-    write_json(tmp_path / "summary.json", summary.to_json())
+    write_json(tmp_path / "summary.json", to_flat(summary))
     again = read_summary(tmp_path / "summary.json")
     assert again.evaluation.metrics == {"loss": None}
     assert "loss nan" in shown(again, 100)

@@ -12,11 +12,10 @@ from paceline.errors import UserError
 from paceline.record.events import read_steps
 from paceline.reporting.charts import charts
 from paceline.reporting.contents import gather
-from paceline.reporting.page import page
+from paceline.reporting.page import markdown, page, tex
 from paceline.reporting.report import report
 from paceline.reporting.run_view import read_run, thinned
 from paceline.reporting.tables import tables
-from paceline.reporting.texts import markdown, tex
 from paceline.reporting.times import read_times_file
 from report_runs import make_links, make_measurement, make_run
 
@@ -92,7 +91,7 @@ def test_devices_are_shown_where_they_are_known(measured, made, tmp_path):
     (folder / "measure.json").write_text(json.dumps(values, indent=2))
     contents = gather([folder])
     shown, cells = charts(contents, tmp_path), tables(contents)
-    for text in (page(contents, shown, cells, figures=False), markdown(contents, shown, cells, figures=False)):
+    for text in (page(contents, shown, cells), markdown(contents, shown, cells)):
         assert all(word in text for word in ("NVIDIA H200", "MFU", "45.7 %", "93 %", "4.2 GB"))
     assert "MFU" not in made.page.read_text()
 
