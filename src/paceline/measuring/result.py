@@ -59,6 +59,10 @@ class Measurement(Conclusions):
     spec: dict[str, Any]
 
     @property
+    def weak(self) -> bool:
+        return self.kind == "weak"
+
+    @property
     def file(self) -> Path:
         return self.folder / "measure.json"
 
