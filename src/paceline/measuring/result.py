@@ -59,6 +59,10 @@ class Measurement(Conclusions):
     spec: dict[str, Any]
 
     @property
+    def weak(self) -> bool:
+        return self.kind == "weak"
+
+    @property
     def file(self) -> Path:
         return self.folder / "measure.json"
 
@@ -68,8 +72,8 @@ class Measurement(Conclusions):
             "workload": self.workload,
             "total_samples": self.total_samples,
             "usd_per_device_hour": self.usd_per_device_hour,
-            "verdict": list(self.verdict),
-            "notes": list(self.notes),
+            "verdict": self.verdict,
+            "notes": self.notes,
             "rows": [row_to_json(row) for row in self.rows],
             "fits": [asdict(law) for law in self.laws],
             "findings": [asdict(finding) for finding in self.findings],

@@ -95,7 +95,7 @@ def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
 def show(found: Measurement) -> Iterator[Any]:
     """What to print, part by part, for rich."""
     measured = done(found.rows)
-    batch = "the batch grows with the ranks" if found.kind == "weak" else "the same batch on all rows"
+    batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
     if are_passes(measured):
         batch = "each step a pass over all documents"
     repeats = max((row.repeats for row in measured), default=0)

@@ -27,9 +27,7 @@ NOT_LOGGED = ("t", "step")
 
 
 class Logger(Protocol):
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Send the numbers among these values, as they were after a step."""
-        ...
+    def log(self, step: int, values: Mapping[str, Any]) -> None: ...
 
     def close(self, status: str = "finished") -> None: ...
 

@@ -100,21 +100,11 @@ def _scaling_line(s: Series, name: str, reach: int) -> dict[str, Any]:
     }
 
 
-def parts_of(row: MeasuredRow) -> dict[str, float]:
-    """Seconds of a step, by part."""
-    parts = row.parts
-    return {
-        "compute": parts.compute_s,
-        "exposed": parts.travelling_s,
-        "waiting": parts.waiting_s,
-        "input": parts.data_s,
-        "other": row.other_s,
-    }
-
-
 def _breakdown(contents: Contents) -> Chart:
     labels, rows, plans = _labelled(contents.layouts)
-    terms = {name: [_r(parts_of(row)[name] * 1e3) for row in rows] for name in TERMS}
+    parts = [(row.parts, row.other_s) for row in rows]
+    seconds = [(p.compute_s, p.travelling_s, p.waiting_s, p.data_s, other_s) for p, other_s in parts]
+    terms = {name: [_r(s * 1e3) for s in each] for name, each in zip(TERMS, zip(*seconds, strict=True), strict=True)}
     longest = max(map(sum, zip(*terms.values(), strict=True)))
     terms = {name: values for name, values in terms.items() if max(values) > LEAST_SHARE * longest}
     planned = [None if plan is None else _r(plan.step_s * 1e3) for plan in plans]

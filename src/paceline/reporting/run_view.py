@@ -72,9 +72,8 @@ def read_run(path: Path, name: str = "") -> RunView:
     start = next((event for event in events if event["kind"] == "start"), {})
     summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
     times = None
-    if summary is not None:
-        with suppress(UserError):
-            times = read_times(run, steps)
+    with suppress(UserError):
+        times = read_times(run, steps) if summary is not None else None
     return RunView(name or run.name, path, spec, summary, start, points, len(lines) - len(events), times)
 
 

@@ -30,6 +30,7 @@ MOST_RANKS = 16
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 40
+STYLES = {"finished": "bold green", "failed": "bold red", "running": "bold cyan"}
 TERMS = {"compute": "█", "exposed": "▒", "data": "░"}
 MOST_BYTES = 1 << 24
 """Of a file that is longer, only the end is read at first."""
@@ -167,8 +168,7 @@ def drawn(view: View) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    style = {"finished": "bold green", "failed": "bold red", "running": "bold cyan"}.get(view.status, "bold yellow")
-    head = Text.assemble((view.run.name, "bold"), "  ", (view.status, style))
+    head = Text.assemble((view.run.name, "bold"), "  ", (view.status, STYLES.get(view.status, "bold yellow")))
     if not view.ranks or not view.ranks[0].steps:
         return Group(head, Text("waiting for the first step", style="dim"))
     main, step_s, total = view.ranks[0], view.step_s, view.total_steps
@@ -191,9 +191,8 @@ def drawn(view: View) -> Any:
         body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
     if main.saved:
         body.add_row("checkpoint", f"step {main.saved:,}")
-    if len(view.ranks) > 1:
-        for number_, follower in enumerate(view.ranks):
-            body.add_row(f"rank {number_}", _rank(follower))
+    for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):
+        body.add_row(f"rank {rank}", _rank(follower))
     body.add_row("machine", _machine(main.start))
     return Group(head, body)
 
