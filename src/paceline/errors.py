@@ -26,6 +26,10 @@ class RunFailed(PacelineError, RuntimeError):
     exit_code = 1
 
 
+class OutOfMemory(RunFailed):
+    """There was no memory left for the run or, as far as one can tell, the system killed a rank for want of it."""
+
+
 def did_you_mean(
     word: object, known: Iterable[str], *, cutoff: float = 0.5, shown: Mapping[str, str] | None = None
 ) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
 
 ECHO_TYPES = {"DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
 ECHO_WORDS = re.compile(
@@ -37,7 +37,7 @@ class Failure:
     """How one rank failed. It is made in that rank, or by the launcher for a rank that could not speak any more."""
 
     rank: int
-    kind: Literal["user", "run", "bug", "died"]
+    kind: Literal["user", "memory", "run", "bug", "died"]
     message: str
     traceback: str
     time_s: float  # since the epoch
@@ -46,10 +46,10 @@ class Failure:
 
 
 def of_exception(rank: int, error: BaseException) -> Failure:
-    kind: Literal["user", "run", "bug"] = "bug"
+    kind: Literal["user", "memory", "run", "bug"] = "bug"
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, PacelineError):
-        kind = "user" if isinstance(error, UserError) else "run"
+        kind = "user" if isinstance(error, UserError) else "memory" if isinstance(error, OutOfMemory) else "run"
         message = str(error)
     trace = "".join(traceback.format_exception(error))
     return Failure(rank, kind, message, trace, time.time(), is_echo(error))
@@ -84,9 +84,11 @@ def as_error(failure: Failure) -> PacelineError:
     match failure.kind:
         case "user":
             return UserError(failure.message)
+        case "memory":
+            return OutOfMemory(f"rank {failure.rank}: {failure.message}")
         case "run":
             return RunFailed(f"rank {failure.rank}: {failure.message}")
         case "died":
-            return RunFailed(failure.message)
+            return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
         case "bug":
             return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")

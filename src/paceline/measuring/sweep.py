@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 from paceline.arguments import make_folder
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
 from paceline.layout import SPREADING, from_words, layout_of
 from paceline.measuring.reading import RunTimes, read_times
 from paceline.measuring.result import FORMAT, Measurement, concluded
@@ -46,7 +46,6 @@ ALONE = {"strategy": "auto"} | {name: getattr(PLAIN, name) for name in SPREADING
 """The values of one rank alone; the size of a pass stays as the run file has it."""
 NOT_COMPARED = ("parallel.ranks", "train.epochs", "train.steps")
 """Keys of the spec in which the sweeps of one folder may differ."""
-OUT_OF_MEMORY = ("no memory", "out of memory")
 """In the reason of a failure: of it nothing but its words is kept, in the file of the sweep."""
 
 
@@ -106,6 +105,7 @@ def measure(
     with RunDir(folder).held(say):
         state = _state(folder, begun, spec)
         if options.get("retry"):
+            state.pop("out_of_memory", None)
             for trial in wanted:
                 state["failed"].pop(trial.label, None)
         for repeat in range(repeats):
@@ -160,7 +160,7 @@ def _state(folder: Path, begun: dict[str, Any], spec: RunSpec) -> dict[str, Any]
                 f"{file} was begun with {key}={was}, and this is {key}={wanted}; measure into another folder "
                 "with  --out FOLDER"
             )
-    return {**values, "done": dict(old.get("done", {})), "failed": dict(old.get("failed", {}))}
+    return {**values, **{key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -188,6 +188,8 @@ def _visit(trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: dict
         times = read_times(RunDir(path))
     except PacelineError as error:
         state["failed"][trial.label] = str(error)
+        if isinstance(error, OutOfMemory):
+            state.setdefault("out_of_memory", []).append(trial.label)
         say(f"{trial.label}: {str(error).splitlines()[0]}")
     else:
         state["done"][name] = {"label": trial.label, "times": to_flat(times), "usage": _used(usage, times)}
@@ -227,7 +229,7 @@ def _write(folder: Path, wanted: Sequence[AnyTrial], state: dict[str, Any], pric
     rows = [
         _row(label, known.get(label), runs[label], times[label])
         if times[label]
-        else _failed(known[label], state["failed"].get(label, ""))
+        else _failed(known[label], state["failed"].get(label, ""), label in state.get("out_of_memory", ()))
         for label in runs
     ]
     rows.sort(key=lambda row: row.ranks)
@@ -248,14 +250,13 @@ def _row(label: str, trial: AnyTrial | None, runs: Mapping[str, Any], times: Seq
     return combined(label, ranks, times, batch, tuple(runs), means)
 
 
-def _failed(trial: AnyTrial, why: str) -> FailedRow:
-    return FailedRow(label=trial.label, ranks=trial.ranks, failed=in_short(why), why=why, batch=trial.batch)
+def _failed(trial: AnyTrial, why: str, out_of_memory: bool) -> FailedRow:
+    short = "out of memory" if out_of_memory else in_short(why)
+    return FailedRow(label=trial.label, ranks=trial.ranks, failed=short, why=why, batch=trial.batch)
 
 
 def in_short(why: str) -> str:
-    """A reason in the few words that a cell has room for."""
-    if any(word in why.lower() for word in OUT_OF_MEMORY):
-        return "out of memory"
+    """A reason in the few words that a cell has room for: up to what can be done about it."""
     return why.partition("\n")[0].partition(";")[0]
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.errors import PacelineError, RunFailed
+from paceline.errors import OutOfMemory, PacelineError, RunFailed
 from paceline.launch.blame import is_echo
 from paceline.registry import one_line, own_trace
 from paceline.spec import RunSpec
@@ -35,7 +35,7 @@ def expected_failures(spec: RunSpec) -> Iterator[None]:
         raise
     except Exception as error:
         if said := _meaning(error, spec):
-            raise RunFailed(said) from error
+            raise (OutOfMemory if out_of_memory(error) else RunFailed)(said) from error
         raise
 
 

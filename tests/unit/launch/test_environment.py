@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.errors import UserError
+from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.launch.blame import Failure, as_error, cause, is_echo, of_exception, of_exit
 from paceline.launch.environment import Place, detect, hosts, task_counts
 
@@ -185,6 +185,9 @@ def test_cause_is_the_earliest_failure_that_is_no_echo():
 def test_errors_for_people():
     assert str(as_error(of_exception(1, UserError("train.lr: no")))) == "train.lr: no"
     assert str(as_error(of_exit(1, -9, 0.0, False))) == "rank 1 was killed by SIGKILL (out of memory?)"
+    assert isinstance(as_error(of_exit(1, -9, 0.0, False)), OutOfMemory)
+    assert isinstance(as_error(of_exception(1, OutOfMemory("there is no memory"))), OutOfMemory)
+    assert not isinstance(as_error(of_exception(1, RunFailed("another rank failed"))), OutOfMemory)
     assert str(as_error(of_exit(0, -15, 0.0, False))) == "rank 0 was killed by SIGTERM"
     assert str(as_error(of_exit(0, -60, 0.0, False))) == "rank 0 was killed by signal 60"
     assert str(as_error(of_exit(2, 3, 0.0, False))) == "rank 2 ended with exit code 3 and left no message"

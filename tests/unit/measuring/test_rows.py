@@ -188,7 +188,7 @@ def test_a_row_survives_json():
 
 
 def test_reasons_in_short():
-    assert in_short("there is no memory for 20 GiB more; use …") == "out of memory"
+    assert in_short("there is no memory for 20 GiB more; use …") == "there is no memory for 20 GiB more"
     assert in_short("a pipeline of 4 ranks needs 4 passes; use more") == "a pipeline of 4 ranks needs 4 passes"
 
 
