@@ -40,7 +40,7 @@ class Reason(Enum):
     COMPILE_OFF = "train.compile=off"
     ON_CPU = "there is no CUDA device"
     NO_COMPILER = "Triton or a C compiler is missing"
-    SEVERAL_RANKS = "several ranks: collectives stay outside of graphs"
+    SEVERAL_RANKS = "collectives between ranks stay outside of graphs"
     LAYERS_RECOMPUTED = "layers are computed again in the backward pass"
     ACCUMULATED = "a step has several micro-batches"
     FULL_PRECISION = "compiled kernels are for train.precision=bf16, fp16 or fp8"
@@ -86,10 +86,10 @@ def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Trai
         (train.compile != "off", Reason.COMPILE_OFF),
         (target.kind == "cuda", Reason.ON_CPU),
         (target.compiles, Reason.NO_COMPILER),
+        (train.precision in HALF_PRECISIONS, Reason.FULL_PRECISION),
         (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
         (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),
         (layout.passes(layout.global_batch) == 1, Reason.ACCUMULATED),
-        (train.precision in HALF_PRECISIONS, Reason.FULL_PRECISION),
         (train.optimizer in RECORDED_OPTIMIZERS, Reason.OPTIMIZER),
         (traits.few_shapes, Reason.MANY_SHAPES),
     )
