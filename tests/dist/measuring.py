@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.measuring.links import Link, _rank
+from paceline.measuring.links import Link, time_as_rank
 from paceline.record.timers import union
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
@@ -32,4 +32,4 @@ def links_between_hosts(sizes_bytes: tuple[int, ...]) -> list[Link]:
     from unittest import mock
 
     with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
-        return _rank(sizes_bytes, 1)
+        return time_as_rank(sizes_bytes, 1)

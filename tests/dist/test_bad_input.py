@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from paceline.cli import main
-from paceline.launch.local import _reserved_port
+from paceline.launch.local import reserved_port
 from paceline.record.events import read_events
 from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
@@ -166,7 +166,7 @@ def test_under_a_launcher_the_main_rank_speaks_for_all(folder):
 
     def start(*words):
         place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        with _reserved_port() as port:
+        with reserved_port() as port:
             place["MASTER_PORT"] = str(port)
             started = [
                 subprocess.Popen(

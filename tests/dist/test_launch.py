@@ -21,7 +21,7 @@ from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, spe
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import ALONE, Place
 from paceline.launch.group import Holding, fair_share, joined
-from paceline.launch.local import _reserved_port, run_ranks
+from paceline.launch.local import reserved_port, run_ranks
 from paceline.launch.signals import AGAIN_S, StopRequest
 
 HERE = Path(__file__).parent
@@ -243,7 +243,7 @@ def test_under_mpirun(name):
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     command = [name, *MPI_FLAGS[name], "-np", "2", sys.executable]
-    with _reserved_port() as port:
+    with reserved_port() as port:
         run = outside([*command, "-c", "import launch_work; print(launch_work.introduce())"], MASTER_PORT=str(port))
     assert run == ["(0, 2, 'mpirun', 'cpu', 3.0)", "(1, 2, 'mpirun', 'cpu', 3.0)"]
 
@@ -268,7 +268,7 @@ def test_alone_there_is_no_group():
 
 
 def test_a_peer_that_never_comes():
-    with _reserved_port() as port:
+    with reserved_port() as port:
         place = Place(0, 2, 0, 2, "torchrun", "127.0.0.1", port)
         words = rf"rank 0 could not join the 2 ranks at 127.0.0.1:{port} within 1 s"
         with pytest.raises(RunFailed, match=words), joined(place, "cpu", 1, 1.0):

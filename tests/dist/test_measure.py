@@ -10,7 +10,7 @@ from measuring import comm_twice, links_between_hosts
 
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.measuring.links import COLLECTIVES, _rank, factor
+from paceline.measuring.links import COLLECTIVES, time_as_rank, factor
 from paceline.measuring.recalibrate import recalibrate
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import FailedRow, done
@@ -187,7 +187,7 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
 
 
 def test_links_between_two_ranks():
-    links = run_ranks(_rank, ((1_000, 100_000, 4_000_000), 1), 2)[0]
+    links = run_ranks(time_as_rank, ((1_000, 100_000, 4_000_000), 1), 2)[0]
     assert [link.collective for link in links] == list(COLLECTIVES)
     for link in links:
         assert len(link.seconds) == 3

@@ -182,7 +182,7 @@ def _pack(worker: Callable[..., object], args: tuple[object, ...], preload: Sequ
 
 @contextlib.contextmanager
 def _started(ranks: int, work: bytes) -> Iterator[_RankProcesses]:
-    with _reserved_port() as port:
+    with reserved_port() as port:
         processes = _start(ranks, port)
         try:
             with contextlib.suppress(OSError):  # dead already; `listen` will say how
@@ -198,7 +198,7 @@ def _started(ranks: int, work: bytes) -> Iterator[_RankProcesses]:
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
+def reserved_port() -> Iterator[int]:
     """A free port that stays ours until rank 0 listens on it: bound here too, but without listening."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -66,10 +66,10 @@ class Link:
 def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
     """Measure between `ranks` new processes of this machine, or between those that a launcher started."""
     if detect(os.environ) is not None:
-        return _rank(tuple(sizes_bytes), threads)
+        return time_as_rank(tuple(sizes_bytes), threads)
     from paceline.launch.local import run_ranks
 
-    return run_ranks(_rank, (tuple(sizes_bytes), threads), ranks)[0]
+    return run_ranks(time_as_rank, (tuple(sizes_bytes), threads), ranks)[0]
 
 
 def factor(collective: str, ranks: int) -> float:
@@ -77,7 +77,7 @@ def factor(collective: str, ranks: int) -> float:
     return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}[collective]
 
 
-def _rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
+def time_as_rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
     import torch
     import torch.distributed as dist
 

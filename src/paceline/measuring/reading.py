@@ -92,13 +92,13 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
         parameters=summary.parameters,
         threads=start.get("threads"),
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
-        device=_device(start),
+        device=device_of(start),
         began=first[0].get("t"),
         ended=first[-1].get("t"),
     )
 
 
-def _device(start: Mapping[str, Any]) -> str | None:
+def device_of(start: Mapping[str, Any]) -> str | None:
     """The CUDA device of the rank whose start this is."""
     kind, _, index = str(start.get("device") or "").partition(":")
     names = start.get("gpus") or []

@@ -192,12 +192,12 @@ def _visit(trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: dict
             state.setdefault("out_of_memory", []).append(trial.label)
         say(f"{trial.label}: {str(error).splitlines()[0]}")
     else:
-        state["done"][name] = {"label": trial.label, "times": to_flat(times), "usage": _used(usage, times)}
+        state["done"][name] = {"label": trial.label, "times": to_flat(times), "usage": usage_of_run(usage, times)}
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
     write_json(folder / "measure.json", state)
 
 
-def _used(usage: Usage, times: RunTimes) -> dict[str, float]:
+def usage_of_run(usage: Usage, times: RunTimes) -> dict[str, float]:
     """While steps were done: starting takes longer than those of many a sweep. Devices, where the run was on them."""
     if times.began is None or times.ended is None:
         return {}

@@ -23,7 +23,7 @@ class Usage:
         self._over = threading.Event()
         self._samples: list[tuple[float, dict[str, float]]] = []
         self._nvml = _nvml()
-        self._devices = _handles(self._nvml, ranks, os.environ) if self._nvml is not None else []
+        self._devices = device_handles(self._nvml, ranks, os.environ) if self._nvml is not None else []
 
     def __enter__(self) -> Usage:
         import psutil
@@ -80,7 +80,7 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
+def device_handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
     """The devices that so many ranks take: the first of those that CUDA may see. NVML itself sees all."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     found: list[Any] = []

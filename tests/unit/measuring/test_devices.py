@@ -9,10 +9,10 @@ import pytest
 from paceline.hardware.catalogue import catalogue, known
 from paceline.measuring import usage
 from paceline.measuring.compare import compare, with_mfu
-from paceline.measuring.reading import StepParts, _device
+from paceline.measuring.reading import StepParts, device_of
 from paceline.measuring.rows import MeasuredPassesRow, MeasuredRow, Resources
-from paceline.measuring.sweep import _used
-from paceline.measuring.usage import Usage, _handles
+from paceline.measuring.sweep import usage_of_run
+from paceline.measuring.usage import Usage, device_handles
 from paceline.planning.plan import plan
 from paceline.planning.subject import subject_of
 from paceline.spec import build
@@ -114,10 +114,10 @@ def test_planned_memory_is_what_the_peak_is_measured_of(lm, monkeypatch):
 
 
 def test_the_device_is_read_from_the_start_of_the_run():
-    assert _device({"device": "cuda:1", "gpus": ["NVIDIA H200", "NVIDIA L4"]}) == "NVIDIA L4"
-    assert _device({"device": "cuda:0", "gpus": []}) is None
-    assert _device({"device": "cpu", "gpus": ["NVIDIA H200"]}) is None
-    assert _device({}) is None
+    assert device_of({"device": "cuda:1", "gpus": ["NVIDIA H200", "NVIDIA L4"]}) == "NVIDIA L4"
+    assert device_of({"device": "cuda:0", "gpus": []}) is None
+    assert device_of({"device": "cpu", "gpus": ["NVIDIA H200"]}) is None
+    assert device_of({}) is None
 
 
 class FakeNvml:
@@ -155,7 +155,7 @@ class FakeNvml:
 )  # fmt: skip
 def test_the_devices_of_the_ranks_are_asked_and_no_others(ranks, visible, found):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert _handles(FakeNvml(), ranks, environ) == found
+    assert device_handles(FakeNvml(), ranks, environ) == found
 
 
 def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch):
@@ -167,8 +167,8 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
     assert taken.between(2, 3) == {"device_share": 0.75, "device_bytes": 3}
     assert taken.between(4, 5) == {}
     times = SimpleNamespace(began=2, ended=3, device=None)
-    assert _used(taken, times) == {}
-    assert _used(taken, SimpleNamespace(began=2, ended=2.5, device="NVIDIA H200")) == {
+    assert usage_of_run(taken, times) == {}
+    assert usage_of_run(taken, SimpleNamespace(began=2, ended=2.5, device="NVIDIA H200")) == {
         "device_share": 0.5,
         "device_bytes": 3,
     }
