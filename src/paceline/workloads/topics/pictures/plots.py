@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,27 +61,34 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
     return figure
 
 
+@dataclass(frozen=True)
+class StructureOptions:
+    """What `plot_structure` takes by name."""
+
+    groups: Sequence[Any] | None = None
+    """A label for each document: groups are drawn apart."""
+    order: Sequence[int] | np.ndarray | None = None
+    """Instead of the order of the documents."""
+    topic_names: Sequence[str] | None = None
+    most_topics: int = len(PALETTE)
+    """Beyond them the smallest topics are drawn as one, in grey."""
+
+
 def plot_structure(
     L: Any,
     normalize_rows: bool = False,
     title: str = "Structure of the documents",
     output_file: OutputFile = None,
-    *,
-    groups: Sequence[Any] | None = None,
-    order: Sequence[int] | np.ndarray | None = None,
-    topic_names: Sequence[str] | None = None,
-    most_topics: int = len(PALETTE),
+    **options: Any,
 ) -> Figure:
-    """Every document as a stacked bar of its topics, documents of like mixture side by side.
-
-    `groups` has a label for each document: groups are drawn apart. `order` replaces the order of the documents. Beyond
-    `most_topics` the smallest topics are drawn as one, in grey.
-    """
+    """Every document as a stacked bar of its topics, documents of like mixture side by side; see StructureOptions."""
+    chosen = StructureOptions(**options)
+    groups = chosen.groups
     shares = _shares(L, normalize_rows)
     documents = len(shares)
-    kept = _kept(shares, most_topics)
-    stacked, labels, colours = _merged(shares, kept, topic_names)
-    parts = _parts(shares, kept, groups, order)
+    kept = _kept(shares, chosen.most_topics)
+    stacked, labels, colours = _merged(shares, kept, chosen.topic_names)
+    parts = _parts(shares, kept, groups, chosen.order)
     with _figure((9.0, 3.9), output_file) as figure:
         axes = figure.add_subplot()
         gap = GAP * documents if len(parts) > 1 else 0.0
@@ -108,18 +116,27 @@ def plot_structure(
     return figure
 
 
+@dataclass(frozen=True)
+class TermOptions:
+    """What `plot_top_terms` takes by name."""
+
+    by: str = "probability"
+    topics: Sequence[int] | None = None
+    """Those to draw; without them, of many topics the largest."""
+    topic_names: Sequence[str] | None = None
+
+
 def plot_top_terms(
     F: Any,
     n_top_terms: int = 10,
     term_names: Sequence[str] | None = None,
     title: str = "Top terms",
     output_file: OutputFile = None,
-    *,
-    by: str = "probability",
-    topics: Sequence[int] | None = None,
-    topic_names: Sequence[str] | None = None,
+    **options: Any,
 ) -> Figure:
-    """The first terms of each topic as bars, one small chart for each; of many topics, the largest."""
+    """The first terms of each topic as bars, one small chart for each; see TermOptions."""
+    chosen = TermOptions(**options)
+    topics = chosen.topics
     probabilities = matrix(F, "F")
     k, m = probabilities.shape
     fitted = getattr(F, "fit_", F)
@@ -128,7 +145,7 @@ def plot_top_terms(
     if names is not None and len(names) != m:
         raise UserError(f"{len(names):,} term_names for {m:,} columns of F")
     shown = _shown_topics(k, shares, topics)
-    firsts = top_terms(probabilities, shares, n_top_terms, by)
+    firsts = top_terms(probabilities, shares, n_top_terms, chosen.by)
     wide = min(4, len(shown))
     high = -(-len(shown) // wide)
     size = (max(4.0, 2.6 * wide), 0.7 + high * (0.55 + 0.19 * min(n_top_terms, m)))
@@ -144,7 +161,7 @@ def plot_top_terms(
             labels = [f"term {at}" if names is None else shortened(str(names[at])) for at in terms]
             axes.set_yticks(np.arange(len(terms)), labels, size=8, color=INK)
             axes.invert_yaxis()
-            axes.set_title(_topic_name(topic, topic_names), size=9)
+            axes.set_title(_topic_name(topic, chosen.topic_names), size=9)
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
             axes.tick_params(axis="x", labelsize=7)
