@@ -72,7 +72,7 @@ class Entry:
         """The types of the sections `model` and `data`."""
         if self.model and self.data:
             return {"model": resolve(self.model), "data": resolve(self.data)}
-        from paceline.section import Section
+        from paceline.section import DataSection, ModelSection, Section, with_fields_of
 
         kind = self.run_class()
         for name, section in (("Model", kind.Model), ("Data", kind.Data)):
@@ -80,7 +80,18 @@ class Entry:
                 raise UserError(
                     f"workload: {kind.__name__}.{name} is {section!r}; it must be a subclass of paceline.spec.Section"
                 )
-        return {"model": kind.Model, "data": kind.Data}
+        if not self.batched:
+            return {"model": kind.Model, "data": kind.Data}
+        found: dict[str, type[Section]] = {}
+        for name, own, common in (("model", kind.Model, ModelSection), ("data", kind.Data, DataSection)):
+            try:
+                found[name] = with_fields_of(own, common)
+            except KeyError as taken:
+                raise UserError(
+                    f"workload: {kind.__name__}.{own.__name__} has a field {taken}, which every run file has in "
+                    f"{name}; give yours another name"
+                ) from None
+        return found
 
     def run_class(self) -> type[RunClass]:
         """The class that trains or fits; the user's own code is executed here."""

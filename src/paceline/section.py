@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -34,6 +36,34 @@ class Section(BaseModel):
                 if isinstance(value, bool) and known is not None and "bool" not in str(known.annotation):
                     raise PydanticCustomError("not_a_bool", "{key}|{value}", {"key": key, "value": value})
         return values
+
+
+class ModelSection(Section):
+    """What the section `model` of every training has, beside what its workload adds."""
+
+    start: Path | None = field(
+        None, "path", "weights to begin with: a .safetensors file, a run folder, or the folder of a Hugging Face model"
+    )
+
+
+class DataSection(Section):
+    """What the section `data` of a workload has whose samples are made in Python."""
+
+    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=1024)] = field(
+        "auto", "processes", "that make samples on each rank; 0 makes them in a thread, auto measures for a moment"
+    )
+
+
+@cache
+def with_fields_of(section: type[Section], common: type[Section]) -> type[Section]:
+    """A workload's section with the fields that all of them have; KeyError where it has one of that name already."""
+    if issubclass(common, section):
+        return common
+    if issubclass(section, common):
+        return section
+    if taken := section.model_fields.keys() & common.model_fields.keys():
+        raise KeyError(min(taken))
+    return type(section.__name__, (section, common), {"__module__": section.__module__, "__doc__": section.__doc__})
 
 
 class RunClass:

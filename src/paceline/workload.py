@@ -7,7 +7,7 @@ gradients, `PassWorkload` fits by passes over all of its samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -112,6 +112,9 @@ class BaseWorkload(RunClass):
     required: ClassVar[tuple[str, ...]] = ()
     """Methods that a subclass must have."""
 
+    kept: Path | None = None
+    """Where a finished run has what `Workload.keep` wrote; None while there is no run yet."""
+
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
 
@@ -206,6 +209,23 @@ class Workload(BaseWorkload):
                 f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
                 "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp"
             )
+
+    def keep(self, folder: Path) -> None:
+        """Optional: write into the folder what using the model on new data takes beside its weights, such as a
+        tokeniser and the names of classes. Called once, before the first step. A run that is opened later has the
+        folder as `self.kept`, and may not need its training data any more."""
+
+    def encode(self, inputs: Sequence[Any]) -> Any:
+        """Optional: new inputs (texts, rows, pictures) as a batch that `predict` takes, in the same order."""
+        raise NotImplementedError
+
+    def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        """Optional: what the model says of a batch, by name, one row per sample: "probabilities" of classes, …"""
+        raise NotImplementedError
+
+    def classes(self) -> Sequence[str]:
+        """Optional: the names of classes, where the model tells classes apart."""
+        return ()
 
     def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """For pipelines: (what the first stage is called with, what every stage gets by name)."""

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import UserError
-from paceline.registry import BUILT_IN, Entry, entry_of, names, verbs
+from paceline.registry import BUILT_IN, entry_of, names, verbs
 from paceline.workload import samples_of, traits_of, workload_of
 
 
@@ -12,7 +12,7 @@ def test_an_entry_says_what_its_run_class_says(name):
     entry = entry_of(name)
     kind = entry.run_class()
     assert entry.batched == kind.batched
-    assert entry.sections() == Entry(entry.run).sections()
+    assert entry.sections() == {"model": kind.Model, "data": kind.Data}
 
 
 @pytest.mark.parametrize("fixture", ["small", "tiny_lm"])

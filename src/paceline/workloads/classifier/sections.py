@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from paceline.section import Section, contradiction, field
+from paceline.section import ModelSection, Section, contradiction, field
 
 
-class ClassifierModel(Section):
+class ClassifierModel(ModelSection):
     """A pre-norm transformer encoder with mean pooling over the tokens of a text."""
 
     width: int = field(128, "features", "size of the residual stream", gt=0)

@@ -8,11 +8,11 @@ from typing import Literal
 from pydantic import model_validator
 
 from paceline.errors import UserError
-from paceline.section import Section, contradiction, field
+from paceline.section import ModelSection, Section, contradiction, field
 from paceline.shapes import DecoderShape
 
 
-class LMModel(Section):
+class LMModel(ModelSection):
     """A decoder. Fields that are not given come from the preset."""
 
     preset: Literal["custom", "tiny", "small", "gpt2", "1b", "1.3b", "3b", "7b"] = field(
@@ -39,7 +39,7 @@ class LMModel(Section):
 
     def shape(self, vocab: int, sequence: int) -> DecoderShape:
         """The whole shape, where data have `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
-        given = self.model_dump(exclude={"preset"}, exclude_none=True)
+        given = self.model_dump(exclude={"preset", "start"}, exclude_none=True)
         return DecoderShape.of(self.preset, given, vocab, sequence)
 
 
