@@ -105,14 +105,14 @@ def _console() -> Any:
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
-    parser.add_argument("--data", action="store_true", help="read the data too, and derive steps and warm-up")
+    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, execution_lines, explain
+    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain
 
     spec = _load(arguments.words, "explain")
-    samples = None
+    samples, evaluation = None, []
     if arguments.data:
         from paceline.training.failures import expected_failures
         from paceline.workload import workload_of
@@ -121,7 +121,8 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples = workload.sample_count()
-    derived = [*equations(spec, samples), *execution_lines(spec)]
+            evaluation = evaluation_lines(workload, samples)
+    derived = [*equations(spec, samples), *evaluation, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")
