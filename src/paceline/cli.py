@@ -114,13 +114,14 @@ def do_explain(arguments: argparse.Namespace) -> int:
     spec = _load(arguments.words, "explain")
     samples, groups = None, list[str]()
     if arguments.data:
+        from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
         from paceline.workload import workload_of
 
         with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
-            samples, groups = workload.sample_count(), group_lines(workload)
+            samples, groups = sample_count(workload), group_lines(workload)
     derived = [*equations(spec, samples), *groups, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))

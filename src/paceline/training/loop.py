@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.prefetch import Loader, RankBatch, move
+from paceline.data.samples import samples_of
 from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects
 from paceline.layout import Layout
@@ -65,7 +66,7 @@ class GradientJob(Job):
 
     def run(self) -> Status:
         """Train from the present step to the last."""
-        train, state, held_out = self.context.spec.train, self.state, self.workload.data("test")
+        train, state, held_out = self.context.spec.train, self.state, samples_of(self.workload, "test")
         log, stop = StepLog(self), self.context.stop
         state.model.net.train()
 

@@ -6,6 +6,7 @@ import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
+from paceline.data.samples import training_samples
 from paceline.execution import Execution, Reason, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
@@ -16,7 +17,7 @@ from paceline.training.explain import equations
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
-from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, samples_of, traits_of
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
 
 
 def job_of(context: RunContext, workload: BaseWorkload) -> Job:
@@ -39,7 +40,7 @@ def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
-    samples = samples_of(workload)
+    samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
     setup = ModelSetup(
