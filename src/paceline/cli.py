@@ -109,20 +109,21 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain
+    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples, evaluation = None, []
+    samples, more = None, list[str]()
     if arguments.data:
+        from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
         from paceline.workload import workload_of
 
         with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
-            samples = workload.sample_count()
-            evaluation = evaluation_lines(workload, samples)
-    derived = [*equations(spec, samples), *evaluation, *execution_lines(spec)]
+            samples = sample_count(workload)
+            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
+    derived = [*equations(spec, samples), *more, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.data.held_out import evaluated, evaluated_ids
 from paceline.data.order import Order
 from paceline.data.prefetch import move
+from paceline.data.samples import samples_of
 from paceline.errors import UserError
 from paceline.launch.group import gather_objects
 from paceline.parallel.precision import autocast
@@ -38,7 +39,7 @@ class HeldOut:
     @classmethod
     def of(cls, workload: Workload, order: Order) -> HeldOut | None:
         """None where nothing is held out."""
-        samples = workload.data("test")
+        samples = samples_of(workload, "test")
         if not samples:
             return None
         count = evaluated(workload.spec.train, order, len(samples), workload.evaluation_chunk)

@@ -6,6 +6,7 @@ import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
+from paceline.data.samples import training_samples
 from paceline.execution import Execution, Reason, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
@@ -17,7 +18,7 @@ from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
-from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, samples_of, traits_of
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
 
 
 def job_of(context: RunContext, workload: BaseWorkload) -> Job:
@@ -40,7 +41,7 @@ def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
-    samples = samples_of(workload)
+    samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
     setup = ModelSetup(
@@ -55,7 +56,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        [*equations(spec, order.samples), *evaluation_lines(workload, order.samples)],
+        [*equations(spec, order.samples), *evaluation_lines(workload, order.samples), *step.state.model.groups.words()],
         {"execution": setup.execution.words()},
     )
     schedule = schedule_of(train, order.seen(steps))
