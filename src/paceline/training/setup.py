@@ -16,6 +16,7 @@ from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
+from paceline.training.refusals import refuse_contradictions
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
@@ -43,7 +44,8 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
-    steps = total_steps(train, order)
+    steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
+    refuse_contradictions(workload, held_out)
     setup = ModelSetup(
         workload, spec, layout, context.device, timer_of(context.device.type), _execution(context, workload, samples)
     )
@@ -56,11 +58,15 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        [*equations(spec, order.samples), *evaluation_lines(workload, order.samples), *step.state.model.groups.words()],
+        [
+            *equations(spec, order.samples, workload),
+            *evaluation_lines(workload, order.samples),
+            *step.state.model.groups.words(),
+        ],
         {"execution": setup.execution.words()},
     )
-    schedule = schedule_of(train, order.seen(steps))
-    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
+    schedule = schedule_of(train, order.seen(steps), workload)
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
@@ -73,7 +79,7 @@ def _execution(context: RunContext, workload: Workload, samples: Samples) -> Exe
 def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
     """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
-    state = State.new(model or parallelize(setup), train, setup.device)
+    state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
     padded = pipeline or (execution.compiled_layers and workload.compile_layers)
     if pipeline or not execution.recorded:
