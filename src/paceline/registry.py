@@ -50,6 +50,8 @@ class Traits:
     """Many equal layers and samples of one shape: each layer is compiled by itself (`Workload.compile_layers`)."""
     few_shapes: bool = False
     """Batches can be brought to a few shapes (`Samples.fixed_shape_batches`): a step can be recorded."""
+    own_optimizer: bool = False
+    """The update is the user's own code (`Workload.optimizer`), which may ask the host."""
 
 
 @dataclass(frozen=True)

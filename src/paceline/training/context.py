@@ -78,6 +78,11 @@ class Job(ABC):
     def end(self) -> str:
         """For people: how a job that is done came to its end."""
 
+    @property
+    def why(self) -> str:
+        """For people: why it is done before its last step; empty where it is not."""
+        return ""
+
     @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None: ...
 

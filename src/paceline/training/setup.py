@@ -18,6 +18,7 @@ from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
+from paceline.training.refusals import refuse_contradictions
 from paceline.training.schedule import schedule_of
 from paceline.training.start import notes_of, start_of
 from paceline.training.step import PipelineStep, State, Step
@@ -46,7 +47,8 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
-    steps = total_steps(train, order)
+    steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
+    refuse_contradictions(workload, held_out)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
     if (start := start_of(workload, context)) is not None:
@@ -68,8 +70,8 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         ],
         {"execution": setup.execution.words(), **notes_of(start)},
     )
-    schedule = schedule_of(train, order.seen(steps))
-    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
+    schedule = schedule_of(train, order.seen(steps), workload)
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
@@ -82,7 +84,7 @@ def _execution(context: RunContext, workload: Workload, samples: Samples) -> Exe
 def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
     """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
-    state = State.new(model or parallelize(setup), train, setup.device)
+    state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
     padded = pipeline or (execution.compiled_layers and workload.compile_layers)
     if pipeline or not execution.recorded:
