@@ -213,6 +213,10 @@ class Workload(BaseWorkload):
         first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
         return {}
 
+    def start_name(self, name: str) -> str | None:
+        """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
+        return name
+
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Optional: the update rule, in place of `train.optimizer`: an optimiser of these groups of plain tensors.
 
