@@ -10,8 +10,6 @@ from paceline.workload import Workload
 
 
 class Grouped(Workload):
-    own = {}
-
     def groups(self, model):
         return self.own
 
