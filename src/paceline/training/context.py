@@ -14,6 +14,7 @@ from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
+from paceline.record.pauses import Pauses
 from paceline.spec import RunSpec
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
@@ -56,6 +57,7 @@ class JobFacts:
     """How the work is spread over ranks, as an equation."""
     equations: list[str]
     """The derived numbers, each as the equation that gives it."""
+    pauses: Pauses | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
 
