@@ -109,10 +109,10 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, execution_lines, explain
+    from paceline.training.explain import equations, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples = None
+    samples, groups = None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
@@ -121,8 +121,8 @@ def do_explain(arguments: argparse.Namespace) -> int:
         with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
-            samples = sample_count(workload)
-    derived = [*equations(spec, samples), *execution_lines(spec)]
+            samples, groups = sample_count(workload), group_lines(workload)
+    derived = [*equations(spec, samples), *groups, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

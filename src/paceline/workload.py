@@ -165,6 +165,10 @@ class Workload(BaseWorkload):
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
+    def has(self, method: str) -> bool:
+        """Whether the subclass has this optional method."""
+        return getattr(type(self), method) is not getattr(Workload, method)
+
     def model(self) -> nn.Module:
         raise NotImplementedError
 
@@ -190,6 +194,11 @@ class Workload(BaseWorkload):
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
         return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
 
+    def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
+        """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
+        first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
+        return {}
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""
@@ -201,16 +210,13 @@ class Workload(BaseWorkload):
 
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the model cannot take, before a process starts."""
-        kind = type(self)
         if layout.tensor > 1 and not self.shard_rules:
             raise UserError(
                 f"parallel.tensor={layout.tensor}: {self.spec.workload} has no table of shard rules; "
                 "give its Workload class  shard_rules = {'layers.*.up': 'column', 'layers.*.down': 'row'}  "
                 "or use parallel.strategy=fsdp"
             )
-        if layout.pipeline > 1 and any(
-            getattr(kind, name) is getattr(Workload, name) for name in ("inputs", "costs", "stage")
-        ):
+        if layout.pipeline > 1 and not all(map(self.has, ("inputs", "costs", "stage"))):
             raise UserError(
                 f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
                 "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp"

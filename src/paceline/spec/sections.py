@@ -10,6 +10,14 @@ from pydantic import model_validator
 from paceline.section import Section, contradiction, field
 
 
+class ParameterGroup(Section):
+    """What is different for some parameters; a value that is not given is that of the section `train`."""
+
+    lr: float | None = field(None, "per step", "peak learning rate in place of train.lr, in the same schedule", gt=0)
+    weight_decay: float | None = field(None, "", "in place of train.weight_decay; biases and norms are exempt", ge=0)
+    frozen: bool = field(False, "", "not trained at all")
+
+
 class Train(Section):
     epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
     steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
@@ -22,6 +30,9 @@ class Train(Section):
     warmup: float = field(0.05, "fraction of run", "linear warm-up from 0", ge=0, lt=1)
     final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
     weight_decay: float = field(0.01, "", "decay of matrices; biases and norms are exempt", ge=0)
+    groups: dict[str, ParameterGroup] = field(
+        {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
+    )
     beta1: float = field(0.9, "", "first moment decay (adamw, lamb)", ge=0, lt=1)
     beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
     momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)

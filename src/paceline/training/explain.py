@@ -9,6 +9,7 @@ from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
 from paceline.training.schedule import scaled_lr
+from paceline.workload import BaseWorkload, Workload
 
 
 def equations(spec: RunSpec, samples: int | None) -> list[str]:
@@ -35,6 +36,16 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
     if train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
+
+
+def group_lines(workload: BaseWorkload) -> list[str]:
+    """How many parameters each group has; the model is built, where there are groups."""
+    train = workload.spec.train
+    if not isinstance(workload, Workload) or not (train.groups or workload.has("groups")):
+        return []
+    from paceline.parallel.groups import groups_of
+
+    return list(groups_of(workload, train, workload.model()).words())
 
 
 def execution_lines(spec: RunSpec) -> list[str]:

@@ -55,7 +55,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        equations(spec, order.samples),
+        [*equations(spec, order.samples), *step.state.model.groups.words()],
         {"execution": setup.execution.words()},
     )
     return GradientJob(context, workload, facts, layout, step, loader, schedule_of(train, order.seen(steps)))
