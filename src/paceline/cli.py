@@ -122,7 +122,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples, groups = sample_count(workload), group_lines(workload)
-    derived = [*equations(spec, samples), *groups, *execution_lines(spec)]
+    derived = [*equations(spec, samples), *groups, *execution_lines(spec, samples)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -182,6 +182,8 @@ def audience(
             ended = event["status"]
         if show and kind == "step":
             progress.step(event)
+        elif show and kind == "notice":
+            progress.say(event["text"])
         elif show and kind == "evaluate":
             progress.evaluated(event)
         if kind == "evaluate" or (kind == "step" and step % spec.train.log_every == 0):
