@@ -105,14 +105,14 @@ def _console() -> Any:
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
-    parser.add_argument("--data", action="store_true", help="read the data too, and derive steps and warm-up")
+    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, execution_lines, explain, group_lines
+    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples, groups = None, list[str]()
+    samples, more = None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
@@ -121,8 +121,9 @@ def do_explain(arguments: argparse.Namespace) -> int:
         with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
-            samples, groups = sample_count(workload), group_lines(workload)
-    derived = [*equations(spec, samples), *groups, *execution_lines(spec, samples)]
+            samples = sample_count(workload)
+            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
+    derived = [*equations(spec, samples), *more, *execution_lines(spec, samples)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.data.samples import samples_of
 from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
@@ -48,6 +49,18 @@ def group_lines(workload: BaseWorkload) -> list[str]:
     from paceline.parallel.groups import groups_of
 
     return list(groups_of(workload, train, workload.model()).words())
+
+
+def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
+    """How much of the held-out split is evaluated during a run."""
+    if not isinstance(workload, Workload) or not (held_out := samples_of(workload, "test")):
+        return []
+    from paceline.data.held_out import equation
+    from paceline.data.order import Order
+
+    train = workload.spec.train
+    order = Order(samples, train.global_batch, train.seed)
+    return [equation(train, order, len(held_out), workload.evaluation_chunk)]
 
 
 def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:

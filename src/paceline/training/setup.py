@@ -17,7 +17,8 @@ from paceline.record.timers import timer_of
 from paceline.registry import Traits, entry_of
 from paceline.training import engines
 from paceline.training.context import Job, JobFacts, RunContext
-from paceline.training.explain import equations
+from paceline.training.evaluation import HeldOut
+from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
@@ -67,10 +68,16 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        equations(spec, order.samples) + said,
+        [
+            *equations(spec, order.samples),
+            *evaluation_lines(workload, order.samples),
+            *step.state.model.groups.words(),
+            *said,
+        ],
         {"execution": execution.words()},
     )
-    return GradientJob(context, workload, facts, layout, step, loader, schedule_of(train, order.seen(steps)))
+    schedule = schedule_of(train, order.seen(steps))
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
