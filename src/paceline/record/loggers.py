@@ -183,6 +183,8 @@ def audience(
             ended = event["status"]
         if show and kind == "step":
             progress.step(event)
+        elif show and kind == "notice":
+            progress.say(event["text"])
         elif show and kind == "evaluate":
             progress.evaluated(event)
         elif kind == "checkpoint":

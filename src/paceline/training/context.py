@@ -57,9 +57,10 @@ class JobFacts:
     """How the work is spread over ranks, as an equation."""
     equations: list[str]
     """The derived numbers, each as the equation that gives it."""
-    pauses: Pauses | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
+    pauses: Pauses | None = None
+    """What is done between steps, where that is known beforehand."""
 
 
 @dataclass

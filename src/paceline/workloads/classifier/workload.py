@@ -88,6 +88,8 @@ def at_least_fp32(x: Tensor) -> Tensor:
 class TextSamples:
     """One split of a corpus as samples."""
 
+    half_only = True
+
     def __init__(self, tokens: Tokens, longest: int) -> None:
         self.tokens, self.longest = tokens, longest
 
