@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from paceline.data.held_out import evaluated
-from paceline.data.order import Order
 from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.layout import Layout, layout_of
@@ -167,6 +165,9 @@ class TrainingSubject(Subject):
         """What is done between the steps; a held-out split of unknown size is taken for a large one."""
         if self.samples is None or self.steps is None:
             return None
+        from paceline.data.held_out import evaluated
+        from paceline.data.order import Order
+
         order = Order(self.samples, self.global_batch, self.train.seed)
         most = self.held_out if self.held_out is not None else self.samples
         used = evaluated(self.train, order, most, self.evaluation_chunk)
