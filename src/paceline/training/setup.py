@@ -63,7 +63,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
         [
-            *equations(spec, order.samples),
+            *equations(spec, order.samples, workload),
             *evaluation_lines(workload, order.samples),
             *step.state.model.groups.words(),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
