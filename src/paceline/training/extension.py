@@ -55,13 +55,13 @@ def extension_of(run: RunDir, spec: RunSpec) -> Extension | None:
         return None
     if key != new_key:
         raise UserError(
-            f"{run.path} was begun with {key}={before}, and {new_key}={now} counts otherwise; to go on for longer, add "
-            f"to what it has, as in  {key}=+2"
+            f"{run.path} has {key}={before}, and {new_key}={now} counts otherwise; to go on for longer, add to what it "
+            f"has, as in  {key}=+2"
         )
     if now < before:
         raise UserError(
-            f"{run.path} was begun with {key}={before} and cannot become shorter ({key}={now}); to go on for longer, "
-            f"add to it, as in  {key}=+2"
+            f"{run.path} has {key}={before} and cannot become shorter ({key}={now}); to go on for longer, add to it, "
+            f"as in  {key}=+2"
         )
     return Extension(key, before, now, old.train)
 

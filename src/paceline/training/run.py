@@ -183,14 +183,15 @@ def open_run(
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
-    longer = LENGTHS if extension_of(run, spec) else ()
+    may_change = MAY_CHANGE + LENGTHS * entry_of(spec.workload).batched
     old = {key: value for key, value, _, _ in run.spec().fields()}
     for key, value, _, _ in spec.fields():
-        if old.get(key) != value and key not in longer and (key in MUST_STAY or not key.startswith(MAY_CHANGE)):
+        if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
             raise UserError(
                 f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
                 "leave it as it was, or start a new run"
             )
+    extension_of(run, spec)
 
 
 def _as_placed(spec: RunSpec, place: Place) -> RunSpec:

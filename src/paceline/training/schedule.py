@@ -48,8 +48,8 @@ def change_of_schedule(planned: Rate, now: Rate, order: Order, first: int) -> st
         return "what follows is as if it had been so from the start"
     was, becomes = planned(order.seen(first - 1)), now(order.seen(first))
     return (
-        f"the learning rate follows the longer schedule from here on: {was:.3g} at step {first}, {becomes:.3g} at step "
-        f"{first + 1}; had it been so from the start, it would have been another before"
+        f"from here on the learning rate is that of the longer schedule, {becomes:.3g} at step {first + 1} after "
+        f"{was:.3g} at step {first}; a run of this length from the start would have had others before"
     )
 
 
