@@ -101,6 +101,7 @@ def train_rank(
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
+    from paceline.training.extension import extension_of, write_longer
     from paceline.training.setup import job_of
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
@@ -122,6 +123,10 @@ def train_rank(
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, first, again, speak)
+            if main and (extension := extension_of(run, spec)) is not None:
+                events.write("extend", key=extension.key, before=extension.before, now=extension.now)
+                speak(f"  {extension}: {job.change_of_length(extension.old)}")
+                write_longer(run, extension)
             if not main:
                 job.run()
                 checkpoints.wait()
