@@ -105,14 +105,14 @@ def _console() -> Any:
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
-    parser.add_argument("--data", action="store_true", help="read the data too, and derive steps and warm-up")
+    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, execution_lines, explain
+    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain
 
     spec = _load(arguments.words, "explain")
-    samples = None
+    samples, evaluation = None, []
     if arguments.data:
         from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
@@ -122,7 +122,8 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
-    derived = [*equations(spec, samples), *execution_lines(spec)]
+            evaluation = evaluation_lines(workload, samples)
+    derived = [*equations(spec, samples), *evaluation, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

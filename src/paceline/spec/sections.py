@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from paceline.section import Section, contradiction, field
 
@@ -30,6 +30,9 @@ class Train(Section):
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
+    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
+        "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
+    )
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)

@@ -9,6 +9,7 @@ from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
 from paceline.training.schedule import scaled_lr
+from paceline.workload import BaseWorkload, Workload
 
 
 def equations(spec: RunSpec, samples: int | None) -> list[str]:
@@ -35,6 +36,23 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
     if train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
+
+
+def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
+    """How much of the held-out split is evaluated during a run."""
+    if not isinstance(workload, Workload):
+        return []
+    from paceline.data.held_out import equation
+    from paceline.data.order import Order
+    from paceline.data.samples import samples_of
+
+    held_out = samples_of(workload, "test")
+    if held_out is None:
+        return []
+
+    train = workload.spec.train
+    order = Order(samples, train.global_batch, train.seed)
+    return [equation(train, order, len(held_out), workload.evaluation_chunk)]
 
 
 def execution_lines(spec: RunSpec) -> list[str]:

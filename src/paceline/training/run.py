@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     "name",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "evaluate_every", "checkpoint_every", "nonfinite")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "checkpoint_every", "nonfinite")),
+    *("train.evaluate_every", "train.evaluate_on"),
     *(f"data.{word}" for word in ("path", "test_path", "cache", "workers")),
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""

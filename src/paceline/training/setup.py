@@ -14,7 +14,8 @@ from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, paral
 from paceline.record.timers import timer_of
 from paceline.training import engines
 from paceline.training.context import Job, JobFacts, RunContext
-from paceline.training.explain import equations
+from paceline.training.evaluation import HeldOut
+from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
@@ -56,10 +57,11 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        [*equations(spec, order.samples), *worker_words(samples)],
+        [*equations(spec, order.samples), *evaluation_lines(workload, order.samples), *worker_words(samples)],
         {"execution": setup.execution.words(), "workers": workers_of(samples)},
     )
-    return GradientJob(context, workload, facts, layout, step, loader, schedule_of(train, order.seen(steps)))
+    schedule = schedule_of(train, order.seen(steps))
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
