@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import multiprocessing
 import os
 import queue
@@ -45,7 +46,6 @@ MOST_BY_ITSELF = 16
 CAN_WAIT_S = 0.002
 """A step waits so long for its samples without anybody noticing. A worker that idles costs next to nothing."""
 MEASURED_S = 0.1
-MEASURED_SAMPLES = 64
 FAREWELL_S = 0.5
 PR_SET_PDEATHSIG = 1
 
@@ -194,7 +194,7 @@ def _start(workers: Workers, samples: Samples, asked: int | str, place: Place, s
     if hasattr(samples, "resident"):  # rows of memory: a thread picks them faster than a process sends them
         return ""
     workers.start(1)  # a measurement in this process could open what must not be open when it forks
-    sample_s = workers.ask("train", MEASURE)
+    sample_s = workers.ask("train", MEASURE, samples_per_step)
     step_s, cores = sample_s * samples_per_step, cores_of(place)
     count = number_that_pays(step_s, cores)
     if count == 1 and step_s < CAN_WAIT_S and getattr(samples, "beside_the_loop", True):
@@ -207,7 +207,7 @@ def _start(workers: Workers, samples: Samples, asked: int | str, place: Place, s
 
 def number_that_pays(step_s: float, cores: int) -> int:
     """Workers, for samples of a step that take one process so long."""
-    return max(1, min(cores, MOST_BY_ITSELF, int(np.ceil(step_s / CAN_WAIT_S))))
+    return max(1, min(cores, MOST_BY_ITSELF, math.ceil(step_s / CAN_WAIT_S)))
 
 
 # In the worker process
@@ -232,8 +232,9 @@ def _work(
         while True:
             split, what, *arguments = pipe.recv()
             try:
-                made = _measured(splits[split]) if what == MEASURE else getattr(splits[split], what)(*arguments)
-                send(pipe, made)
+                samples = splits[split]
+                make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
+                send(pipe, make(*arguments))
             except (EOFError, BrokenPipeError):
                 raise
             except Exception as error:
@@ -253,14 +254,15 @@ def _told(error: Exception, reference: str) -> PacelineError:
     return RunFailed(f"the workload failed in a data worker: {one_line(error)}\n\n{trace}")
 
 
-def _measured(samples: Samples) -> float:
-    """Seconds that a sample takes, over samples from the whole of the data; the first is not counted."""
-    ids = np.unique(np.linspace(0, len(samples) - 1, MEASURED_SAMPLES + 1).astype(np.int64))
-    samples.batch(ids[:1], np.zeros(1, np.int64))
-    ids, done, began, count = (ids[1:] if len(ids) > 1 else ids), 0, time.perf_counter(), 1
-    while done < len(ids) and time.perf_counter() - began < MEASURED_S:
-        some = ids[done : done + count]
-        samples.batch(some, np.zeros_like(some))
-        done += len(some)
-        count *= 2
-    return (time.perf_counter() - began) / done
+def _measured(samples: Samples, most: int) -> float:
+    """Seconds that a sample takes in a batch. The batches double up to that of a step, as long as it takes a moment."""
+    began, size, found = time.perf_counter(), 1, math.inf
+    while time.perf_counter() - began < MEASURED_S:
+        ids = np.linspace(0, len(samples) - 1, size).astype(np.int64)  # from the whole of the data
+        first = time.perf_counter()
+        samples.batch(ids, np.zeros_like(ids))
+        found = min(found, (time.perf_counter() - first) / size)
+        if size == most:
+            break
+        size = min(2 * size, most)
+    return found
