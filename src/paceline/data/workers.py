@@ -46,6 +46,7 @@ MOST_BY_ITSELF = 16
 CAN_WAIT_S = 0.002
 """A step waits so long for its samples without anybody noticing. A worker that idles costs next to nothing."""
 MEASURED_S = 0.1
+ROUNDS = 3
 FAREWELL_S = 0.5
 PR_SET_PDEATHSIG = 1
 
@@ -255,14 +256,14 @@ def _told(error: Exception, reference: str) -> PacelineError:
 
 
 def _measured(samples: Samples, most: int) -> float:
-    """Seconds that a sample takes in a batch. The batches double up to that of a step, as long as it takes a moment."""
-    began, size, found = time.perf_counter(), 1, math.inf
-    while time.perf_counter() - began < MEASURED_S:
+    """Seconds that a sample takes in a batch, at best. Batches double up to that of a step, for a moment at most."""
+    began, found = time.perf_counter(), math.inf
+    sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most] + [most] * ROUNDS
+    for size in sizes:
         ids = np.linspace(0, len(samples) - 1, size).astype(np.int64)  # from the whole of the data
         first = time.perf_counter()
         samples.batch(ids, np.zeros_like(ids))
         found = min(found, (time.perf_counter() - first) / size)
-        if size == most:
+        if time.perf_counter() - began > MEASURED_S:
             break
-        size = min(2 * size, most)
     return found
