@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.data.order import Order, total_steps
-from paceline.data.prefetch import Loader
+from paceline.data.prefetch import Loader, workers_of
 from paceline.data.samples import training_samples
+from paceline.data.workers import worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
@@ -72,9 +73,10 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
             *equations(spec, order.samples),
             *evaluation_lines(workload, order.samples),
             *step.state.model.groups.words(),
+            *worker_words(samples),
             *said,
         ],
-        {"execution": execution.words()},
+        {"execution": execution.words(), "workers": workers_of(samples)},
     )
     schedule = schedule_of(train, order.seen(steps))
     return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
