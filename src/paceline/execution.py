@@ -144,7 +144,7 @@ def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Trai
         (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
         (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),
         (layout.passes(layout.global_batch) == 1, Reason.ACCUMULATED),
-        (train.optimizer in RECORDED_OPTIMIZERS, Reason.OPTIMIZER),
+        (train.optimizer in RECORDED_OPTIMIZERS and not traits.own_optimizer, Reason.OPTIMIZER),
         (traits.few_shapes, Reason.MANY_SHAPES),
     )
     return next((reason for holds, reason in checks if not holds), Reason.RECORDED)

@@ -20,6 +20,7 @@ from paceline.spec import RunSpec
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from paceline.layout import Layout
 
@@ -172,6 +173,11 @@ class Workload(BaseWorkload):
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.callback_state: dict[str, Any] = {}
+        """What `on_step` and `on_evaluate` remember, as plain values: kept in checkpoints."""
+
     def has(self, method: str) -> bool:
         """Whether the subclass has this optional method."""
         return getattr(type(self), method) is not getattr(Workload, method)
@@ -210,6 +216,35 @@ class Workload(BaseWorkload):
         """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
         first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
         return {}
+
+    def start_name(self, name: str) -> str | None:
+        """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
+        return name
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Optional: the update rule, in place of `train.optimizer`: an optimiser of these groups of plain tensors.
+
+        Each has its "params", and its "lr" and "weight_decay" as the run file says. The schedule multiplies the rate
+        that the optimiser has for a group.
+        """
+        raise NotImplementedError
+
+    def schedule(self, seen: int, total: int) -> float:
+        """Optional: the learning rate after `seen` of `total` samples as a factor of `train.lr`, in place of
+        `train.schedule`, `train.warmup` and `train.final_lr`."""
+        raise NotImplementedError
+
+    def on_step(self, step: int, values: Mapping[str, Any]) -> str | None:
+        """Optional: told after each step, on every rank the same: its loss, grad_norm, lr, samples, epoch, …
+
+        Words end the run at this step, and say why; None goes on. What must outlive a restart belongs into
+        `self.callback_state`.
+        """
+        return None
+
+    def on_evaluate(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Optional: told after each evaluation, as `on_step` is."""
+        return None
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
@@ -292,9 +327,12 @@ def workload_of(spec: RunSpec) -> Any:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
-    if hasattr(samples, "fixed_shape_batches"):
-        return Traits(workload.compile_layers, few_shapes=True, half_only=getattr(samples, "half_only", False))
-    return Traits(workload.compile_layers, few_shapes=_one_shape(samples))
+    return Traits(
+        equal_layers=workload.compile_layers,
+        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
+        half_only=getattr(samples, "half_only", False),
+        own_optimizer=workload.has("optimizer"),
+    )
 
 
 def _one_shape(samples: Samples) -> bool:

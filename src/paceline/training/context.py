@@ -14,6 +14,7 @@ from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
+from paceline.record.pauses import Pauses
 from paceline.spec import RunSpec
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
@@ -32,6 +33,8 @@ class RunContext:
     events: EventWriter
     checkpoints: CheckpointWriter
     stop: StopRequest
+    checkpoint: Checkpoint | None = None
+    """Where a run goes on that was begun before."""
     shown: Callable[[dict[str, Any]], None] = lambda event: None
     """Told of every event, on the main rank: the progress bar, the loggers."""
 
@@ -54,6 +57,7 @@ class JobFacts:
     """How the work is spread over ranks, as an equation."""
     equations: list[str]
     """The derived numbers, each as the equation that gives it."""
+    pauses: Pauses | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
 
@@ -75,6 +79,11 @@ class Job(ABC):
     @abstractmethod
     def end(self) -> str:
         """For people: how a job that is done came to its end."""
+
+    @property
+    def why(self) -> str:
+        """For people: why it is done before its last step; empty where it is not."""
+        return ""
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None: ...

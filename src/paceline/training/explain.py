@@ -7,15 +7,15 @@ from typing import Any
 from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Section
 from paceline.training.schedule import scaled_lr
 from paceline.workload import BaseWorkload, Workload
 
 OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
 
 
-def equations(spec: RunSpec, samples: int | None) -> list[str]:
-    """The derived numbers, each as the equation that gives it."""
+def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
+    """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
     train, layout = spec.train, layout_of(spec)
     if not entry_of(spec.workload).batched:
         return [] if samples is None else [shared_documents(samples, layout.ranks)]
@@ -35,7 +35,9 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
         lines.append(f"{total / samples:.3g} epochs = {total} samples in {steps} steps")
     else:
         lines.append(f"{steps} steps = {train.epochs or 1} epochs × {order.steps_per_epoch} steps")
-    if train.warmup:
+    if isinstance(workload, Workload) and workload.has("schedule"):
+        lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
+    elif train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
 
@@ -113,7 +115,20 @@ def explain(spec: RunSpec) -> Any:
             table.add_section()
             section = head
         origin = spec.origin(key)
-        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         style = "dim" if origin == "default" else ""
-        table.add_row(key, "-" if value is None or value == () else shown, unit, origin, style=style)
+        table.add_row(key, _shown(value), unit, origin, style=style)
     return table
+
+
+def _shown(value: Any) -> str:
+    """A value as a run file has it."""
+    match value:
+        case None | ():
+            return "-"
+        case tuple():
+            return ", ".join(map(str, value))
+        case dict():
+            return ", ".join(f"{key}: {_shown(inner)}" for key, inner in value.items()) or "-"
+        case Section():
+            return f"{{{_shown(value.model_dump(exclude_defaults=True))}}}"
+    return str(value)

@@ -21,7 +21,9 @@ from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
+from paceline.training.refusals import refuse_contradictions
 from paceline.training.schedule import schedule_of
+from paceline.training.start import notes_of, start_of
 from paceline.training.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
 
@@ -51,10 +53,12 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
-    steps = total_steps(train, order)
-    setup = ModelSetup(
-        workload, spec, layout, context.device, timer_of(context.device.type), _execution(context, workload, samples)
-    )
+    steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
+    refuse_contradictions(workload, held_out)
+    timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
+    setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
+    if (start := start_of(workload, context)) is not None:
+        setup = replace(setup, begin=start)
     torch.manual_seed(train.seed)
     if spec.parallel.engine == "torch":
         step, execution = _settled(setup, samples, order, steps)
@@ -70,16 +74,17 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
         [
-            *equations(spec, order.samples),
+            *equations(spec, order.samples, workload),
             *evaluation_lines(workload, order.samples),
             *step.state.model.groups.words(),
+            *([start.match.sentence()] if start is not None and start.match is not None else []),
             *worker_words(samples),
             *said,
         ],
-        {"execution": execution.words(), "workers": workers_of(samples)},
+        {"execution": execution.words(), "workers": workers_of(samples), **notes_of(start)},
     )
-    schedule = schedule_of(train, order.seen(steps))
-    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
+    schedule = schedule_of(train, order.seen(steps), workload)
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
@@ -128,7 +133,7 @@ def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> t
 def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
     """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
-    state = State.new(model or parallelize(setup), train, setup.device)
+    state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
     padded = pipeline or (execution.compiled_layers and workload.compile_layers)
     step = (PipelineStep if pipeline else Step)(workload, state, train, setup.timer, padded)
