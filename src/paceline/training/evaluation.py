@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, fsum
@@ -93,7 +94,7 @@ def _recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def computed_as(precision: str, device: torch.device) -> Iterator[None]:
     """How an evaluation computes, of a run and of its finished model: in the run's precision, and layers that are
     compiled for training as they are written, since a compilation would take longer than it saves."""
-    uncompiled = torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with autocast(precision, device), uncompiled:
         yield
 

@@ -14,6 +14,7 @@ from paceline.data.workers import worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
+from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
 from paceline.registry import Traits, entry_of
 from paceline.training import engines
@@ -81,7 +82,8 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
             *worker_words(samples),
             *said,
         ],
-        {"execution": execution.words(), "workers": workers_of(samples), **notes_of(start)},
+        pauses=Pauses.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
+        notes={"execution": execution.words(), "workers": workers_of(samples), **notes_of(start)},
     )
     schedule = schedule_of(train, order.seen(steps), workload)
     return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
