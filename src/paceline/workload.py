@@ -337,11 +337,10 @@ def workload_of(spec: RunSpec) -> Any:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
-    few = hasattr(samples, "fixed_shape_batches")
     return Traits(
-        workload.compile_layers,
-        few_shapes=few or _one_shape(samples),
-        half_only=few and getattr(samples, "half_only", False),
+        equal_layers=workload.compile_layers,
+        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
+        half_only=getattr(samples, "half_only", False),
         own_optimizer=workload.has("optimizer"),
     )
 

@@ -60,7 +60,8 @@ def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     from paceline.data.order import Order
     from paceline.data.samples import samples_of
 
-    if not (held_out := samples_of(workload, "test")):
+    held_out = samples_of(workload, "test")
+    if held_out is None:
         return []
     train = workload.spec.train
     order = Order(samples, train.global_batch, train.seed)

@@ -7,7 +7,7 @@ import resource
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import to_flat, write_json
 from paceline.record.run_dir import RunDir
@@ -26,7 +27,7 @@ from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
-from paceline.workload import BaseWorkload, workload_of
+from paceline.workload import BaseWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,11 +64,23 @@ def run_rank(
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
-    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, together as device:
-        speak = say if show and place.rank == 0 else silent
-        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
-        summary = train_rank(run, spec, workload or workload_of(spec), place, device, stop, show)
-        return run.path, _from_main(place, lambda: summary)
+    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop:
+        workload = workload or workload_of(spec)
+        with _samples_ready(workload, place), together as device:
+            speak = say if show and place.rank == 0 else silent
+            run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
+            summary = train_rank(run, spec, workload, place, device, stop, show)
+            return run.path, _from_main(place, lambda: summary)
+
+
+def _samples_ready(workload: BaseWorkload, place: Place) -> AbstractContextManager[None]:
+    """The processes that make samples are forks of this one, and so must be there before its device and threads."""
+    from paceline.data.workers import worker_processes
+
+    if not isinstance(workload, Workload):
+        return nullcontext()
+    layout = layout_of(workload.spec)
+    return worker_processes(workload, place, -(-layout.global_batch // layout.data))
 
 
 def _from_main(place: Place, get: Callable[[], Any]) -> Any:

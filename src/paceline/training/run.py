@@ -36,7 +36,7 @@ MAY_CHANGE = (
     "parallel.",
     *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint_every", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer")),
+    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers")),
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
