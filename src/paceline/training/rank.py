@@ -213,7 +213,14 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
     summary = replace(
-        summarise(spec, facts.layout, read_steps(run.events_file(0)), status, facts.order.samples),
+        summarise(
+            spec,
+            facts.layout,
+            read_steps(run.events_file(0)),
+            status,
+            facts.order.samples,
+            facts.notes.get("workers", 1),
+        ),
         why=why,
         seconds=seconds_of(run.events_file(0)),
         parameters=facts.parameters,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from paceline.data.order import Order, total_steps
-from paceline.data.prefetch import Loader, workers_of
+from paceline.data.prefetch import Loader
 from paceline.data.samples import training_samples
-from paceline.data.workers import worker_words
+from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
@@ -58,7 +58,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
         [*equations(spec, order.samples), *evaluation_lines(workload, order.samples), *worker_words(samples)],
-        {"execution": setup.execution.words(), "workers": workers_of(samples)},
+        {"execution": setup.execution.words(), **worker_notes(spec, samples)},
     )
     schedule = schedule_of(train, order.seen(steps))
     return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
