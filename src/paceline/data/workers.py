@@ -36,6 +36,7 @@ from paceline.launch.environment import Place
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.record.units import duration
 from paceline.registry import one_line, own_trace
+from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload
 
 SPLITS = ("train", "test")
@@ -179,6 +180,11 @@ def worker_words(samples: Samples) -> list[str]:
     if isinstance(samples, WorkerSamples):
         return [f"{samples.workers} worker process{'es' * (samples.workers > 1)} for samples{samples.why}"]
     return [] if getattr(samples, "beside_the_loop", True) else ["samples are made between steps: data.workers=0"]
+
+
+def worker_notes(spec: RunSpec, samples: Samples) -> dict[str, int]:
+    """For the record: how many there are, where a run file can say so."""
+    return {"workers": getattr(samples, "workers", 0)} if hasattr(spec.data, "workers") else {}
 
 
 def cores_of(place: Place) -> int:

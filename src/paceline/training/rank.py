@@ -114,7 +114,6 @@ def train_rank(
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
-    from paceline.training.extension import extension_of, write_longer
     from paceline.training.setup import job_of
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
@@ -131,16 +130,12 @@ def train_rank(
                 job.restore(checkpoint)
             if job.done:
                 return _done_already(run, job, speak) if main else None
-            if main:
-                keep_for_use(run, workload)
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, first, again, speak)
-            if main and (extension := extension_of(run, spec)) is not None:
-                events.write("extend", key=extension.key, before=extension.before, now=extension.now)
-                speak(f"  {extension}: {job.change_of_length(extension.old)}")
-                write_longer(run, extension)
-            if not main:
+            if main:
+                _prepare_folder(run, spec, job, speak)
+            else:
                 job.run()
                 checkpoints.wait()
                 _peaks(device)
@@ -166,6 +161,17 @@ def train_rank(
             resume = f"paceline train --resume {shlex.quote(str(run.path))}"
             speak(f"stopped after a checkpoint, as asked; go on with  {resume}")
     return summary
+
+
+def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: Say) -> None:
+    """What the main rank writes before the first step."""
+    from paceline.training.extension import extension_of, write_longer
+
+    keep_for_use(run, job.workload)
+    if (extension := extension_of(run, spec)) is not None:
+        job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
+        say(f"  {extension}: {job.change_of_length(extension.old)}")
+        write_longer(run, extension)
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -222,7 +228,14 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
     summary = replace(
-        summarise(spec, facts.layout, read_steps(run.events_file(0)), status, facts.order.samples),
+        summarise(
+            spec,
+            facts.layout,
+            read_steps(run.events_file(0)),
+            status,
+            facts.order.samples,
+            facts.notes.get("workers", 1),
+        ),
         why=why,
         seconds=seconds_of(run.events_file(0)),
         parameters=facts.parameters,
