@@ -6,8 +6,8 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -65,11 +65,26 @@ def run_rank(
     together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
     with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop:
         workload = workload or workload_of(spec)
-        with _samples_ready(workload, place), together as device:
+        with ExitStack() as samples:
+            with _noted(folder, place):
+                samples.enter_context(_samples_ready(workload, place))
+            device = samples.enter_context(together)
             speak = say if show and place.rank == 0 else silent
             run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
             summary = train_rank(run, spec, workload, place, device, stop, show)
             return run.path, _from_main(place, lambda: summary)
+
+
+@contextmanager
+def _noted(folder: RunDir | Callable[[Say], RunDir], place: Place) -> Iterator[None]:
+    """A failure before there is a job, in the folder of the run if it has one."""
+    try:
+        yield
+    except Exception as error:
+        if place.rank == 0 and isinstance(folder, RunDir):
+            with EventWriter(folder.events_file(0)) as events:
+                _note_failure(folder, events, None, error)
+        raise
 
 
 def _samples_ready(workload: BaseWorkload, place: Place) -> AbstractContextManager[None]:
