@@ -20,8 +20,12 @@ from paceline.spec import RunSpec
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from paceline.layout import Layout
+
+FEW = 5
+"""Samples that are looked at to learn whether all have one shape."""
 
 
 class Samples(Protocol):
@@ -30,8 +34,9 @@ class Samples(Protocol):
     Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
     passes of a pipeline all have the same shape. `fixed_shape_batches(cuts, most)` makes the batches of several
     (ids, keys) at once, each of up to `most` samples and padded with samples that count nothing, so that only a few
-    shapes occur: a step can then be recorded as a CUDA graph. `resident()` gives all samples as tensors of which row i
-    is sample i, where `batch(ids, keys)` is no more than those rows.
+    shapes occur: a step can then be recorded as a CUDA graph (`half_only = True`: in half precision alone).
+    `resident()` gives all samples as tensors of which row i is sample i, where `batch(ids, keys)` is no more than
+    those rows.
     """
 
     def __len__(self) -> int: ...
@@ -133,11 +138,14 @@ class BaseWorkload(RunClass):
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the work cannot take, before a process starts."""
 
-    def goodness(self, metrics: Mapping[str, float]) -> float:
+    def goodness(self, metrics: Mapping[str, Any]) -> float:
         """The score as a number of which more is better."""
-        name = self.score.removeprefix("-")
-        if name not in metrics:
-            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(metrics)}")
+        name, known = (
+            self.score.removeprefix("-"),
+            [name for name, value in metrics.items() if isinstance(value, int | float)],
+        )
+        if name not in known:
+            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
         return -metrics[name] if self.score.startswith("-") else metrics[name]
 
 
@@ -165,6 +173,15 @@ class Workload(BaseWorkload):
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.callback_state: dict[str, Any] = {}
+        """What `on_step` and `on_evaluate` remember, as plain values: kept in checkpoints."""
+
+    def has(self, method: str) -> bool:
+        """Whether the subclass has this optional method."""
+        return getattr(type(self), method) is not getattr(Workload, method)
+
     def model(self) -> nn.Module:
         raise NotImplementedError
 
@@ -180,15 +197,54 @@ class Workload(BaseWorkload):
         raise NotImplementedError
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        """Sums over the samples of a batch; must hold "count", by which `metrics` divides."""
+        """Sums over the samples of a batch, numbers or tensors of any shape; must hold "count", by which `metrics`
+        divides. What `paceline.class_sums` gives is judged as a classifier is."""
         total, count = self.loss(model, batch)
         return {"loss": total, "count": count}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics, from the sums over all samples."""
-        if not sums.get("count"):
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics, from the sums over all samples: numbers, and arrays where those are worth recording."""
+        count = sums.get("count")
+        if not isinstance(count, int | float) or not count:
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
-        return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
+        from paceline.classification import CLASS_SUMS, class_metrics
+
+        plain = {name: value for name, value in sums.items() if name not in ("count", *CLASS_SUMS)}
+        return {**{name: value / count for name, value in plain.items()}, **class_metrics(sums)}
+
+    def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
+        """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
+        first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
+        return {}
+
+    def start_name(self, name: str) -> str | None:
+        """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
+        return name
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Optional: the update rule, in place of `train.optimizer`: an optimiser of these groups of plain tensors.
+
+        Each has its "params", and its "lr" and "weight_decay" as the run file says. The schedule multiplies the rate
+        that the optimiser has for a group.
+        """
+        raise NotImplementedError
+
+    def schedule(self, seen: int, total: int) -> float:
+        """Optional: the learning rate after `seen` of `total` samples as a factor of `train.lr`, in place of
+        `train.schedule`, `train.warmup` and `train.final_lr`."""
+        raise NotImplementedError
+
+    def on_step(self, step: int, values: Mapping[str, Any]) -> str | None:
+        """Optional: told after each step, on every rank the same: its loss, grad_norm, lr, samples, epoch, …
+
+        Words end the run at this step, and say why; None goes on. What must outlive a restart belongs into
+        `self.callback_state`.
+        """
+        return None
+
+    def on_evaluate(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Optional: told after each evaluation, as `on_step` is."""
+        return None
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
@@ -201,16 +257,13 @@ class Workload(BaseWorkload):
 
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the model cannot take, before a process starts."""
-        kind = type(self)
         if layout.tensor > 1 and not self.shard_rules:
             raise UserError(
                 f"parallel.tensor={layout.tensor}: {self.spec.workload} has no table of shard rules; "
                 "give its Workload class  shard_rules = {'layers.*.up': 'column', 'layers.*.down': 'row'}  "
                 "or use parallel.strategy=fsdp"
             )
-        if layout.pipeline > 1 and any(
-            getattr(kind, name) is getattr(Workload, name) for name in ("inputs", "costs", "stage")
-        ):
+        if layout.pipeline > 1 and not all(map(self.has, ("inputs", "costs", "stage"))):
             raise UserError(
                 f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
                 "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp"
@@ -232,6 +285,16 @@ class Workload(BaseWorkload):
     def classes(self) -> Sequence[str]:
         """Optional: the names of classes, where the model tells classes apart."""
         return ()
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Optional: write the trained model into a folder that loads without Paceline. Without it, the folder has the
+        weights, the file of the workload, and a `load.py` that builds the model from both."""
+        raise NotImplementedError
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Optional: what ONNX is made of, a module and an example of what it is called with, by name and with a row
+        for each sample. Without it, the model and what `evaluate` calls it with."""
+        raise NotImplementedError
 
     def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """For pipelines: (what the first stage is called with, what every stage gets by name)."""
@@ -274,7 +337,28 @@ def workload_of(spec: RunSpec) -> Any:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
-    return Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "fixed_shape_batches"))
+    return Traits(
+        equal_layers=workload.compile_layers,
+        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
+        half_only=getattr(samples, "half_only", False),
+        own_optimizer=workload.has("optimizer"),
+    )
+
+
+def _one_shape(samples: Samples) -> bool:
+    """Whether samples all have the same shape, by the look of a few."""
+    import numpy as np
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    if hasattr(samples, "resident"):
+        return True
+    few = np.linspace(0, len(samples) - 1, min(len(samples), FEW)).astype(np.int64)
+    shapes = {
+        tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(samples.batch(ids, ids * 0)))
+        for ids in few[:, None]
+    }
+    return len(shapes) == 1
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

@@ -26,6 +26,7 @@ from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
+from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ def train_rank(
     ):
         job: Job | None = None
         try:
-            job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop), workload)
             checkpoint = _from_main(place, lambda: newest(run.checkpoints, speak))
+            job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), workload)
             if checkpoint is not None:
                 job.restore(checkpoint)
             if job.done:
@@ -147,18 +148,21 @@ def train_rank(
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, first, again, speak)
-            if not main:
+            if main:
+                _prepare_folder(run, spec, job, speak)
+            else:
                 job.run()
                 checkpoints.wait()
                 _peaks(device)
                 return None
             order = job.facts.order
-            with audience(spec, run, order.seen(job.facts.steps), order.seen(first), show) as job.context.shown:
+            length = order.seen(job.facts.steps), order.seen(first)
+            with audience(spec, run, *length, show, job.facts.pauses) as job.context.shown:
                 status = job.run()
                 checkpoints.wait()
                 job.context.shown({"kind": "end", "status": status})
-            events.write("end", status=status)
-            summary = _sum_up(run, job, status, _peaks(device))
+            events.write("end", status=status, **({"why": job.why} if job.why else {}))
+            summary = _sum_up(run, job, status, _peaks(device), why=job.why)
         except Exception as error:
             if main:
                 _note_failure(run, events, job, error)
@@ -172,6 +176,17 @@ def train_rank(
             resume = f"paceline train --resume {shlex.quote(str(run.path))}"
             speak(f"stopped after a checkpoint, as asked; go on with  {resume}")
     return summary
+
+
+def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: Say) -> None:
+    """What the main rank writes before the first step."""
+    from paceline.training.extension import extension_of, write_longer
+
+    keep_for_use(run, job.workload)
+    if (extension := extension_of(run, spec)) is not None:
+        job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
+        say(f"  {extension}: {job.change_of_length(extension.old)}")
+        write_longer(run, extension)
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -194,7 +209,7 @@ def _done_already(run: RunDir, job: Job, say: Say) -> Summary:
         if (summary := read_summary(run.summary_file)).status == Status.FINISHED:
             return summary
     job.context.events.write("end", status=Status.FINISHED)
-    return _sum_up(run, job, Status.FINISHED, [])
+    return _sum_up(run, job, Status.FINISHED, [], why=job.why)
 
 
 def _note_start(job: Job, first: int, again: bool, say: Say) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from paceline.section import ModelSection, Section, contradiction, field
 
@@ -19,6 +19,10 @@ class ClassifierModel(ModelSection):
     ffn: int = field(512, "features", "hidden size of the feed-forward part", gt=0)
     dropout: float = field(0.0, "probability", "dropout, drawn per sample and so the same on any layout", ge=0, lt=1)
     word_dropout: float = field(0.0, "probability", "input tokens hidden during training", ge=0, lt=1)
+    label_smoothing: float = field(0.0, "probability", "of the target, shared out evenly over all classes", ge=0, lt=1)
+    class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(ge=0)]] = field(
+        "none", "", "of a class in the loss: balanced makes all count alike, or {class: weight}, 1 for the others"
+    )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ClassifierModel:
@@ -41,7 +45,8 @@ class TextData(Section):
     text: str = field("text", "column", "column or key of the text")
     label: str = field("label", "column", "column or key of the label")
     max_length: int = field(256, "tokens", "longer texts are cut", gt=0)
-    vocab: int = field(8192, "tokens", "size of the byte-level BPE vocabulary", ge=257, le=1 << 20)
+    vocab: int = field(8192, "tokens", "size of the byte-level BPE vocabulary that is learned", ge=257, le=1 << 20)
+    tokenizer: Path | None = field(None, "path", "your own tokenizer.json; without one a vocabulary is learned")
     lowercase: bool = field(False, "", "fold case before tokenising")
     limit: int = field(0, "rows", "read at most this many training rows; 0 reads all", ge=0)
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")

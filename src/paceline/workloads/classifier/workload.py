@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.data.corpora.bpe import MASK_ID
+from paceline.classification import class_sums
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.data.corpora.vocabulary import Vocabulary
+from paceline.errors import UserError, did_you_mean
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
+from paceline.record.files import write_json
+from paceline.using.export import WEIGHTS, write_loader, write_weights
 from paceline.workload import Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
+from paceline.workloads.classifier.standalone import ExportedClassifier
 
 
 class EncoderLayer(nn.Module):
@@ -45,9 +51,9 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int) -> None:
+    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int, mask: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.mask = shape, mask
         self.tokens = nn.Embedding(vocab, shape.width)
         self.positions = nn.Embedding(longest, shape.width)
         self.layers = nn.ModuleList(EncoderLayer(shape, site=2 + 2 * i) for i in range(shape.layers))
@@ -71,7 +77,7 @@ class Encoder(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         shape, tokens = self.shape, packed.tokens
         if self.training and shape.word_dropout:
-            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=MASK_ID)
+            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=self.mask)
         x_TD = self.tokens(tokens) + self.positions(packed.positions)
         if self.training and shape.dropout:
             x_TD = drop(x_TD, shape.dropout, packed, site=1)
@@ -86,6 +92,8 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 class TextSamples:
     """One split of a corpus as samples."""
+
+    half_only = True
 
     def __init__(self, tokens: Tokens, longest: int) -> None:
         self.tokens, self.longest = tokens, longest
@@ -105,6 +113,19 @@ class TextSamples:
         return pack_padded(self.tokens.gather(np.concatenate(ids)), lengths, labels, keys, most, self.longest)
 
 
+def weights_of(asked: str | Mapping[str, float], corpus: LabelledCorpus) -> list[float]:
+    """`balanced`: such that each class weighs as much as any other in all training texts, and a text 1 on average."""
+    classes = corpus.classes
+    if isinstance(asked, str):
+        counts = np.bincount(corpus.train.labels, minlength=len(classes))
+        return [float(counts.sum() / (len(classes) * max(1, count))) for count in counts]
+    for name in asked:
+        if name not in classes:
+            hint = did_you_mean(name, classes) or f"; the classes are {', '.join(classes[:10])}"
+            raise UserError(f"model.class_weights: there is no class {name!r}{hint}")
+    return [asked.get(name, 1.0) for name in classes]
+
+
 class Classifier(Workload):
     Model = ClassifierModel
     Data = TextData
@@ -113,6 +134,7 @@ class Classifier(Workload):
 
     def prepare(self, say: Callable[[str], None]) -> None:
         self.corpus = LabelledCorpus.prepare(self.spec.data, say)
+        _ = self.class_weights  # unknown classes are refused before ranks start
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
@@ -121,22 +143,85 @@ class Classifier(Workload):
     def corpus(self) -> LabelledCorpus:
         return LabelledCorpus.prepare(self.spec.data)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
+
+    def keep(self, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+
     def model(self) -> Encoder:
-        shape, data = cast(ClassifierModel, self.spec.model), cast(TextData, self.spec.data)
-        return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes))
+        shape, data, vocabulary = cast(ClassifierModel, self.spec.model), self.spec.data, self.vocabulary
+        longest = cast(TextData, data).max_length
+        return Encoder(shape, vocabulary.size, longest, len(vocabulary.classes), vocabulary.special)
 
     def data(self, split: str) -> TextSamples:
         tokens = self.corpus.train if split == "train" else self.corpus.test
         return TextSamples(tokens, cast(TextData, self.spec.data).max_length)
 
+    def classes(self) -> Sequence[str]:
+        return self.vocabulary.classes
+
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(at_least_fp32(model(batch)), batch.labels, reduction="sum")
-        return total, (batch.labels >= 0).sum()
+        """Where classes have weights, a loss counts as much as the class of its text."""
+        logits, labels = at_least_fp32(model(batch)), batch.labels
+        smoothing = cast(ClassifierModel, self.spec.model).label_smoothing
+        if self.class_weights is None:
+            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing), (labels >= 0).sum()
+        if self.class_weights.device != logits.device:
+            self.class_weights = self.class_weights.to(logits.device)
+        weights = self.class_weights.to(logits.dtype)
+        total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+        return total, (weights[labels.clamp(min=0)] * (labels >= 0)).sum()
+
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """Of each class in the loss; None where all count alike."""
+        asked = cast(ClassifierModel, self.spec.model).class_weights
+        return None if asked == "none" else torch.tensor(weights_of(asked, self.corpus))
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
         logits = at_least_fp32(model(batch))
         return {
             "loss": F.cross_entropy(logits, batch.labels, reduction="none").double().sum(),
-            "accuracy": (logits.argmax(1) == batch.labels).sum(),
             "count": len(batch.labels),
+            **class_sums(logits, batch.labels),
         }
+
+    def encode(self, inputs: Sequence[Any]) -> tuple[Packed, Tensor]:
+        """The texts from short to long, as an evaluation has them, and where each was."""
+        if wrong := [value for value in inputs if not isinstance(value, str)]:
+            kinds = "; files of texts are .csv, .jsonl, .parquet and .txt" if isinstance(wrong[0], Path) else ""
+            raise UserError(f"{str(wrong[0])[:60]!r} is not a text{kinds}")
+        found = self.vocabulary.encode(list(inputs))
+        order = np.argsort(found.lengths, kind="stable")
+        begins = np.cumsum(found.lengths) - found.lengths
+        ids = np.concatenate([found.ids[begins[i] : begins[i] + found.lengths[i]] for i in order])
+        nothing = np.zeros(len(inputs), np.int64)
+        return pack(ids, found.lengths[order], nothing, nothing), torch.from_numpy(order)
+
+    def predict(self, model: nn.Module, batch: tuple[Packed, Tensor]) -> Mapping[str, Tensor]:
+        packed, order = batch
+        logits = at_least_fp32(model(packed))[order.argsort()]
+        return {"probabilities": logits.softmax(1), "logits": logits}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", self._config())
+        write_loader(folder, "paceline.workloads.classifier", "standalone")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        alone = ExportedClassifier(self._config())
+        alone.load_state_dict(model.state_dict())
+        length = min(5, cast(TextData, self.spec.data).max_length)
+        ids = torch.arange(2 * length).view(2, length) % self.vocabulary.size
+        mask = torch.ones(2, length, dtype=torch.bool)
+        mask[1, length // 2 + 1 :] = False
+        return alone.eval(), {"ids": ids, "mask": mask}
+
+    def _config(self) -> dict[str, Any]:
+        shape = self.spec.model.model_dump(include={"width", "heads", "layers", "ffn"})
+        facts = {"vocab": self.vocabulary.size, "empty": self.vocabulary.special}
+        longest = cast(TextData, self.spec.data).max_length
+        return {**shape, **facts, "max_length": longest, "classes": list(self.classes())}

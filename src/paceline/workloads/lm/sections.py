@@ -39,7 +39,7 @@ class LMModel(ModelSection):
 
     def shape(self, vocab: int, sequence: int) -> DecoderShape:
         """The whole shape, where data have `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
-        given = self.model_dump(exclude={"preset", "start"}, exclude_none=True)
+        given = self.model_dump(exclude={"preset", *ModelSection.model_fields}, exclude_none=True)
         return DecoderShape.of(self.preset, given, vocab, sequence)
 
 
@@ -51,7 +51,8 @@ class LMData(Section):
     )
     path: Path | None = field(None, "path", "text: a file, a folder, or a pattern such as books/*.txt")
     sequence: int = field(256, "tokens", "length of a sample", gt=0)
-    vocab: int = field(4096, "tokens", "size of the byte-level BPE vocabulary", ge=257, le=1 << 20)
+    vocab: int = field(4096, "tokens", "size of the byte-level BPE vocabulary that is learned", ge=257, le=1 << 20)
+    tokenizer: Path | None = field(None, "path", "your own tokenizer.json; without one a vocabulary is learned")
     test_fraction: float = field(0.1, "fraction", "documents held out", gt=0, lt=1)
     limit: int = field(0, "documents", "read at most this many; 0 reads all", ge=0)
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.corpora.stream import END_ID, TokenStreams
+from paceline.data.corpora.stream import TokenStreams
 from paceline.data.corpora.tokenised import Ids
+from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
@@ -40,6 +42,8 @@ class Windows:
     targets that do not count.
     """
 
+    half_only = True
+
     def __init__(self, ids: Ids, sequence: int) -> None:
         self.ids, self.sequence = ids, sequence
 
@@ -56,7 +60,7 @@ class Windows:
     def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> LMBatch:
         """These samples and, up to `rows`, rows in which nothing counts."""
         assert len(ids) <= rows, "more samples than rows"
-        tokens_RS = np.full((rows, self.sequence), END_ID, np.int64)
+        tokens_RS = np.zeros((rows, self.sequence), np.int64)
         targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
         for row, begin in enumerate(np.asarray(ids, np.int64) * self.sequence):
             window = self.ids[begin : begin + self.sequence + 1]
@@ -111,9 +115,16 @@ class LanguageModel(Workload):
     def corpus(self) -> TokenStreams:
         return TokenStreams.prepare(self.spec.data)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
+
+    def keep(self, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+
     @property
     def shape(self) -> DecoderShape:
-        return cast(LMModel, self.spec.model).shape(self.corpus.vocab, self.sequence)
+        return cast(LMModel, self.spec.model).shape(self.vocabulary.size, self.sequence)
 
     def model(self) -> Decoder:
         return Decoder(self.shape)
