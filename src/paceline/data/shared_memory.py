@@ -23,7 +23,7 @@ TensorPlace = tuple[int, torch.dtype, torch.Size]
 """Of a tensor in the file: where it begins, its type, its shape."""
 
 
-class _Packer(ForkingPickler):
+class _TensorPickler(ForkingPickler):
     """Leaves plain tensors out of the pickle, and notes where in the file they belong."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -42,7 +42,7 @@ class _Packer(ForkingPickler):
         return place
 
 
-class _Unpacker(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, memory: Tensor | None) -> None:
         super().__init__(file)
         self.memory = memory
@@ -54,7 +54,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 @dataclass(frozen=True)
-class Packed:
+class Message:
     """A message: its pickle, and where its tensors belong in a file of so many bytes."""
 
     pickle: bytes
@@ -62,14 +62,14 @@ class Packed:
     bytes: int
 
 
-def packed(thing: Any) -> Packed:
+def message_of(thing: Any) -> Message:
     file = io.BytesIO()
-    packer = _Packer(file)
-    packer.dump(thing)
-    return Packed(file.getvalue(), packer.tensors, packer.bytes)
+    pickler = _TensorPickler(file)
+    pickler.dump(thing)
+    return Message(file.getvalue(), pickler.tensors, pickler.bytes)
 
 
-def send(pipe: Connection, message: Packed) -> None:
+def send(pipe: Connection, message: Message) -> None:
     """To the process at the other end of a pipe that is a pair of sockets."""
     pipe.send_bytes(message.bytes.to_bytes(8, "little"))
     pipe.send_bytes(message.pickle)
@@ -89,15 +89,15 @@ def send(pipe: Connection, message: Packed) -> None:
 def receive(pipe: Connection) -> Any:
     """What `send` sent; from a process of ours, so that it may be unpickled."""
     size = int.from_bytes(pipe.recv_bytes(), "little")
-    message = io.BytesIO(pipe.recv_bytes())
+    content = io.BytesIO(pipe.recv_bytes())
     if not size:
-        return _Unpacker(message, None).load()
+        return _TensorUnpickler(content, None).load()
     descriptor = recv_handle(pipe)
     try:
         memory = _mapped(descriptor, size)
     finally:
         os.close(descriptor)
-    return _Unpacker(message, memory).load()
+    return _TensorUnpickler(content, memory).load()
 
 
 def _mapped(descriptor: int, size: int) -> Tensor:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from paceline.data.samples import adapted
-from paceline.data.shared_memory import Packed, packed, receive, send
+from paceline.data.shared_memory import Message, message_of, receive, send
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch import blame
 from paceline.launch.environment import Place
@@ -241,12 +241,12 @@ def _work(
             send(pipe, _answer(splits[split], what, arguments, reference))
 
 
-def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> Packed:
+def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> Message:
     try:
         make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
-        return packed(make(*arguments))
+        return message_of(make(*arguments))
     except Exception as error:
-        return packed(_told(error, reference))
+        return message_of(_told(error, reference))
 
 
 def _told(error: Exception, reference: str) -> PacelineError:

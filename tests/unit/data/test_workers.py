@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from paceline.data import workers
 from paceline.data.prefetch import batches_of, in_order, workers_of
 from paceline.data.samples import samples_of
-from paceline.data.shared_memory import packed, receive, send
+from paceline.data.shared_memory import message_of, receive, send
 from paceline.data.workers import WorkerSamples, cores_of, number_that_pays, worker_processes, worker_words
 from paceline.launch.environment import ALONE
 from paceline.section import DataSection, with_fields_of
@@ -130,7 +130,7 @@ def test_batches_travel_whole():
     batch = Pair({"x": odd, "e": torch.empty(0, 3), "b": torch.tensor(True)}, [np.arange(3), "word", torch.ones(2)[0]])
     before = len(os.listdir("/proc/self/fd"))
     for thing in (batch, "no tensor", torch.empty(0, 2)):
-        send(ours, packed(thing))
+        send(ours, message_of(thing))
         found = receive(theirs)
         if thing is batch:
             assert type(found) is Pair
