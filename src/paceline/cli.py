@@ -130,7 +130,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
             more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec)]
+    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

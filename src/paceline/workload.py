@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from paceline.layout import Layout
 
+FEW = 5
+"""Samples that are looked at to learn whether all have one shape."""
+
 
 class Samples(Protocol):
     """One split of the data, addressed by sample number.
@@ -31,8 +34,9 @@ class Samples(Protocol):
     Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
     passes of a pipeline all have the same shape. `fixed_shape_batches(cuts, most)` makes the batches of several
     (ids, keys) at once, each of up to `most` samples and padded with samples that count nothing, so that only a few
-    shapes occur: a step can then be recorded as a CUDA graph. `resident()` gives all samples as tensors of which row i
-    is sample i, where `batch(ids, keys)` is no more than those rows.
+    shapes occur: a step can then be recorded as a CUDA graph (`half_only = True`: in half precision alone).
+    `resident()` gives all samples as tensors of which row i is sample i, where `batch(ids, keys)` is no more than
+    those rows.
     """
 
     def __len__(self) -> int: ...
@@ -134,11 +138,14 @@ class BaseWorkload(RunClass):
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the work cannot take, before a process starts."""
 
-    def goodness(self, metrics: Mapping[str, float]) -> float:
+    def goodness(self, metrics: Mapping[str, Any]) -> float:
         """The score as a number of which more is better."""
-        name = self.score.removeprefix("-")
-        if name not in metrics:
-            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(metrics)}")
+        name, known = (
+            self.score.removeprefix("-"),
+            [name for name, value in metrics.items() if isinstance(value, int | float)],
+        )
+        if name not in known:
+            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
         return -metrics[name] if self.score.startswith("-") else metrics[name]
 
 
@@ -190,15 +197,20 @@ class Workload(BaseWorkload):
         raise NotImplementedError
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        """Sums over the samples of a batch; must hold "count", by which `metrics` divides."""
+        """Sums over the samples of a batch, numbers or tensors of any shape; must hold "count", by which `metrics`
+        divides. What `paceline.class_sums` gives is judged as a classifier is."""
         total, count = self.loss(model, batch)
         return {"loss": total, "count": count}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics, from the sums over all samples."""
-        if not sums.get("count"):
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics, from the sums over all samples: numbers, and arrays where those are worth recording."""
+        count = sums.get("count")
+        if not isinstance(count, int | float) or not count:
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
-        return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
+        from paceline.classification import CLASS_SUMS, class_metrics
+
+        plain = {name: value for name, value in sums.items() if name not in ("count", *CLASS_SUMS)}
+        return {**{name: value / count for name, value in plain.items()}, **class_metrics(sums)}
 
     def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
         """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
@@ -315,11 +327,29 @@ def workload_of(spec: RunSpec) -> Any:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
+    few = hasattr(samples, "fixed_shape_batches")
     return Traits(
-        equal_layers=workload.compile_layers,
-        few_shapes=hasattr(samples, "fixed_shape_batches"),
+        workload.compile_layers,
+        few_shapes=few or _one_shape(samples),
+        half_only=few and getattr(samples, "half_only", False),
         own_optimizer=workload.has("optimizer"),
     )
+
+
+def _one_shape(samples: Samples) -> bool:
+    """Whether samples all have the same shape, by the look of a few."""
+    import numpy as np
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    if hasattr(samples, "resident"):
+        return True
+    few = np.linspace(0, len(samples) - 1, min(len(samples), FEW)).astype(np.int64)
+    shapes = {
+        tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(samples.batch(ids, ids * 0)))
+        for ids in few[:, None]
+    }
+    return len(shapes) == 1
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

@@ -11,7 +11,7 @@ import torch
 import paceline
 from paceline import train
 from paceline.errors import UserError
-from paceline.parity import relative_difference
+from paceline.parity import check, relative_difference
 from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.saved import newest, read_tensors
@@ -167,3 +167,9 @@ def test_state_of_an_optimiser_that_is_not_a_tensor_is_resumed(own, tmp_path):
     again = paceline.resume(whole.path, show=False)
     assert saved(again)["optim.head.weight.steps"] == 8
     assert again.metrics == whole.metrics
+
+
+def test_weighted_classes_and_smoothed_labels_do_not_depend_on_the_layout(small):
+    spec = small.replace({"model.class_weights": "balanced", "model.label_smoothing": 0.1, "train.ema": 0.9})
+    parity = check(spec, layouts=["single", "ddp:2"], steps=4)
+    assert parity.holds, parity.rows

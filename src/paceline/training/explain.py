@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.execution import CPU, CUDA, execution_of
+from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec, Section
 from paceline.training.schedule import scaled_lr
 from paceline.workload import BaseWorkload, Workload
+
+OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
 
 
 def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
@@ -64,18 +66,30 @@ def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     return [equation(train, order, len(held_out), workload.evaluation_chunk)]
 
 
-def execution_lines(spec: RunSpec) -> list[str]:
+def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
     """How a step runs and why, on the kinds of device that the run may be given."""
     entry = entry_of(spec.workload)
     if not entry.batched:
         return []
-    layout, traits = layout_of(spec), entry.traits
-    kinds = {"cpu": "CPU cores", "cuda": "a CUDA device"}
-    wanted = [kind for kind in (CPU, CUDA) if spec.parallel.device in ("auto", kind.kind)]
-    return [
-        f"on {kinds[device.kind]} a step is {execution_of(spec.train, layout, device, traits).words()}"
-        for device in wanted
-    ]
+    lines, layout = [], layout_of(spec)
+    if spec.parallel.device != "cuda":
+        lines.append(f"on CPU cores a step is {execution_of(spec.train, layout, CPU, entry.traits).words()}")
+    if spec.parallel.device != "cpu":
+        work = entry.work(spec, samples) if spec.train.compile == "auto" else None
+        weighed = compiling(work, _steps(spec, samples), layout) if work else None
+        found = execution_of(spec.train, layout, CUDA, entry.traits, weighed)
+        lines.append(f"on a CUDA device a step is {found.words()}")
+        if found.recorded and not entry.subject:  # a model of one's own is known when it has run
+            lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"
+    return lines
+
+
+def _steps(spec: RunSpec, samples: int | None) -> int | None:
+    if spec.train.steps or samples is None:
+        return spec.train.steps
+    from paceline.data.order import Order, total_steps
+
+    return total_steps(spec.train, Order(samples, spec.train.global_batch, spec.train.seed))
 
 
 def shared_documents(documents: int, ranks: int) -> str:

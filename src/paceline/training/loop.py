@@ -138,6 +138,7 @@ class GradientJob(Job):
         return score
 
     def _save(self, score: float | None) -> None:
+        began = perf_counter()
         self.state.average_over_ranks()
         share_buffers(self.state.buffers(), self.layout)
         meta = {
@@ -149,7 +150,7 @@ class GradientJob(Job):
             "callback_state": saved_state(self.workload),
         }
         self.context.checkpoints.save(self.state.tensors(), meta, score=score)
-        self.context.event("checkpoint", step=self.state.step)
+        self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
 
 
 def due(step: int, every: int, epoch_end: bool) -> bool:

@@ -130,7 +130,8 @@ def train_rank(
                 _peaks(device)
                 return None
             order = job.facts.order
-            with audience(spec, run, order.seen(job.facts.steps), order.seen(first), show) as job.context.shown:
+            length = order.seen(job.facts.steps), order.seen(first)
+            with audience(spec, run, *length, show, job.facts.pauses) as job.context.shown:
                 status = job.run()
                 checkpoints.wait()
                 job.context.shown({"kind": "end", "status": status})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.errors import UserError
+from paceline.errors import RunFailed
 from paceline.spec import Train
 from paceline.workload import Workload
 
@@ -74,7 +74,7 @@ def schedule_of(train: Train, total_samples: int, workload: Workload | None = No
     def own(seen: int) -> float:
         factor: object = factor_at(seen, total_samples)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            raise UserError(
+            raise RunFailed(
                 f"workload: schedule({seen}, {total_samples}) returned {factor!r}; it must return a factor of the "
                 "learning rate, 0 or more"
             )

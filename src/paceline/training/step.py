@@ -194,6 +194,8 @@ class Step:
     """Whether all micro-batches must have the same shape."""
     at_once: int = 1
     """Steps whose batches are made together."""
+    notice: Callable[[str], None] = lambda text: None
+    """Told what the user should know of how steps run."""
 
     @property
     def net(self) -> Any:
@@ -232,7 +234,12 @@ class Step:
         return self.finish(found, samples, stop)
 
     def seed(self, batch: RankBatch, index: int) -> None:
-        torch.manual_seed(int(stream(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1)
+        """The generators that a pass can draw from; `torch.manual_seed` seeds others too, and takes a hundred times as
+        long."""
+        number = int(stream(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(number)
 
     def moved(self, micro: MicroBatch) -> MicroBatch:
         return micro if self.device.type == "cpu" else MicroBatch(move(micro.batch, self.device), micro.weight)
@@ -304,4 +311,6 @@ class PipelineStep(Step):
 
 
 def loss_and_count(total: Tensor, count: Tensor | int, weight: int) -> Tensor:
-    return weight * torch.stack([total.detach().double(), torch.as_tensor(count, device=total.device).double()])
+    found = total.detach().double()
+    counted = count.to(found) if isinstance(count, Tensor) else torch.full_like(found, count)
+    return weight * torch.stack([found, counted])
