@@ -183,6 +183,7 @@ class StepLog:
             "batch": len(whole.ids),
             "lr": self.job.schedule(whole.seen),
             "data_s": batch.data_s,
+            "load_s": batch.load_s,
         }
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost
