@@ -184,6 +184,11 @@ class Workload(BaseWorkload):
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
         return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
 
+    def pictures(self, model: nn.Module, batch: Any) -> Mapping[str, np.ndarray]:
+        """Optional: what the model finds in a few held-out samples, as pictures [H, W, 3] of bytes, by name. They are
+        written after each evaluation, as `pictures/NAME-STEP.png` of the run's folder, and shown in its report."""
+        return {}
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""

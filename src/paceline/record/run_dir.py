@@ -53,6 +53,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def pictures(self) -> Path:
+        """Of what the model found at each evaluation, `NAME-STEP.png`."""
+        return self.path / "pictures"
+
     def events_file(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
 

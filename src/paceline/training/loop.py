@@ -25,6 +25,7 @@ from paceline.record.timers import Reading, compute_s
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.optim import set_lr
+from paceline.training.pictures import write_pictures
 from paceline.training.schedule import Schedule
 from paceline.training.step import State, Step
 from paceline.workload import Passes, Samples, Workload
@@ -97,6 +98,7 @@ class GradientJob(Job):
         """Evaluate the model as it is now; returns its score."""
         share_buffers(self.state.buffers(), self.layout)
         self.evaluation = evaluate(self, held_out)
+        write_pictures(self, held_out)
         score = self.workload.goodness(self.evaluation)
         self.context.event("evaluate", step=self.state.step, **self.evaluation)
         return score

@@ -1,0 +1,49 @@
+"""Pictures of what a model finds, in the run's folder: a few held-out samples, the same at every evaluation."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from paceline.data.prefetch import move
+from paceline.parallel.precision import autocast
+from paceline.record.files import write_atomic
+from paceline.record.run_dir import RunDir
+from paceline.workload import Samples, Workload
+
+if TYPE_CHECKING:
+    from paceline.training.loop import GradientJob
+
+PICTURED = 6
+"""Samples, spread evenly over the split."""
+
+
+@torch.no_grad()
+def write_pictures(job: GradientJob, samples: Samples) -> None:
+    """All ranks compute them, since under some layouts a forward pass is work for all of them; the main one writes."""
+    workload, model, context = job.workload, job.state.model.unwrapped, job.context
+    if type(workload).pictures is Workload.pictures:
+        return
+    ids = np.unique(np.linspace(0, len(samples) - 1, PICTURED).astype(np.int64))
+    was_training = model.training
+    model.eval()
+    with autocast(context.spec.train.precision, context.device):
+        batch = move(samples.batch(ids, np.zeros_like(ids)), context.device)
+        found = workload.pictures(model, batch)
+    model.train(was_training)
+    if context.place.rank == 0:
+        for name, picture in found.items():
+            write_picture(RunDir(context.folder).pictures / f"{name}-{job.state.step:06d}.png", picture)
+
+
+def write_picture(file: Path, picture: np.ndarray) -> None:
+    from PIL import Image
+
+    file.parent.mkdir(exist_ok=True)
+    content = io.BytesIO()
+    Image.fromarray(picture).save(content, format="PNG")
+    write_atomic(file, content.getvalue())

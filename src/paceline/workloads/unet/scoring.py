@@ -1,0 +1,62 @@
+"""How well a mask was found: the loss of each sample by itself, and what is counted to judge all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.workloads.unet.shelf import IGNORED
+
+
+def losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tensor]:
+    """(cross entropy + 1 - dice, whether it counts) of each sample.
+
+    Dice over a batch would depend on which samples are in it; so would a mean over all pixels.
+    """
+    counts = masks_BHW != IGNORED
+    pixels = counts.sum((1, 2))
+    labels = masks_BHW.long()
+    entropy = F.cross_entropy(logits_BKHW, labels, ignore_index=IGNORED, reduction="none").sum((1, 2))
+    dice = soft_dice(logits_BKHW.softmax(1), labels, counts)
+    there = pixels > 0
+    return torch.where(there, entropy / pixels.clamp(min=1) + 1 - dice, 0.0), there
+
+
+def soft_dice(chances_BKHW: Tensor, labels_BHW: Tensor, counts_BHW: Tensor) -> Tensor:
+    """Of each sample: the mean over the classes that are in it."""
+    truth = members(labels_BHW, chances_BKHW.shape[1]).to(chances_BKHW.dtype)
+    chances = chances_BKHW * counts_BHW[:, None]
+    both, size = (chances * truth).sum((2, 3)), chances.sum((2, 3)) + truth.sum((2, 3))
+    present = truth.sum((2, 3)) > 0
+    return (((2 * both + 1) / (size + 1)) * present).sum(1) / present.sum(1).clamp(min=1)
+
+
+def members(labels_BHW: Tensor, classes: int) -> Tensor:
+    """[B, K, H, W]: whether a pixel is of a class."""
+    return labels_BHW[:, None] == torch.arange(classes, device=labels_BHW.device)[:, None, None]
+
+
+def counted(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> dict[str, Tensor]:
+    """Pixels by class, over a batch: those of the truth, those found, and those in both."""
+    counts = masks_BHW != IGNORED
+    truth, found = masks_BHW[counts].long(), found_BHW[counts]
+    table = torch.bincount(truth * classes + found, minlength=classes * classes).view(classes, classes)
+    sums = {"both": table.diagonal(), "truth": table.sum(1), "found": table.sum(0)}
+    return {f"{name}.{number}": value for name, values in sums.items() for number, value in enumerate(values)}
+
+
+def scores(sums: Mapping[str, float], classes: int) -> dict[str, float]:
+    """Dice and IoU: the mean over the classes but the first, which is the background; and the share of right pixels.
+
+    A class that is neither in the truth nor found is left out.
+    """
+    table = [tuple(sums[f"{name}.{number}"] for name in ("both", "truth", "found")) for number in range(classes)]
+    inner = [(both, truth, found) for both, truth, found in table[1:] if truth + found]
+    return {
+        "dice": sum(2 * both / (truth + found) for both, truth, found in inner) / max(len(inner), 1),
+        "iou": sum(both / (truth + found - both) for both, truth, found in inner) / max(len(inner), 1),
+        "accuracy": sum(both for both, _, _ in table) / max(sum(truth for _, truth, _ in table), 1.0),
+    }
