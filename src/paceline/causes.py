@@ -53,7 +53,7 @@ class Cause(Enum):
     )
     SYNCHRONISED_STATISTICS = (
         "{names}: statistics over the samples that all ranks have in one pass; they agree only where no passes are "
-        "accumulated and ranks have equal shares. Use GroupNorm for the same answer on any layout"
+        "accumulated; use GroupNorm for the same answer on any layout"
     )
     DROPOUT = (
         "{names}: its mask depends on the place of a sample in the batch; draw it from the sample's key instead, as on "

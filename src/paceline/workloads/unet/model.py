@@ -31,6 +31,11 @@ def _norm(kind: str, channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """The copy has these strides also where there is one channel, which torch would take for either format."""
+    return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+
+
 class UNet(nn.Module):
     """Images [B, C, H, W] with values from 0 to 255 in, a logit for each class and pixel out.
 
@@ -50,7 +55,7 @@ class UNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = images.to(self.head.weight.dtype) / 127.5 - 1
         if self.channels_last == "on" or (self.channels_last == "auto" and x.is_cuda):
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = _channels_last(x)
         levels = []
         for level, block in enumerate(self.down):
             x = block(F.max_pool2d(x, 2) if level else x)
