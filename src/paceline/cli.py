@@ -105,23 +105,25 @@ def _console() -> Any:
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
-    parser.add_argument("--data", action="store_true", help="read the data too, and derive steps and warm-up")
+    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, execution_lines, explain
+    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples = None
+    samples, more = None, list[str]()
     if arguments.data:
+        from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
         from paceline.workload import workload_of
 
         with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
-            samples = workload.sample_count()
-    derived = [*equations(spec, samples), *execution_lines(spec)]
+            samples = sample_count(workload)
+            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
+    derived = [*equations(spec, samples), *more, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -19,7 +19,7 @@ from paceline.reporting.pictures import pictures_of
 from paceline.reporting.tables import Table
 
 ASSETS = Path(__file__).parent / "assets"
-ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs")
+ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs", "classes", "confusion")
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 TEX = {
     "\\": r"\textbackslash{}",

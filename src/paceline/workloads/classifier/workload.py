@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.data.corpora.bpe import MASK_ID
+from paceline.classification import class_sums
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.workload import Workload
@@ -45,9 +45,9 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int) -> None:
+    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int, mask: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.mask = shape, mask
         self.tokens = nn.Embedding(vocab, shape.width)
         self.positions = nn.Embedding(longest, shape.width)
         self.layers = nn.ModuleList(EncoderLayer(shape, site=2 + 2 * i) for i in range(shape.layers))
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         shape, tokens = self.shape, packed.tokens
         if self.training and shape.word_dropout:
-            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=MASK_ID)
+            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=self.mask)
         x_TD = self.tokens(tokens) + self.positions(packed.positions)
         if self.training and shape.dropout:
             x_TD = drop(x_TD, shape.dropout, packed, site=1)
@@ -123,11 +123,14 @@ class Classifier(Workload):
 
     def model(self) -> Encoder:
         shape, data = cast(ClassifierModel, self.spec.model), cast(TextData, self.spec.data)
-        return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes))
+        return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes), self.corpus.special)
 
     def data(self, split: str) -> TextSamples:
         tokens = self.corpus.train if split == "train" else self.corpus.test
         return TextSamples(tokens, cast(TextData, self.spec.data).max_length)
+
+    def classes(self) -> Sequence[str]:
+        return self.corpus.classes
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(at_least_fp32(model(batch)), batch.labels, reduction="sum")
@@ -137,6 +140,6 @@ class Classifier(Workload):
         logits = at_least_fp32(model(batch))
         return {
             "loss": F.cross_entropy(logits, batch.labels, reduction="none").double().sum(),
-            "accuracy": (logits.argmax(1) == batch.labels).sum(),
             "count": len(batch.labels),
+            **class_sums(logits, batch.labels),
         }

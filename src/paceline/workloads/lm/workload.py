@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.corpora.stream import END_ID, TokenStreams
+from paceline.data.corpora.stream import TokenStreams
 from paceline.data.corpora.tokenised import Ids
 from paceline.errors import UserError
 from paceline.layout import Layout
@@ -56,7 +56,7 @@ class Windows:
     def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> LMBatch:
         """These samples and, up to `rows`, rows in which nothing counts."""
         assert len(ids) <= rows, "more samples than rows"
-        tokens_RS = np.full((rows, self.sequence), END_ID, np.int64)
+        tokens_RS = np.zeros((rows, self.sequence), np.int64)
         targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
         for row, begin in enumerate(np.asarray(ids, np.int64) * self.sequence):
             window = self.ids[begin : begin + self.sequence + 1]
