@@ -21,8 +21,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from paceline.data.order import Order
+from paceline.data.samples import generators_kept, training_samples
 from paceline.spec import RunSpec
-from paceline.workload import Samples, Workload, samples_of, workload_of
+from paceline.workload import Samples, Workload, workload_of
 
 SAMPLES = 12
 CLOSE = 1e-4
@@ -99,7 +100,7 @@ class Call:
 
 def causes_of(spec: RunSpec) -> list[FoundCause]:
     """What makes the answer of a run file depend on the layout, as far as it shows in one process."""
-    with _generators_kept():
+    with generators_kept():
         return _causes(spec)
 
 
@@ -109,7 +110,7 @@ def _causes(spec: RunSpec) -> list[FoundCause]:
         return []
     workload.prepare(lambda text: None)
     seeded(0)
-    samples = samples_of(workload)
+    samples = training_samples(workload)
     whole = Order(len(samples), min(SAMPLES, len(samples)), spec.train.seed).global_batch(0)
     found = [*_other_weights(workload, spec), *_other_samples(spec, samples, whole.ids, whole.keys)]
     if found or len(whole.ids) < 3:
@@ -121,15 +122,6 @@ def seeded(seed: int, *others: str) -> None:
     """The generators that are not among the others get this seed; those get another one."""
     for name, seeds in SEEDED.items():
         seeds(seed + (name in others))
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 the one that is asked without a generator of its own
-    with torch.random.fork_rng(devices=[]):
-        yield
-    random.setstate(ours)
-    np.random.set_state(numpys)  # noqa: NPY002
 
 
 def new_model(workload: Workload, spec: RunSpec) -> nn.Module:
@@ -150,7 +142,7 @@ def _other_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.nd
     again = workload_of(spec)
     again.prepare(lambda text: None)
     seeded(1)
-    batches = [tree_leaves(some.batch(ids, keys)) for some in (samples, samples_of(again))]
+    batches = [tree_leaves(some.batch(ids, keys)) for some in (samples, training_samples(again))]
     if not all(_alike(a, b) for a, b in zip(*batches, strict=True)):
         yield FoundCause(Cause.DATA)
 

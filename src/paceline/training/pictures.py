@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from paceline.data.prefetch import move
-from paceline.parallel.precision import autocast
 from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
-from paceline.workload import Samples, Workload
+from paceline.training.evaluation import HeldOut, computed_as
 
 if TYPE_CHECKING:
     from paceline.training.loop import GradientJob
@@ -23,16 +22,16 @@ PICTURED = 6
 
 
 @torch.no_grad()
-def write_pictures(job: GradientJob, samples: Samples) -> None:
+def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
     """All ranks compute them, since under some layouts a forward pass is work for all of them; the main one writes."""
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
-    if type(workload).pictures is Workload.pictures:
+    if not workload.has("pictures"):
         return
-    ids = np.unique(np.linspace(0, len(samples) - 1, PICTURED).astype(np.int64))
+    ids = held_out.ids[np.unique(np.linspace(0, len(held_out.ids) - 1, PICTURED).astype(np.int64))]
+    batch = move(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
     was_training = model.training
     model.eval()
-    with autocast(context.spec.train.precision, context.device):
-        batch = move(samples.batch(ids, np.zeros_like(ids)), context.device)
+    with computed_as(context.spec.train.precision, context.device):
         found = workload.pictures(model, batch)
     model.train(was_training)
     if context.place.rank == 0:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.workloads.unet.shelf import IGNORED
@@ -39,24 +39,26 @@ def members(labels_BHW: Tensor, classes: int) -> Tensor:
     return labels_BHW[:, None] == torch.arange(classes, device=labels_BHW.device)[:, None, None]
 
 
-def counted(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> dict[str, Tensor]:
-    """Pixels by class, over a batch: those of the truth, those found, and those in both."""
+def confusion(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> Tensor:
+    """[K, K]: how many pixels of each class (row) were taken for which (column)."""
     counts = masks_BHW != IGNORED
-    truth, found = masks_BHW[counts].long(), found_BHW[counts]
-    table = torch.bincount(truth * classes + found, minlength=classes * classes).view(classes, classes)
-    sums = {"both": table.diagonal(), "truth": table.sum(1), "found": table.sum(0)}
-    return {f"{name}.{number}": value for name, values in sums.items() for number, value in enumerate(values)}
+    truth, found = masks_BHW[counts].long(), found_BHW[counts].long()
+    return torch.bincount(truth * classes + found, minlength=classes**2).view(classes, classes)
 
 
-def scores(sums: Mapping[str, float], classes: int) -> dict[str, float]:
+def scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
     """Dice and IoU: the mean over the classes but the first, which is the background; and the share of right pixels.
 
-    A class that is neither in the truth nor found is left out.
+    A class that is neither in the truth nor found is left out. "majority" is the accuracy of always saying the most
+    frequent class.
     """
-    table = [tuple(sums[f"{name}.{number}"] for name in ("both", "truth", "found")) for number in range(classes)]
-    inner = [(both, truth, found) for both, truth, found in table[1:] if truth + found]
+    truth, found, both = confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal()
+    there = truth + found > 0
+    there[0] = False
+    truth_or_found = (truth + found - both)[there]
     return {
-        "dice": sum(2 * both / (truth + found) for both, truth, found in inner) / max(len(inner), 1),
-        "iou": sum(both / (truth + found - both) for both, truth, found in inner) / max(len(inner), 1),
-        "accuracy": sum(both for both, _, _ in table) / max(sum(truth for _, truth, _ in table), 1.0),
+        "dice": float((2 * both[there] / (truth + found)[there]).mean()) if there.any() else 0.0,
+        "iou": float((both[there] / truth_or_found).mean()) if there.any() else 0.0,
+        "accuracy": float(both.sum() / max(truth.sum(), 1)),
+        "majority": float(truth.max() / max(truth.sum(), 1)),
     }

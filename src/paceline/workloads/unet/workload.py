@@ -24,7 +24,7 @@ from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import side_by_side
 from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
-from paceline.workloads.unet.scoring import counted, losses, scores
+from paceline.workloads.unet.scoring import confusion, losses, scores
 from paceline.workloads.unet.sections import ImageData, UNetModel
 from paceline.workloads.unet.shelf import Shelf, prepare
 
@@ -125,11 +125,11 @@ class Segmentation(Workload):
         images, masks = batch
         logits = _at_least_fp32(model(images))
         each, there = losses(logits, masks)
-        pixels = counted(logits.argmax(1), masks, logits.shape[1])
-        return {"loss": each.double().sum(), "count": there.sum(), **pixels}
+        pixels = confusion(logits.argmax(1), masks, logits.shape[1])
+        return {"loss": each.double().sum(), "count": there.sum(), "pixels": pixels}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return {"loss": sums["loss"] / sums["count"], **scores(sums, len(self.kind.classes))}
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        return {"loss": sums["loss"] / sums["count"], **scores(sums["pixels"])}
 
     def pictures(self, model: nn.Module, batch: Batch) -> Mapping[str, NDArray[np.uint8]]:
         """Image, truth and found, one row per sample."""

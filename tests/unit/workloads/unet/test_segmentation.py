@@ -12,7 +12,7 @@ from paceline.spec import build
 from paceline.workload import workload_of
 from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import palette, side_by_side
-from paceline.workloads.unet.scoring import counted, losses, scores
+from paceline.workloads.unet.scoring import confusion, losses, scores
 from paceline.workloads.unet.sections import UNetModel
 from paceline.workloads.unet.shelf import IGNORED
 
@@ -72,19 +72,17 @@ def test_the_loss_of_a_sample_is_its_own():
 def test_scores_of_a_known_table():
     truth = torch.tensor([[[0, 0, 1, 1], [1, 1, 2, IGNORED]]], dtype=torch.uint8)
     found = torch.tensor([[[0, 1, 1, 1], [1, 0, 0, 2]]])
-    sums = {name: float(value) for name, value in counted(found, truth, 4).items()}
-    assert scores(sums, 4) == pytest.approx({"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7})
+    assert scores(confusion(found, truth, 4).numpy()) == pytest.approx(
+        {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "majority": 4 / 7}
+    )
 
 
 def test_a_perfect_and_an_empty_answer(small):
     _, masks = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
 
-    def score(found):
-        sums = {name: float(value) for name, value in counted(found, masks, 11).items()}
-        return scores(sums, 11)
-
-    assert score(masks.long()) == {"dice": 1.0, "iou": 1.0, "accuracy": 1.0}
-    assert score(torch.zeros_like(masks).long())["dice"] == 0.0
+    perfect, empty = (scores(confusion(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks)))
+    assert (perfect["dice"], perfect["iou"], perfect["accuracy"]) == (1.0, 1.0, 1.0)
+    assert (empty["dice"], empty["accuracy"]) == (0.0, empty["majority"])
 
 
 def test_prediction_is_what_evaluation_finds(small):
