@@ -27,7 +27,8 @@ EXAMPLES = """examples:
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
-  paceline export runs/docstrings --out model.safetensors
+  paceline predict runs/docstrings "Returns the sum of an array"
+  paceline export runs/docstrings --out model
 """
 
 
@@ -247,17 +248,38 @@ def do_watch(arguments: argparse.Namespace) -> int:
     return watch(arguments.run, once=arguments.once)
 
 
+def predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt")
+    parser.add_argument("--column", default="", metavar="NAME", help="of the file: the column of inputs (data.text)")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv|.jsonl", help="write all columns and probabilities there")
+    _add_which(parser)
+
+
+def do_predict(arguments: argparse.Namespace) -> int:
+    from paceline.using.verb import run
+
+    return run(arguments, _console())
+
+
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors")
-    parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors|FOLDER")
+    parser.add_argument("--onnx", action="store_true", help="a model.onnx too, in the folder")
+    _add_which(parser)
 
 
 def do_export(arguments: argparse.Namespace) -> int:
-    from paceline.training.run import export
+    from paceline.using.export import export
 
-    print(export(arguments.run, arguments.out, "best" if arguments.best else "newest"))
+    which = "best" if arguments.best else "newest"
+    print(export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code))
     return 0
+
+
+def _add_which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -273,7 +295,8 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
-    "export": ("write the weights of a run as safetensors", export_arguments, do_export),
+    "predict": ("say what a trained model makes of new texts or rows", predict_arguments, do_predict),
+    "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""
 

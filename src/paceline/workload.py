@@ -252,6 +252,16 @@ class Workload(BaseWorkload):
         """Optional: the names of classes, where the model tells classes apart."""
         return ()
 
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Optional: write the trained model into a folder that loads without Paceline. Without it, the folder has the
+        weights, the file of the workload, and a `load.py` that builds the model from both."""
+        raise NotImplementedError
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Optional: what ONNX is made of, a module and an example of what it is called with, by name and with a row
+        for each sample. Without it, the model and what `evaluate` calls it with."""
+        raise NotImplementedError
+
     def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """For pipelines: (what the first stage is called with, what every stage gets by name)."""
         raise NotImplementedError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.data.samples import samples_of
 from paceline.execution import CPU, CUDA, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
@@ -51,11 +50,14 @@ def group_lines(workload: BaseWorkload) -> list[str]:
 
 def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     """How much of the held-out split is evaluated during a run."""
-    if not isinstance(workload, Workload) or not (held_out := samples_of(workload, "test")):
+    if not isinstance(workload, Workload):
         return []
     from paceline.data.held_out import equation
     from paceline.data.order import Order
+    from paceline.data.samples import samples_of
 
+    if not (held_out := samples_of(workload, "test")):
+        return []
     train = workload.spec.train
     order = Order(samples, train.global_batch, train.seed)
     return [equation(train, order, len(held_out), workload.evaluation_chunk)]

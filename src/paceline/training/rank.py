@@ -25,6 +25,7 @@ from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
+from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, workload_of
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def train_rank(
                 job.restore(checkpoint)
             if job.done:
                 return _done_already(run, job, speak) if main else None
+            if main:
+                keep_for_use(run, workload)
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, first, again, speak)

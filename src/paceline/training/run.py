@@ -1,4 +1,4 @@
-"""The verbs `train` and `export`: from a spec to a finished run folder, on one rank or many.
+"""The verb `train`: from a spec to a finished run folder, on one rank or many.
 
 The process that was asked checks the request and prepares the data; ranks then meet, build the same job and enter the
 loop. Under torchrun, srun or mpirun the ranks are there already, and each of them was asked.
@@ -6,7 +6,6 @@ loop. Under torchrun, srun or mpirun the ranks are there already, and each of th
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, layout_of
 from paceline.record.events import Status, read_events
-from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
@@ -90,27 +88,6 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         if resume is None and not any(run.checkpoints.glob("*")):
             shutil.rmtree(run.path, ignore_errors=True)  # the request was wrong: nothing is left of it
         raise
-
-
-def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
-    """Write the newest (or best) checkpoint's weights to `out`, with the spec and the step in its header."""
-    from safetensors.torch import save
-
-    from paceline.training.checkpoints.saved import chosen, read_tensors
-
-    folder, out = RunDir.open(Path(run)), Path(out)
-    if out.suffix != ".safetensors":
-        name = out.with_suffix(".safetensors")
-        raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {name}")
-    if out.is_dir():
-        raise UserError(f"{str(out)!r} is a folder; name a file that is not there yet, or may be replaced")
-    if not out.parent.is_dir():
-        raise UserError(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
-    checkpoint = chosen(folder, which)
-    header = {"paceline_spec": json.dumps(folder.spec().dump()), "step": str(checkpoint.step)}
-    tensors = {name: tensor.contiguous() for name, tensor in read_tensors(checkpoint).items()}
-    write_atomic(out, save(tensors, metadata=header))
-    return out
 
 
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:

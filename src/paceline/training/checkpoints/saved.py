@@ -164,7 +164,8 @@ def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Te
         for name, described in metadata.state_dict_metadata.items()
         if name.startswith(prefix)
     }
-    _read(checkpoint.path, metadata, tensors)
+    if tensors:
+        _read(checkpoint.path, metadata, tensors)
     return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
 
 
