@@ -40,9 +40,22 @@ def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
 
 
 def write_picture(file: Path, picture: np.ndarray) -> None:
+    """Bytes [H, W, 3] as they are; [H, W] are the numbers of classes: the file holds them, and a colour for each."""
     from PIL import Image
 
     file.parent.mkdir(exist_ok=True)
-    content = io.BytesIO()
-    Image.fromarray(picture).save(content, format="PNG")
+    content, image = io.BytesIO(), Image.fromarray(picture)
+    if picture.ndim == 2:
+        image.putpalette(palette().tobytes())
+    image.save(content, format="PNG")
     write_atomic(file, content.getvalue())
+
+
+def palette() -> np.ndarray:
+    """A colour for each of the 256 values of a mask: 0 is black, 255 grey, neighbouring classes are far apart."""
+    from matplotlib import colormaps
+
+    classes = np.arange(256)
+    colours = (colormaps["tab20"]((classes - 1) * 2 % 20 + (classes - 1) // 10 % 2)[:, :3] * 255).astype(np.uint8)
+    colours[0], colours[255] = 0, 128
+    return colours

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.workloads.unet.shelf import IGNORED
+from paceline.training.pictures import palette
 
 GAP = 2
 SHOWN_SIDE = 128
@@ -24,16 +24,6 @@ def side_by_side(images: NDArray[np.uint8], truth: NDArray[np.uint8], found: NDA
 def painted(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A mask in colours: the background black, what does not count grey."""
     return palette()[mask]
-
-
-def palette() -> NDArray[np.uint8]:
-    """A colour for each of the 256 values of a mask; neighbouring classes are far apart."""
-    from matplotlib import colormaps
-
-    classes = np.arange(256)
-    colours = (colormaps["tab20"]((classes - 1) * 2 % 20 + (classes - 1) // 10 % 2)[:, :3] * 255).astype(np.uint8)
-    colours[0], colours[IGNORED] = 0, 128
-    return colours
 
 
 def _in_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -138,34 +138,42 @@ class Segmentation(Workload):
         parts = (images.permute(0, 2, 3, 1), masks, found)
         return {"image_truth_found": side_by_side(*(part.cpu().numpy() for part in parts))}
 
-    def encode(self, inputs: Sequence[Any]) -> Tensor:
-        """Images, as files or as arrays [H, W] or [H, W, C] of bytes; those of one call have one size."""
+    def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
-        wanted = (*images[0].shape[:2], self.kind.channels)
         for number, one in enumerate(images):
-            if one.shape != wanted or one.dtype != np.uint8:
+            if one.ndim != 3 or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
                 raise UserError(
-                    f"image {number + 1} has {list(one.shape)} values of {one.dtype}, and {list(wanted)} bytes were "
-                    "expected; give images of one size at a time, with as many channels as were trained on"
+                    f"image {number + 1} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
+                    f"8 bits with {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
                 )
-        return torch.from_numpy(np.stack(images).transpose(0, 3, 1, 2).copy())
+        return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
 
-    def predict(self, model: nn.Module, batch: Tensor) -> Mapping[str, Tensor]:
-        """The mask of each image, found tile by tile as in evaluation; and how sure the model is of each pixel."""
-        height, width = batch.shape[2:]
-        size = self.images.size
-        mask = batch.new_zeros((len(batch), height, width))
-        sure = torch.zeros((len(batch), height, width), device=batch.device)
+    def predict(self, model: nn.Module, batch: Sequence[Tensor]) -> Mapping[str, Any]:
+        """Of each image: its mask, which classes are in it, the largest first, and how sure the model is on average."""
+        found = [self._mask(model, image) for image in batch]
+        masks = np.empty(len(found), object)  # of images that differ in size
+        masks[:] = [mask.cpu().numpy() for mask, _ in found]
+        return {"mask": masks, "found": np.array([self._names(mask) for mask in masks]), "sure": [s for _, s in found]}
+
+    def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
+        """Tile by tile, as in evaluation."""
+        size, (height, width) = self.images.size, image_CHW.shape[1:]
+        mask, sure = image_CHW.new_zeros((height, width)), 0.0
         for top, above in offsets(height, size):
             for left, before in offsets(width, size):
-                part = batch[..., top : top + size, left : left + size]
-                rows, columns = part.shape[2:]
-                chances = _at_least_fp32(model(F.pad(part, (0, size - columns, 0, size - rows)))).softmax(1)
-                value, found = (t[:, above:rows, before:columns] for t in chances.max(1))
-                place = (slice(None), slice(top + above, top + rows), slice(left + before, left + columns))
-                mask[place], sure[place] = found.to(torch.uint8), value.float()
-        return {"mask": mask, "probability": sure}
+                part = image_CHW[:, top : top + size, left : left + size]
+                rows, columns = part.shape[1:]
+                logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
+                chances, classes = _at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
+                mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
+                sure += float(chances.sum())
+        return mask, sure / (height * width)
+
+    def _names(self, mask: NDArray[np.uint8]) -> str:
+        areas = np.bincount(mask.flat, minlength=len(self.kind.classes))
+        return ", ".join(self.kind.classes[k] for k in np.argsort(-areas, kind="stable") if areas[k] and k)
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from paceline.errors import UserError
 from paceline.spec import build
+from paceline.training.pictures import palette
 from paceline.workload import workload_of
 from paceline.workloads.unet.model import UNet
-from paceline.workloads.unet.pictures import palette, side_by_side
+from paceline.workloads.unet.pictures import side_by_side
 from paceline.workloads.unet.scoring import confusion, losses, scores
 from paceline.workloads.unet.sections import UNetModel
 from paceline.workloads.unet.shelf import IGNORED
@@ -90,17 +91,18 @@ def test_prediction_is_what_evaluation_finds(small):
     torch.manual_seed(0)
     model = small.model().eval()
     images, _ = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
+    image = images[0, 0].numpy()
+    large = np.tile(image, (2, 3))[:60]
     with torch.no_grad():
-        found = small.predict(model, small.encode([images[0, 0].numpy()]))
-        assert found["mask"].equal(model(images).argmax(1).to(torch.uint8))
-        large = np.tile(images[0, 0].numpy(), (2, 3))[:60]
-        mask = small.predict(model, small.encode([large, large]))["mask"]
-    assert mask.shape == (2, 60, 96)
-    assert mask[1, :32, 32:64].equal(found["mask"][0])
-    with pytest.raises(UserError, match=r"image 2 has .* one size at a time"):
-        small.encode([large, large[:30]])
-    with pytest.raises(UserError, match="as many channels"):
-        small.encode([np.zeros((8, 8, 3), np.uint8)])
+        found = small.predict(model, small.encode([image, large]))
+        expected = model(images).argmax(1)[0].numpy()
+    assert np.array_equal(found["mask"][0], expected)
+    assert found["mask"][1].shape == (60, 96)
+    assert np.array_equal(found["mask"][1][:32, 32:64], expected)
+    assert set(found["found"][0].split(", ")) == {small.classes()[k] for k in np.unique(expected) if k}
+    assert 0 < found["sure"][0] <= 1
+    with pytest.raises(UserError, match=r"image 2 has uint8 values of shape \[8, 8, 3\]; .* with 1 channel$"):
+        small.encode([image, np.zeros((8, 8, 3), np.uint8)])
 
 
 def test_what_a_run_keeps_is_enough_to_use_it(small, tmp_path):
