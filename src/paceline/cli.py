@@ -27,6 +27,8 @@ EXAMPLES = """examples:
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
+  paceline train --resume runs/docstrings train.epochs=+2
+  paceline train --from runs/docstrings train.lr=1e-4
   paceline predict runs/docstrings "Returns the sum of an array"
   paceline export runs/docstrings --out model
 """
@@ -75,17 +77,22 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
+    parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def do_train(arguments: argparse.Namespace) -> int:
-    from paceline.training.run import resumed_spec
+    from paceline.training.run import resumed_spec, started_spec
     from paceline.verbs import train
 
-    words, show = arguments.words, not arguments.quiet
-    unchanged = arguments.resume and (not words or "=" in words[0])
-    spec = resumed_spec(arguments.resume, words) if unchanged else _load(words, "train")
-    result = train(spec, arguments.out, resume=arguments.resume, show=show)
+    words, resume, start = arguments.words, arguments.resume, arguments.start
+    if resume and start:
+        raise UserError("--resume goes on with a run, --from begins another; give one of them")
+    if (resume or start) and (not words or "=" in words[0]):
+        spec = resumed_spec(resume, words) if resume else started_spec(start, words)
+    else:
+        spec = _load([*words, f"model.start={start}"] if start else words, "train")
+    result = train(spec, arguments.out, resume=resume, show=not arguments.quiet)
     return 0 if result.status in ("finished", "stopped") else 1
 
 
@@ -113,7 +120,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples, more = None, list[str]()
+    samples, workload, more = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
@@ -124,7 +131,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
             more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples), *more, *execution_lines(spec)]
+    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -44,13 +44,18 @@ class ModelSection(Section):
     start: Path | None = field(
         None, "path", "weights to begin with: a .safetensors file, a run folder, or the folder of a Hugging Face model"
     )
+    match: Literal["all", "some"] = field(
+        "all", "", "all: start has every tensor of the model and no other; some: what does not fit begins as drawn"
+    )
 
 
 class DataSection(Section):
     """What the section `data` of a workload has whose samples are made in Python."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0, le=1024)] = field(
-        "auto", "processes", "that make samples on each rank; 0 makes them in a thread, auto measures for a moment"
+        "auto",
+        "processes",
+        "that make samples for each rank; 0 makes them in the rank itself, auto measures for a moment",
     )
 
 

@@ -121,8 +121,12 @@ class RunDir:
                 time.sleep(1)
             yield
 
+    def rewrite(self, spec: RunSpec) -> None:
+        """The run goes on as another spec says."""
+        write_atomic(self.spec_file, _write_spec(spec, self.spec_file))
+
     def spec(self, code: Path | None = None) -> RunSpec:
-        """The spec as it was when the run began, each value with the origin it had then.
+        """The spec as it was when the run began or was extended, each value with the origin it had then.
 
         `code` is a file that has the run's own workload class, instead of the one it was trained from.
         """

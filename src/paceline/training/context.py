@@ -14,7 +14,8 @@ from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
-from paceline.spec import RunSpec
+from paceline.record.pauses import Pauses
+from paceline.spec import RunSpec, Train
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.workload import BaseWorkload
@@ -32,6 +33,8 @@ class RunContext:
     events: EventWriter
     checkpoints: CheckpointWriter
     stop: StopRequest
+    checkpoint: Checkpoint | None = None
+    """Where a run goes on that was begun before."""
     shown: Callable[[dict[str, Any]], None] = lambda event: None
     """Told of every event, on the main rank: the progress bar, the loggers."""
 
@@ -56,6 +59,8 @@ class JobFacts:
     """The derived numbers, each as the equation that gives it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
+    pauses: Pauses | None = None
+    """What is done between steps, where that is known beforehand."""
 
 
 @dataclass
@@ -75,6 +80,15 @@ class Job(ABC):
     @abstractmethod
     def end(self) -> str:
         """For people: how a job that is done came to its end."""
+
+    @property
+    def why(self) -> str:
+        """For people: why it is done before its last step; empty where it is not."""
+        return ""
+
+    def change_of_length(self, old: Train) -> str:
+        """For people: what is different now that the run is longer than the section `old` says."""
+        return ""
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None: ...

@@ -19,8 +19,10 @@ from paceline.layout import SPREADING, layout_of
 from paceline.record.events import Status, read_events
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
+from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
 from paceline.training import engines
+from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import Say, run_rank, say, silent
 from paceline.workload import Workload, workload_of
@@ -30,12 +32,13 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = (
     "name",
+    "model.start",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "checkpoint_every", "nonfinite")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint_every", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer")),
+    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers")),
 )
-"""What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
+"""What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
@@ -91,13 +94,14 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
 
 
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
-    """The spec of a run with new values for what may change.
+    """The spec of a run with new values for what may change: `train.epochs=+2` makes it longer.
 
     A new strategy is a new layout: what the old one had beside it (tensor and pipeline axes, offload) does not stay.
     """
     folder = RunDir.open(Path(run))
     old = folder.spec()
     given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    given = counted(old, given)
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
         given = {**plain, **given}
@@ -107,6 +111,16 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
             changed._origins[key] = old.origin(key)
     _same_answer(folder, changed)
     return build(changed.dump(), changed._origins)
+
+
+def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
+    """The spec of another run that begins with the weights of this one, and is as it was in all that is not given."""
+    folder = RunDir.open(Path(run))
+    old = folder.spec()
+    if not entry_of(old.workload).batched:
+        raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
+    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    return load(folder.spec_file, {"name": f"{old.name}-next", "model.start": str(folder.path), **given})
 
 
 def open_run(
@@ -126,6 +140,11 @@ def open_run(
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
+    start = getattr(spec.model, "start", None)
+    if run is None and start is not None:
+        from paceline.training.checkpoints.weights import open_weights
+
+        open_weights(start, say)
     with expected_failures(spec):
         workload = workload or workload_of(spec)
         workload.suits(layout)
@@ -141,13 +160,15 @@ def open_run(
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
+    may_change = MAY_CHANGE + LENGTHS * entry_of(spec.workload).batched
     old = {key: value for key, value, _, _ in run.spec().fields()}
     for key, value, _, _ in spec.fields():
-        if old.get(key) != value and (key in MUST_STAY or not key.startswith(MAY_CHANGE)):
+        if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
             raise UserError(
                 f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
                 "leave it as it was, or start a new run"
             )
+    extension_of(run, spec)
 
 
 def _as_placed(spec: RunSpec, place: Place) -> RunSpec:

@@ -15,7 +15,7 @@ from paceline.record.files import write_atomic, write_json
 from paceline.record.run_dir import RunDir
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
-from paceline.using.trained import TrainedModel, weights_of
+from paceline.using.trained import TrainedModel
 from paceline.using.trained import open as open_run
 from paceline.workload import Workload
 
@@ -73,7 +73,7 @@ def write_loader(folder: Path, package: str, module: str) -> None:
 
 
 def _export_file(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
-    from paceline.training.checkpoints.saved import chosen
+    from paceline.training.checkpoints.saved import chosen, read_tensors
 
     if onnx:
         raise UserError(f"--onnx writes a folder, and {str(out)!r} is a file; write it as  --out {out.stem} --onnx")
@@ -82,7 +82,7 @@ def _export_file(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
     _check_parent(out)
     checkpoint = chosen(run, which)
     header = {"paceline_spec": json.dumps(run.spec().dump()), "step": str(checkpoint.step)}
-    write_weights(out, weights_of(checkpoint), **header)
+    write_weights(out, read_tensors(checkpoint), **header)
     return out
 
 

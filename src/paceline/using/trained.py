@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from paceline.training.checkpoints.saved import Checkpoint
-
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
@@ -75,7 +73,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     """
     import torch
 
-    from paceline.training.checkpoints.saved import chosen
+    from paceline.training.checkpoints.saved import chosen, read_tensors
 
     folder = RunDir.open(Path(run))
     workload = opened_workload(folder, None if code is None else Path(code))
@@ -84,7 +82,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
         torch.manual_seed(workload.spec.train.seed)
         with torch.device("meta" if workload.draws_by_name else "cpu"):
             model = workload.model()
-    _take(model, weights_of(checkpoint), folder)
+    _take(model, read_tensors(checkpoint), folder)
     device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
     return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device)
 
@@ -96,13 +94,6 @@ def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:
         raise UserError(f"{folder.path} is a run of {workload.spec.workload}, {_other_use(folder, workload.spec)}")
     workload.kept = folder.kept if folder.kept.is_dir() else None
     return workload
-
-
-def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """What the run's evaluations used: averaged weights, where it kept an average."""
-    from paceline.training.checkpoints.saved import read_tensors
-
-    return {**read_tensors(checkpoint), **read_tensors(checkpoint, "ema.")}
 
 
 def check_predicts(folder: RunDir, workload: Workload) -> None:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,15 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import gather_objects
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints import storage
+from paceline.training.checkpoints.staging import flatten
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+AVERAGES = "ema."
+"""How names of averaged weights begin, which else have those of the model."""
 _SEALED = re.compile(r"step-\d{8,}(\.old)?")
 
 
@@ -47,6 +49,14 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
 def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
     return _first_whole(folder, sorted(sealed_in(folder), key=_score, reverse=True), say)
+
+
+def best_scored(folder: Path) -> Checkpoint | None:
+    """The one with the highest score, its checksums not computed; None where none has a score."""
+    for path in sorted(sealed_in(folder), key=_score, reverse=True):
+        with suppress(DamagedCheckpoint):
+            return found if (found := verified(path, checksums=False)).score is not None else None
+    return None
 
 
 def chosen(run: RunDir, which: str) -> Checkpoint:
@@ -141,12 +151,14 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
     The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
     `partly`: it may lack names, which other ranks have.
     """
+    from paceline.training.checkpoints import storage
+
     wrong: PacelineError | None = None
     try:
-        flat = storage.flatten(state)
+        flat = flatten(state)
         metadata = storage.read_metadata(checkpoint.path)
         _must_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
-        _read(checkpoint.path, metadata, flat)
+        read_into(checkpoint, flat, metadata)
     except PacelineError as error:
         wrong = error
     except OSError as error:
@@ -158,21 +170,37 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
 
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
     """All tensors whose names begin with the prefix, whole and on the CPU, under their names without it."""
+    from paceline.training.checkpoints import storage
+
     metadata = storage.read_metadata(checkpoint.path)
+    described, names = metadata.state_dict_metadata, names_in(metadata, prefix)
     tensors = {
-        name: torch.empty(described.size, dtype=described.properties.dtype)
-        for name, described in metadata.state_dict_metadata.items()
-        if name.startswith(prefix)
+        name: torch.empty(described[name].size, dtype=described[name].properties.dtype) for name in names.values()
     }
-    if tensors:
-        _read(checkpoint.path, metadata, tensors)
-    return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
+    read_into(checkpoint, tensors, metadata)
+    return {name: tensors[there] for name, there in sorted(names.items())}
 
 
-def _read(path: Path, metadata: Any, into: dict[str, Tensor]) -> None:
+def names_in(metadata: Any, prefix: str = "model.") -> dict[str, str]:
+    """The names of all tensors that begin with the prefix, by what they are without it.
+
+    Those of the model are the ones to use: where a run averages its weights (`train.ema`), the averages.
+    """
+    described = metadata.state_dict_metadata
+    names = {name.removeprefix(prefix): name for name in described if name.startswith(prefix)}
+    if prefix == "model.":
+        names |= {name.removeprefix(AVERAGES): name for name in described if name.startswith(AVERAGES)}
+    return names
+
+
+def read_into(checkpoint: Checkpoint, into: dict[str, Tensor], metadata: Any) -> None:
+    """Fill tensors in place, on one rank; of a divided tensor what that rank holds."""
+    from paceline.training.checkpoints import storage
+
+    path = checkpoint.path
     try:
         storage.read(path, metadata, into)
-    except CheckpointException as failure:
+    except storage.CheckpointException as failure:
         _, error = first_failure(failure)
         if isinstance(error, UnpicklingError):
             raise storage.refusal(path, error) from None
@@ -194,7 +222,7 @@ def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor], 
             raise UserError(f"{path}: this checkpoint {what}: {name} is {said[0]} there and {said[1]} here")
 
 
-def first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
+def first_failure(failure: Any) -> tuple[int, BaseException]:
     """The lowest rank that failed, and its error."""
     rank = min(failure.failures)
     return rank, failure.failures[rank][0]

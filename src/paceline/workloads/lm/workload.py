@@ -42,6 +42,8 @@ class Windows:
     targets that do not count.
     """
 
+    half_only = True
+
     def __init__(self, ids: Ids, sequence: int) -> None:
         self.ids, self.sequence = ids, sequence
 
