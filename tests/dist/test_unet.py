@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from PIL import Image
 
 import paceline
@@ -76,3 +77,14 @@ def test_masks_of_new_images(run, tmp_path, capsys):
             assert np.array_equal(np.asarray(written), mask)
         assert mask.shape == images[name].shape
     assert [row["found"] for row in found.rows()] == found["found"].tolist()
+
+
+def test_the_diffusion_example_gives_the_same_answer_and_draws(tmp_path):
+    small = {"model.width": 4, "model.depth": 2, "data.digits": 24, "train.warmup": 0.5, "train.precision": "fp64"}
+    spec = paceline.load(REPOSITORY / "docs/examples/diffusion.yaml").replace({**small, "parallel.threads": 1})
+    parity = check(spec, [1, 2], steps=2, out=tmp_path)
+    assert parity.holds, parity.causes
+    for run in tmp_path.iterdir():
+        (file,) = RunDir(run).pictures.iterdir()
+        with Image.open(file) as picture:
+            assert picture.size == (8 * 32, 2 * 32)
