@@ -1,0 +1,134 @@
+"""A model of the library transformers: its class, its skeleton without memory, and its first weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from paceline.errors import UserError, did_you_mean
+from paceline.registry import one_line
+from paceline.workloads.transformers import lora
+from paceline.workloads.transformers.folder import ConfigFile
+
+AUTO = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
+
+
+def library() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "workload: transformers is not installed here; type  pip install 'paceline[transformers]'"
+        ) from None
+    transformers.logging.set_verbosity_error()  # what it says of configs is not about this run
+    return transformers
+
+
+def config_of(file: ConfigFile) -> Any:
+    """The library's own object for a config. Code that lies beside a config is never run."""
+    known = library().CONFIG_MAPPING
+    if file.model_type not in known:
+        near = did_you_mean(file.model_type, list(known.keys()))
+        foreign = "; it brings its own code, which is not run" if "auto_map" in file.values else ""
+        raise UserError(
+            f"{file.path}: the architecture {file.model_type!r} is not known to transformers "
+            f"{library().__version__}{near}{foreign}"
+        )
+    try:
+        return known[file.model_type].from_dict(file.values)
+    except Exception as error:  # the library checks values in many ways
+        raise UserError(f"{file.path}: transformers does not accept this config: {one_line(error)}") from None
+
+
+def dropouts(config: Any) -> dict[str, float]:
+    """The probabilities of a config that are above 0, by name."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if ("drop" in name or name.endswith("pdrop")) and isinstance(value, int | float) and value > 0
+    }
+
+
+def build(config: Any, task: str) -> nn.Module:
+    """The model of a config as an object without memory; `initialise` gives it values once it has some."""
+    auto = getattr(library(), AUTO[task])
+    if type(config) not in auto._model_mapping:
+        other = next((name for name in AUTO if name != task))
+        raise UserError(
+            f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
+            f"try  model.task={other}  or another architecture"
+        )
+    try:
+        with torch.device("meta"):
+            model: nn.Module = auto.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, ImportError) as error:
+        raise UserError(f"model: transformers cannot build this {config.model_type}: {one_line(error)}") from None
+    model.train()
+    return model
+
+
+def can_initialise(model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
+    """Give the model a method `initialise(seed)`."""
+    cast(Any, model).initialise = partial(initialise, model, [_name_of(model, block) for block in blocks])
+    return model
+
+
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    return next(name for name, module in model.named_modules() if module is wanted)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, blocks: Sequence[str], seed: int) -> None:
+    """Draw the weights as the library does, and set the buffers, with one layer at a time whole in host memory.
+
+    Each layer has a random stream of its own, by its name: a shard and the whole model draw the same.
+    """
+    cast(Any, model).tie_weights()  # memory was given to each module by itself
+    inside = {id(module) for name in blocks for module in model.get_submodule(name).modules()}
+    rest = [module for module in model.modules() if id(module) not in inside]
+    for name, modules in (*((name, list(model.get_submodule(name).modules())) for name in blocks), ("", rest)):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
+            _draw(model, modules)
+
+
+def _draw(model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Put whole tensors in host memory in place of those of the modules, let the library fill them, and copy."""
+    wholes: dict[int, tuple[Tensor, Tensor]] = {}
+    for held, name, tensor in _tensors(modules):
+        if id(tensor) not in wholes:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            wholes[id(tensor)] = tensor, nn.Parameter(whole) if isinstance(tensor, nn.Parameter) else whole
+        held[name] = wholes[id(tensor)][1]
+    places = [(held, name, tensor) for held, name, tensor in _tensors(modules)]
+    for module in modules:
+        cast(Any, model)._init_weights(module)
+        if isinstance(module, lora.LowRank):
+            module.draw()
+    back = {id(whole): tensor for tensor, whole in wholes.values()}
+    for held, name, whole in places:
+        held[name] = back[id(whole)]
+    for tensor, whole in wholes.values():
+        tensor.copy_(placed(whole.detach(), tensor))
+
+
+def placed(whole: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor as this rank holds it."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _tensors(modules: Sequence[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """(where it is held, its name there, parameter or buffer) of each module by itself."""
+    for module in modules:
+        for held in (module._parameters, module._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is not None:
+                    yield held, name, tensor

@@ -1,0 +1,224 @@
+"""A model of the library transformers as a workload: causal language model or sequence classifier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.data.corpora.windows import LMBatch, Windows
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.record.files import write_atomic
+from paceline.spec import RunSpec
+from paceline.workload import Samples, Workload
+from paceline.workloads.transformers import corpus, lora
+from paceline.workloads.transformers.build import build, can_initialise, config_of, dropouts
+from paceline.workloads.transformers.folder import (
+    BESIDE,
+    CONFIG,
+    TOKENIZER,
+    check_weights,
+    config_file,
+    tokenizer_file,
+)
+from paceline.workloads.transformers.sections import ModelFolder, Texts
+
+EVALUATION_TOKENS = 16_384
+NOT_COUNTED = -100
+
+
+class PaddedTexts(NamedTuple):
+    """Tokens (B, S), where they are (B, S), and the class of each text (B,)."""
+
+    tokens: Tensor
+    mask: Tensor
+    labels: Tensor
+
+
+def padded(texts: Sequence[np.ndarray], labels: np.ndarray, pad: int) -> PaddedTexts:
+    """As long as the longest; what is filled up is masked, and no answer depends on it."""
+    longest = max(map(len, texts))
+    tokens_BS = np.full((len(texts), longest), pad, np.int64)
+    mask_BS = np.zeros((len(texts), longest), np.int64)
+    for row, ids in enumerate(texts):
+        tokens_BS[row, : len(ids)] = ids
+        mask_BS[row, : len(ids)] = 1
+    return PaddedTexts(torch.from_numpy(tokens_BS), torch.from_numpy(mask_BS), torch.from_numpy(labels))
+
+
+class LabelledTexts:
+    """One split of labelled texts as samples."""
+
+    def __init__(self, tokens: Tokens, pad: int) -> None:
+        self.tokens, self.pad = tokens, pad
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cost(self, ids: np.ndarray) -> np.ndarray:
+        return self.tokens.lengths(ids)
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> PaddedTexts:
+        ends = np.cumsum(self.tokens.lengths(ids))[:-1]
+        return padded(np.split(self.tokens.gather(ids), ends), np.asarray(self.tokens.labels[ids], np.int64), self.pad)
+
+
+class TransformersModel(Workload):
+    Model = ModelFolder
+    Data = Texts
+    unit = "tokens"
+    draws_by_name = True
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.section, self.texts = cast(ModelFolder, spec.model), cast(Texts, spec.data)
+        self.classifies = self.section.task == "sequence_classification"
+        length = self.texts.max_length if self.classifies else self.texts.sequence
+        self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
+        self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        check_weights(self.section)
+        self.corpus = corpus.prepared(self.spec, say)
+        config = self.config
+        self._check_sizes()
+        if (drops := dropouts(self._plain_config())) and not self.section.dropout:
+            named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
+            say(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
+        say(f"model: {config.model_type} ({type(config).__name__.removesuffix('Config')}), {self.section.task}")
+
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint
+
+    @cached_property
+    def corpus(self) -> corpus.Corpus:
+        return corpus.prepared(self.spec)
+
+    def _plain_config(self) -> Any:
+        return config_of(config_file(self.section, self.kept))
+
+    @cached_property
+    def config(self) -> Any:
+        """The library's config, with the classes of the data and without dropout."""
+        config = self._plain_config()
+        if not self.section.dropout:
+            for name in dropouts(config):
+                setattr(config, name, 0.0)
+        if self.kept is not None:
+            return config
+        config.use_cache = False
+        if self.classifies:
+            names = cast(LabelledCorpus, self.corpus).classes
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: number for number, name in enumerate(names)}
+            config.problem_type = "single_label_classification"
+            if config.pad_token_id is None:
+                config.pad_token_id = self._pad()
+        return config
+
+    def _pad(self) -> int:
+        """A token to fill up with, for a model that has none of its own."""
+        known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
+        end = self._plain_config().eos_token_id
+        return next((number for number in (*known, end) if isinstance(number, int)), 0)
+
+    def _check_sizes(self) -> None:
+        rows, longest = self.config.vocab_size, getattr(self.config, "max_position_embeddings", None)
+        if self.corpus.vocab > rows:
+            raise UserError(
+                f"the tokeniser has {self.corpus.vocab:,} tokens and the model rows for {rows:,}; "
+                "give the tokenizer.json that belongs to the model, or a smaller data.vocab"
+            )
+        key = "max_length" if self.classifies else "sequence"
+        length = getattr(self.texts, key)
+        if longest and length > longest:
+            raise UserError(f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}")
+
+    def model(self) -> nn.Module:
+        model = build(self.config, self.section.task)
+        blocks = self.blocks(model)
+        if self.section.lora_rank:
+            lora.adapt(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
+            head = {name for name, _ in model.named_children()} - {cast(Any, model).base_model_prefix}
+            lora.freeze(model, head if self.classifies else ())
+        can_initialise(model, blocks)
+        if torch.get_default_device().type != "meta":
+            model.to_empty(device="cpu")
+            cast(Any, model).initialise(self.spec.train.seed)
+        return model
+
+    def data(self, split: str) -> Samples:
+        tokens: Any = self.corpus.train if split == "train" else self.corpus.test
+        if self.classifies:
+            return LabelledTexts(tokens, self.config.pad_token_id)
+        return Windows(tokens, self.texts.sequence)
+
+    def suits(self, layout: Layout) -> None:
+        for axis in ("tensor", "pipeline"):
+            if getattr(layout, axis) > 1:
+                raise UserError(
+                    f"parallel.{axis}={getattr(layout, axis)}: models of transformers are spread by whole layers only; "
+                    "use parallel.strategy=fsdp"
+                )
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        if self.classifies:
+            return self._class_losses(model, batch)[1].sum(), len(batch.labels)
+        return self._token_losses(model, batch).sum(), (batch.targets >= 0).sum()
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
+        if not self.classifies:
+            return {"loss": self._token_losses(model, batch).double().sum(), "count": (batch.targets >= 0).sum()}
+        logits_BC, losses_B = self._class_losses(model, batch)
+        right = (logits_BC.argmax(1) == batch.labels).sum()
+        return {"loss": losses_B.double().sum(), "accuracy": right, "count": len(batch.labels)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        metrics = super().metrics(sums)
+        return metrics if self.classifies else {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
+
+    def _token_losses(self, model: nn.Module, batch: LMBatch) -> Tensor:
+        logits_TV = at_least_fp32(model(input_ids=batch.tokens, use_cache=False).logits.flatten(0, 1))
+        return F.cross_entropy(logits_TV, batch.targets.flatten(), ignore_index=NOT_COUNTED, reduction="none")
+
+    def _class_losses(self, model: nn.Module, batch: PaddedTexts) -> tuple[Tensor, Tensor]:
+        logits_BC = at_least_fp32(model(input_ids=batch.tokens, attention_mask=batch.mask).logits)
+        return logits_BC, F.cross_entropy(logits_BC, batch.labels, reduction="none")
+
+    def keep(self, folder: Path) -> None:
+        """All that `from_pretrained` reads beside the weights."""
+        write_atomic(folder / CONFIG, self.config.to_json_string(use_diff=False))
+        own = tokenizer_file(self.section, self.texts)
+        text = own.read_text(encoding="utf-8") if own is not None else self.corpus.tokenizer.to_str()
+        write_atomic(folder / TOKENIZER, text)
+        for name in BESIDE:
+            if own is not None and (file := own.with_name(name)).is_file():
+                write_atomic(folder / name, file.read_bytes())
+
+    def classes(self) -> Sequence[str]:
+        if not self.classifies:
+            return ()
+        return [str(name) for _, name in sorted(self.config.id2label.items())]
+
+    def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
+        encodings = self.tokenizer.encode_batch([str(text) for text in inputs])
+        texts = [np.asarray(one.ids or [self.config.pad_token_id], np.int64) for one in encodings]
+        return padded(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
+
+    def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
+        if not self.classifies:
+            raise UserError("predict tells classes apart, and this is a causal language model; export it to generate text")
+        return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
