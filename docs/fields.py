@@ -67,7 +67,8 @@ def _unit(info: FieldInfo) -> str:
 def _allowed(info: FieldInfo) -> str:
     words = _words(info.annotation)
     if words:
-        return ", ".join(f"`{word}`" for word in words)
+        number = ", a whole number" if "Annotated[int" in str(info.annotation) else ""
+        return ", ".join(f"`{word}`" for word in words) + number
     limits = [
         f"{sign} {_number(value)}"
         for name, sign in SIGNS

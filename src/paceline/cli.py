@@ -105,23 +105,25 @@ def _console() -> Any:
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
-    parser.add_argument("--data", action="store_true", help="read the data too, and derive steps and warm-up")
+    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, execution_lines, explain
+    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples = None
+    samples, more = None, list[str]()
     if arguments.data:
+        from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
         from paceline.workload import workload_of
 
         with expected_failures(spec):
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
-            samples = workload.sample_count()
-    derived = [*equations(spec, samples), *execution_lines(spec)]
+            samples = sample_count(workload)
+            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
+    derived = [*equations(spec, samples), *more, *execution_lines(spec)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")
@@ -194,7 +196,8 @@ def _spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
     workload = next(iter(given.values()))[0]
     first = next(iter(registry.entry_of(workload).plan_options))
     if first not in given:
-        raise UserError(f"{next(iter(given))}: it goes with {first}; in a run file, give {next(iter(given.values()))[1]}")
+        option, (_, key, _) = next(iter(given.items()))
+        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
     if files := [word for word in arguments.words if "=" not in word]:
         raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
     if arguments.emit:

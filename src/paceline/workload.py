@@ -30,7 +30,8 @@ class Samples(Protocol):
     Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
     passes of a pipeline all have the same shape. `fixed_shape_batches(cuts, most)` makes the batches of several
     (ids, keys) at once, each of up to `most` samples and padded with samples that count nothing, so that only a few
-    shapes occur: a step can then be recorded as a CUDA graph.
+    shapes occur: a step can then be recorded as a CUDA graph. `resident()` gives all samples as tensors of which row i
+    is sample i, where `batch(ids, keys)` is no more than those rows.
     """
 
     def __len__(self) -> int: ...
@@ -156,17 +157,26 @@ class Workload(BaseWorkload):
     are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
     evaluation_chunk: int = 256
     """Samples that are evaluated in one pass."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Optional, a method: makes a batch of the items of a Dataset. Without it (and without a method `collate` of the
+    data set) they are stacked, as torch's DataLoader does."""
+    served: Mapping[str, Samples | None] = {}
+    """The samples by split, while worker processes make them; `paceline.data.samples.samples_of` looks here first."""
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
-    def sample_count(self) -> int:
-        return len(samples_of(self))
+    def has(self, method: str) -> bool:
+        """Whether the subclass has this optional method."""
+        return getattr(type(self), method) is not getattr(Workload, method)
 
     def model(self) -> nn.Module:
         raise NotImplementedError
 
-    def data(self, split: str) -> Samples | None:
-        """The samples of "train" or "test"; None where there is no such split."""
+    def data(self, split: str) -> Any:
+        """The samples of "train" or "test"; None where there is no such split.
+
+        A tuple or dict of tensors or arrays, a torch Dataset, a Hugging Face dataset, or `Samples`.
+        """
         raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
@@ -184,6 +194,11 @@ class Workload(BaseWorkload):
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
         return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
 
+    def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
+        """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
+        first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
+        return {}
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""
@@ -195,16 +210,13 @@ class Workload(BaseWorkload):
 
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the model cannot take, before a process starts."""
-        kind = type(self)
         if layout.tensor > 1 and not self.shard_rules:
             raise UserError(
                 f"parallel.tensor={layout.tensor}: {self.spec.workload} has no table of shard rules; "
                 "give its Workload class  shard_rules = {'layers.*.up': 'column', 'layers.*.down': 'row'}  "
                 "or use parallel.strategy=fsdp"
             )
-        if layout.pipeline > 1 and any(
-            getattr(kind, name) is getattr(Workload, name) for name in ("inputs", "costs", "stage")
-        ):
+        if layout.pipeline > 1 and not all(map(self.has, ("inputs", "costs", "stage"))):
             raise UserError(
                 f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
                 "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp"
@@ -264,20 +276,6 @@ def workload_of(spec: RunSpec) -> Any:
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
     return workload
-
-
-def samples_of(workload: Workload) -> Samples:
-    """What there is to train on."""
-    found = workload.data("train")
-    missing = [name for name in ("__len__", "cost", "batch") if not hasattr(found, name)]
-    if found is not None and missing:
-        raise UserError(
-            f"workload: data('train') returned {type(found).__name__}, which has no {' and no '.join(missing)}; "
-            "see paceline.workload.Samples"
-        )
-    if found is None or not len(found):
-        raise UserError("workload: data('train') is empty; there must be a sample to train on")
-    return found
 
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:

@@ -12,7 +12,7 @@ from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.saved import newest
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.training.context import RunContext
-from paceline.training.loop import evaluate
+from paceline.training.evaluation import evaluate
 from paceline.training.setup import gradient_job
 from paceline.workload import workload_of
 
@@ -30,4 +30,4 @@ def evaluate_again(folder, spec, scratch):
         job = gradient_job(context, workload_of(spec))
         job.restore(newest(RunDir(Path(folder)).checkpoints, print))
         assert job.state.step > 0
-        return evaluate(job, job.workload.data("test"))
+        return evaluate(job, job.held_out)

@@ -326,8 +326,8 @@ TABLE = {
         TRAIN, ("(Identity) has no parameters",), files=own("nn.Linear(1, 1)", "nn.Identity()")
     ),
     "no samples": Row(TRAIN, ("data('train') is empty",), files=own("return 20", "return 0")),
-    "data is a list": Row(
-        TRAIN, ("data('train') returned list", "no cost"), files=own("return Numbers()", "return [1, 2]")
+    "data is a number": Row(
+        TRAIN, ("data('train') returned int", "no __len__"), files=own("return Numbers()", "return 3")
     ),
     # failures of a run
     "workload fails in prepare": Row(

@@ -2,9 +2,10 @@
 
 import pytest
 
+from paceline.data.samples import training_samples
 from paceline.errors import UserError
 from paceline.registry import BUILT_IN, entry_of, names, verbs
-from paceline.workload import samples_of, traits_of, workload_of
+from paceline.workload import traits_of, workload_of
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -20,7 +21,7 @@ def test_the_planner_expects_the_traits_that_the_runtime_finds(fixture, request)
     spec = request.getfixturevalue(fixture)
     workload = workload_of(spec)
     workload.prepare(lambda text: None)
-    assert traits_of(workload, samples_of(workload)) == entry_of(spec.workload).traits
+    assert traits_of(workload, training_samples(workload)) == entry_of(spec.workload).traits
 
 
 def test_workloads_add_their_own_commands():

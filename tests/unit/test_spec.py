@@ -211,3 +211,16 @@ def test_every_field_has_a_meaning_and_the_file_stays_small():
     fields = list(build({}).fields())
     assert all(meaning for _, _, _, meaning in fields)
     assert len(fields) <= 64
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("none", "'none' is not allowed; use one of 'auto', 'all', a whole number"),
+        (0, "0 is out of range; it must be greater than 0"),
+    ],
+)
+def test_a_word_or_a_number_is_refused_in_one_sentence(given, said):
+    with pytest.raises(UserError) as error:
+        build({"train": {"evaluate_on": given}})
+    assert str(error.value) == f"train.evaluate_on: {said}"

@@ -69,6 +69,12 @@ def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_ran
             f"parallel.pipeline={layout.pipeline}: {name} is part of stage {first} and of stage {second}, "
             "which would each train a copy of it; untie it, or use parallel.pipeline=1"
         )
+    for index, stage in enumerate(stages):
+        if not any(p.requires_grad for p in stage.parameters()):
+            raise UserError(
+                f"parallel.pipeline={layout.pipeline}: all parameters of stage {index} are frozen, so no gradient goes "
+                "through it; use fewer stages, or parallel.strategy=fsdp"
+            )
     return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
 
 

@@ -83,7 +83,7 @@ class _VocabularyHead(parallel.ParallelStyle):
 
         if isinstance(weight := module.weight, nn.Parameter):
             shared = distribute_tensor(weight.data, device_mesh, [Shard(0)], src_data_rank=None)
-            module.weight = nn.Parameter(shared)
+            module.weight = nn.Parameter(shared, requires_grad=weight.requires_grad)
         module.losses = losses
         if self.outside != Replicate():
             module.register_forward_pre_hook(gathered)

@@ -35,6 +35,7 @@ from paceline.launch.group import group_of_one
 from paceline.layout import Layout
 from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
+from paceline.parallel.groups import Groups, groups_of
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
 from paceline.parallel.precision import use_fp8
 from paceline.record.timers import CollectiveTimer
@@ -66,6 +67,7 @@ class ParallelModel:
     same_samples: int = 1
     """Ranks that compute the loss of the same samples."""
     reduction: GradientReduction = field(default_factory=GradientReduction)
+    groups: Groups = field(default_factory=Groups)
 
     @property
     def unwrapped(self) -> nn.Module:
@@ -89,12 +91,12 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
     late = workload.draws_by_name
     with torch.device("meta") if late else nullcontext():
-        model = _model(setup)
+        model, groups = _model(setup)
     if layout.plain or layout.strategy == "zero1":
         if late:
             _draw(model, device, spec)
         change_layers(model.to(device), setup)
-        return _replicated(model, setup)
+        return _replicated(model, groups, setup)
 
     from paceline.parallel import fsdp, pipeline, tensor
 
@@ -122,7 +124,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     net: nn.Module = parts[0]
     if layout.pipeline > 1:
         net = pipeline.Pipeline(stages, layout, mesh, device, layout.passes(layout.global_batch))
-    return ParallelModel(net, parts, local, parameters, layout.tensor)
+    return ParallelModel(net, parts, local, parameters, layout.tensor, groups=groups)
 
 
 def mesh_of(layout: Layout, device: torch.device, timeout_s: float) -> tuple[DeviceMesh, dist.ProcessGroup]:
@@ -135,14 +137,14 @@ def mesh_of(layout: Layout, device: torch.device, timeout_s: float) -> tuple[Dev
     return mesh, stage
 
 
-def prepared(setup: ModelSetup) -> nn.Module:
+def prepared(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     """The model before anything wraps it, in host memory: for engines that do so in their own way."""
-    model = _model(setup)
+    model, groups = _model(setup)
     change_layers(model, setup)
-    return model
+    return model, groups
 
 
-def _replicated(model: nn.Module, setup: ModelSetup) -> ParallelModel:
+def _replicated(model: nn.Module, groups: Groups, setup: ModelSetup) -> ParallelModel:
     """Every rank holds the model."""
     layout, device, parallel = setup.layout, setup.device, setup.spec.parallel
     reduction = reduction_of(parallel, model, setup.timer)
@@ -152,7 +154,7 @@ def _replicated(model: nn.Module, setup: ModelSetup) -> ParallelModel:
     if layout.strategy == "zero1" and not alone:
         mesh, _ = mesh_of(layout, device, parallel.timeout_s)
         local = ddp.shard_update(model, mesh["shard"], parallel.bucket_mb, setup.timer)
-    return ParallelModel(net, [model], local, count(model), reduction=reduction)
+    return ParallelModel(net, [model], local, count(model), reduction=reduction, groups=groups)
 
 
 def _draw(model: nn.Module, device: torch.device, spec: RunSpec) -> None:
@@ -214,10 +216,9 @@ def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None
             block.compile()
 
 
-def _model(setup: ModelSetup) -> nn.Module:
+def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
-    if not any(p.requires_grad for p in found.parameters()):
-        raise UserError(f"workload: the model ({type(found).__name__}) has no parameters to train")
-    return found.to(torch.float64 if setup.spec.train.precision == "fp64" else torch.float32)
+    groups = groups_of(setup.workload, setup.spec.train, found)
+    return found.to(torch.float64 if setup.spec.train.precision == "fp64" else torch.float32), groups

@@ -17,13 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from paceline.data.samples import training_samples
 from paceline.errors import UserError
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
 from paceline.registry import one_line
 from paceline.spec import RunSpec
-from paceline.workload import samples_of, workload_of
+from paceline.workload import workload_of
 
 BATCHES = (4, 8)
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
@@ -89,7 +90,7 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     """The subject of a run file whose workload is the user's own."""
     workload = workload_of(spec)
     workload.prepare(lambda text: None)
-    data = samples_of(workload)
+    data = training_samples(workload)
     count = len(data)
     sizes = [min(size, count) for size in BATCHES]
     keys = np.zeros(max(sizes), np.int64)

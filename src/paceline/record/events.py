@@ -24,7 +24,7 @@ from paceline.record.files import as_json, finite
 
 HELD = 1000
 """Steps that are kept in memory at most."""
-NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "count", "evaluate_s", "seconds")
+NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=as_json).encode
 _decode = json.JSONDecoder().decode

@@ -95,7 +95,8 @@ class Progress:
 
     def evaluated(self, event: Mapping[str, Any]) -> None:
         """Show the metrics of an "evaluate" event."""
-        on = f" on {number(event['n'])} samples" if "n" in event else ""
+        of = f" of {number(event['of'])}" if event.get("of", event.get("n")) != event.get("n") else ""
+        on = f" on {number(event['n'])}{of} samples" if "n" in event else ""
         self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics_text(metrics_of(event))}")
 
     def _draw(self, now: float) -> None:

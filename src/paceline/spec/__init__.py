@@ -2,7 +2,7 @@
 
 from paceline.section import Section, field
 from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, PATHS, RunSpec, build, load
-from paceline.spec.sections import Parallel, Train
+from paceline.spec.sections import Parallel, ParameterGroup, Train
 from paceline.spec.yaml_file import split_override
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "DEFAULT",
     "PATHS",
     "Parallel",
+    "ParameterGroup",
     "RunSpec",
     "Section",
     "Train",

@@ -21,7 +21,11 @@ from paceline.spec.yaml_file import put, read_yaml, split_override
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-PATHS = {"model": ("start", "config"), "data": ("path", "test_path", "cache"), "parallel": ("engine_config",)}
+PATHS = {
+    "model": ("start", "config"),
+    "data": ("path", "test_path", "cache", "tokenizer"),
+    "parallel": ("engine_config",),
+}
 """What is a path, relative to the run file."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
@@ -147,16 +151,30 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
         try:
             values[name] = kind.model_validate(values.get(name, {}))
         except ValidationError as error:
-            problems += [_sentence(problem, name, everywhere, origins) for problem in error.errors()]
+            problems += [_sentence(problem, name, everywhere, origins) for problem in _once_each(error.errors())]
             values.pop(name, None)
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        problems += [_sentence(problem, "", everywhere, origins) for problem in error.errors()]
+        problems += [_sentence(problem, "", everywhere, origins) for problem in _once_each(error.errors())]
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     spec._origins.update(origins)
     return spec
+
+
+def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
+    """For a field that takes words or numbers pydantic complains once of each kind; here it is one problem."""
+    chosen = {p["loc"][:-1]: p for p in problems if str(p["loc"][-1]).startswith("literal[")}
+    for problem in problems:
+        place = problem["loc"][:-1]
+        if place not in chosen:
+            yield problem
+        elif problem is not chosen[place]:
+            words = chosen[place]["ctx"]["expected"]
+            is_number = problem["type"] not in ("int_parsing", "int_from_float", "int_type")
+            choice = {**chosen[place], "ctx": {"expected": f"{words} or a whole number"}}
+            yield {**(problem if is_number else choice), "loc": place}
 
 
 def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> str:

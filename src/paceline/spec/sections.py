@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from paceline.section import Section, contradiction, field
+
+
+class ParameterGroup(Section):
+    """What is different for some parameters; a value that is not given is that of the section `train`."""
+
+    lr: float | None = field(None, "per step", "peak learning rate in place of train.lr, in the same schedule", gt=0)
+    weight_decay: float | None = field(None, "", "in place of train.weight_decay; biases and norms are exempt", ge=0)
+    frozen: bool = field(False, "", "not trained at all")
 
 
 class Train(Section):
@@ -22,6 +30,9 @@ class Train(Section):
     warmup: float = field(0.05, "fraction of run", "linear warm-up from 0", ge=0, lt=1)
     final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
     weight_decay: float = field(0.01, "", "decay of matrices; biases and norms are exempt", ge=0)
+    groups: dict[str, ParameterGroup] = field(
+        {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
+    )
     beta1: float = field(0.9, "", "first moment decay (adamw, lamb)", ge=0, lt=1)
     beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
     momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
@@ -30,6 +41,9 @@ class Train(Section):
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
+    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
+        "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
+    )
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.data.samples import samples_of
 from paceline.execution import CPU, CUDA, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
 from paceline.training.schedule import scaled_lr
+from paceline.workload import BaseWorkload, Workload
 
 
 def equations(spec: RunSpec, samples: int | None) -> list[str]:
@@ -35,6 +37,28 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
     if train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
+
+
+def group_lines(workload: BaseWorkload) -> list[str]:
+    """How many parameters each group has; the model is built, where there are groups."""
+    train = workload.spec.train
+    if not isinstance(workload, Workload) or not (train.groups or workload.has("groups")):
+        return []
+    from paceline.parallel.groups import groups_of
+
+    return list(groups_of(workload, train, workload.model()).words())
+
+
+def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
+    """How much of the held-out split is evaluated during a run."""
+    if not isinstance(workload, Workload) or not (held_out := samples_of(workload, "test")):
+        return []
+    from paceline.data.held_out import equation
+    from paceline.data.order import Order
+
+    train = workload.spec.train
+    order = Order(samples, train.global_batch, train.seed)
+    return [equation(train, order, len(held_out), workload.evaluation_chunk)]
 
 
 def execution_lines(spec: RunSpec) -> list[str]:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, fsum, inf, isfinite
+from math import inf, isfinite
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.data.prefetch import Loader, RankBatch, move
+from paceline.data.prefetch import Loader, RankBatch
 from paceline.errors import RunFailed
-from paceline.launch.group import gather_objects
 from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
-from paceline.parallel.precision import autocast
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
+from paceline.training.evaluation import HeldOut, evaluate
 from paceline.training.optim import set_lr
 from paceline.training.schedule import Schedule
 from paceline.training.step import State, Step
-from paceline.workload import Passes, Samples, Workload
+from paceline.workload import Passes, Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
@@ -43,6 +40,7 @@ class GradientJob(Job):
     train_step: Step
     loader: Loader
     schedule: Schedule
+    held_out: HeldOut | None = None
     best: float | None = None
     """The highest score so far."""
 
@@ -65,7 +63,7 @@ class GradientJob(Job):
 
     def run(self) -> Status:
         """Train from the present step to the last."""
-        train, state, held_out = self.context.spec.train, self.state, self.workload.data("test")
+        train, state = self.context.spec.train, self.state
         log, stop = StepLog(self), self.context.stop
         state.model.net.train()
 
@@ -81,8 +79,8 @@ class GradientJob(Job):
             stopping = log.flush(now=evaluating or saving)
 
             score = None
-            if held_out and evaluating and (last or not stopping):
-                score = self._evaluate(held_out)
+            if self.held_out and evaluating and (last or not stopping):
+                score = self._evaluate(self.held_out)
                 if score > (-inf if self.best is None else self.best):
                     self.best, saving = score, True
                 log.resume()
@@ -93,7 +91,7 @@ class GradientJob(Job):
                 return Status.STOPPED
         return Status.FINISHED
 
-    def _evaluate(self, held_out: Samples) -> float:
+    def _evaluate(self, held_out: HeldOut) -> float:
         """Evaluate the model as it is now; returns its score."""
         share_buffers(self.state.buffers(), self.layout)
         self.evaluation = evaluate(self, held_out)
@@ -174,47 +172,6 @@ class StepLog:
             f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, "
             "or pass over such steps with train.nonfinite=skip"
         )
-
-
-@torch.no_grad()
-def evaluate(job: GradientJob, samples: Samples) -> dict[str, Any]:
-    """{"n": samples seen, metric: value …}: every sample once, and the same number on any layout.
-
-    The samples are cut into fixed chunks by position and whole chunks are handed to ranks, so a chunk's sums do not
-    depend on how many ranks there are; they are added up without rounding.
-
-    All ranks make the same number of rounds, since under some layouts a forward pass is work for all of them; one that
-    has no chunk left repeats the first and does not count it.
-    """
-    workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
-    data_rank, size = layout.data_rank(job.context.place.rank), workload.evaluation_chunk
-    chunks = ceil(len(samples) / size)
-    names: list[str] = []
-    mine: dict[int, list[float]] = {}
-    was_training = model.training
-    model.eval()
-    for begin in range(0, chunks, layout.data):
-        chunk = begin + data_rank
-        if chunk >= chunks and layout.plain:
-            break
-        number = chunk if chunk < chunks else 0
-        ids = np.arange(number * size, min((number + 1) * size, len(samples)))
-        ids = ids[np.argsort(samples.cost(ids), kind="stable")]
-        # layers that are compiled for training run as they are written: a compilation would take longer than it saves
-        uncompiled = torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
-        with autocast(job.context.spec.train.precision, device), uncompiled:
-            sums = workload.evaluate(model, move(samples.batch(ids, np.zeros_like(ids)), device))
-        names = sorted(sums)
-        if chunk < chunks:
-            mine[chunk] = [float(sums[name]) for name in names] + [float(len(ids))]
-    model.train(was_training)
-    everyone = gather_objects((names, mine))
-    names = next(found for found, _ in everyone if found)  # a rank without a chunk learns them from the others
-    table = {chunk: row for _, rows in reversed(everyone) for chunk, row in rows.items()}
-    assert len(table) == chunks, "a chunk was lost"
-    totals = [fsum(column) for column in zip(*table.values(), strict=True)]
-    metrics = workload.metrics(dict(zip(names, totals, strict=False)))
-    return {"n": int(totals[-1]), **metrics}
 
 
 @dataclass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.parallel.groups import Groups
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.spec import Train
 
@@ -15,29 +17,47 @@ Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 """The norms of whole tensors, given the parameters they belong to and this rank's parts of them."""
 
 
-def optimizer_of(train: Train, local: LocalParameters) -> torch.optim.Optimizer:
-    """Matrices decay; biases, norms and other vectors do not. The learning rate is a tensor, set before each step."""
-    tensors = [part.data for part in local]
-    device = tensors[0].device
-    matrices, vectors = [p for p in tensors if p.ndim >= 2], [p for p in tensors if p.ndim < 2]
-    decays = ((matrices, train.weight_decay, True), (vectors, 0.0, False))
-    groups = [{"params": params, "weight_decay": decay, "adapt": adapt} for params, decay, adapt in decays if params]
-    lr = torch.tensor(0.0, dtype=torch.float32, device=device)
-    betas = (train.beta1, train.beta2)
+def optimizer_of(train: Train, local: LocalParameters, groups: Groups) -> torch.optim.Optimizer:
+    """The learning rates are tensors, set before each step."""
+    device = local[0].data.device
+    lrs: dict[float, Tensor] = defaultdict(lambda: torch.tensor(0.0, dtype=torch.float32, device=device))
+    parts: list[Any] = [{**group, "lr": lrs[group["lr_factor"]]} for group in update_groups(train, local, groups)]
+    lr, betas = parts[0]["lr"], (train.beta1, train.beta2)
     match train.optimizer:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True, capturable=device.type == "cuda")
+            return torch.optim.AdamW(parts, lr=lr, betas=betas, fused=True, capturable=device.type == "cuda")
         case "sgd":
-            return torch.optim.SGD(groups, lr=lr, momentum=train.momentum, fused=True)
+            return torch.optim.SGD(parts, lr=lr, momentum=train.momentum, fused=True)
         case "lars":
-            return LARS(groups, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
+            return LARS(parts, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
         case _:
-            return LAMB(groups, {"lr": lr, "betas": betas, "eps": 1e-6}, local.norms)
+            return LAMB(parts, {"lr": lr, "betas": betas, "eps": 1e-6}, local.norms)
+
+
+def update_groups(train: Train, local: LocalParameters, groups: Groups) -> list[dict[str, Any]]:
+    """Parameters that are updated alike. Matrices decay; biases, norms and other vectors do not."""
+    found: dict[tuple[str, bool], list[Tensor]] = {}
+    for part in local:
+        found.setdefault((groups.pattern(part.name), part.data.ndim < 2), []).append(part.data)
+    made = []
+    for (pattern, vectors), params in sorted(found.items(), key=lambda item: item[0]):
+        group = groups[pattern]
+        decay = train.weight_decay if group.weight_decay is None else group.weight_decay
+        made.append(
+            {
+                "params": params,
+                "weight_decay": 0.0 if vectors else decay,
+                "lr_factor": 1.0 if group.lr is None else group.lr / train.lr,
+                "adapt": not vectors,
+            }
+        )
+    return made
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for tensor in {id(group["lr"]): group["lr"] for group in optimizer.param_groups}.values():
-        tensor.fill_(lr)
+    """The learning rate of all groups, each by its factor."""
+    for group in optimizer.param_groups:
+        group["lr"].fill_(lr * group["lr_factor"])
 
 
 class _LayerWise(torch.optim.Optimizer):

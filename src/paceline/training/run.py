@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     "name",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "evaluate_every", "checkpoint_every", "nonfinite")),
-    *(f"data.{word}" for word in ("path", "test_path", "cache")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "checkpoint_every", "nonfinite")),
+    *("train.evaluate_every", "train.evaluate_on"),
+    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer")),
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")

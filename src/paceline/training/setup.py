@@ -6,17 +6,19 @@ import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
+from paceline.data.samples import training_samples
 from paceline.execution import Execution, Reason, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.timers import timer_of
 from paceline.training import engines
 from paceline.training.context import Job, JobFacts, RunContext
-from paceline.training.explain import equations
+from paceline.training.evaluation import HeldOut
+from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
 from paceline.training.step import PipelineStep, State, Step
-from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, samples_of, traits_of
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
 
 
 def job_of(context: RunContext, workload: BaseWorkload) -> Job:
@@ -39,7 +41,7 @@ def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
 
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
-    samples = samples_of(workload)
+    samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
     setup = ModelSetup(
@@ -54,10 +56,11 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        equations(spec, order.samples),
+        [*equations(spec, order.samples), *evaluation_lines(workload, order.samples), *step.state.model.groups.words()],
         {"execution": setup.execution.words()},
     )
-    return GradientJob(context, workload, facts, layout, step, loader, schedule_of(train, order.seen(steps)))
+    schedule = schedule_of(train, order.seen(steps))
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:

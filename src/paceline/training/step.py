@@ -42,7 +42,7 @@ class State:
 
     @classmethod
     def new(cls, model: ParallelModel, train: Train, device: torch.device) -> State:
-        state = cls(model, optimizer_of(train, model.local_parameters), Scaler(train.precision, device))
+        state = cls(model, optimizer_of(train, model.local_parameters, model.groups), Scaler(train.precision, device))
         state.allocate()
         return state
 

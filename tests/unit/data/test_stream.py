@@ -14,7 +14,7 @@ from paceline.cli import main
 from paceline.data import cache
 from paceline.data.corpora import docstrings, documents
 from paceline.data.corpora.documents import PART_CHARACTERS, find_files, open_documents
-from paceline.data.corpora.stream import END_ID, TokenStreams
+from paceline.data.corpora.stream import TokenStreams
 from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
@@ -54,8 +54,8 @@ def test_tokens_decode_to_the_texts(tmp_path, texts):
     for part in open_documents(data_of(tmp_path, texts)).parts():
         documents[part.held_out].append(part.text)
     for held_out, ids in ((False, streams.train), (True, streams.test)):
-        assert ids[0] == ids[-1] == END_ID
-        parts = np.split(ids, np.flatnonzero(ids == END_ID))[1:-1]
+        assert ids[0] == ids[-1] == 0
+        parts = np.split(ids, np.flatnonzero(ids == 0))[1:-1]
         assert [streams.tokenizer.decode(part[1:].tolist()) for part in parts] == documents[held_out]
     assert len(documents[False]) + len(documents[True]) == 40
     assert 1 <= len(documents[True]) <= 12
@@ -164,8 +164,8 @@ def test_what_is_read_from_a_folder(tmp_path):
 def test_docstrings_are_whole_and_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "ENOUGH_PER_CLASS", 60)
     streams = TokenStreams.prepare(LMData(limit=50, vocab=400, cache=tmp_path), QUIET)
-    assert (np.asarray(streams.train) == END_ID).sum() == 46
-    assert (np.asarray(streams.test) == END_ID).sum() == 6
+    assert (np.asarray(streams.train) == 0).sum() == 46
+    assert (np.asarray(streams.test) == 0).sum() == 6
     assert "\n" in streams.tokenizer.decode(streams.train[1:500].tolist())
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-MASK = "[MASK]"
-MASK_ID = 0  # hides a word from the model; also stands for an empty text
 LEARN_TEXTS = 50_000  # the vocabulary is learned from the first texts, up to this many ...
 LEARN_CHARACTERS = 64 << 20  # ... and up to this many characters
 BATCH_TEXTS = 2_000
@@ -30,7 +28,7 @@ class Encoded:
     empty_texts: int
 
 
-def learn(texts: Iterable[str], vocab: int, max_length: int | None, lowercase: bool, special: str = MASK) -> Tokenizer:
+def learn(texts: Iterable[str], vocab: int, max_length: int | None, lowercase: bool, special: str) -> Tokenizer:
     """A tokenizer with at most `vocab` tokens. The bytes are all in it, so no text is out of its reach.
 
     `special` is token 0, which no text contains. Without `max_length` texts are not cut.
@@ -60,13 +58,29 @@ def load(serialised: str) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
-    """Token ids of a batch. Every text has at least one token."""
-    assert tokenizer.truncation is not None, "learn() sets it"
+def adapted(tokenizer: Tokenizer, max_length: int | None, lowercase: bool) -> Tokenizer:
+    """A tokeniser of others that cuts texts where ours would, and nothing else: what its file says of that is gone."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if lowercase:
+        fold = normalizers.Lowercase()
+        own = tokenizer.normalizer
+        tokenizer.normalizer = fold if own is None else normalizers.Sequence([fold, own])
+    if max_length is not None:
+        tokenizer.enable_truncation(max_length)
+    return load(tokenizer.to_str())
+
+
+def encode(tokenizer: Tokenizer, empty: int, texts: list[str], framed: bool = False) -> Encoded:
+    """Token ids of a batch. Every text has at least one token: an empty one has the token `empty`.
+
+    `framed`: with the tokens that the tokeniser puts around a text, such as [CLS] … [SEP].
+    """
+    assert tokenizer.truncation is not None, "learn() and adapted() set it"
     max_length = tokenizer.truncation["max_length"]
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=framed)
     cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
-    tokens = [one.ids or [MASK_ID] for one in encodings]
+    tokens = [one.ids or [empty] for one in encodings]
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     ids = np.fromiter(chain.from_iterable(tokens), np.uint32, int(lengths.sum()))
     return Encoded(ids, lengths, cut_texts, empty_texts=sum(not len(one) for one in encodings))

@@ -11,12 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from paceline.data.cache import ArrayWriter, Say, map_array
 from paceline.data.corpora.documents import DocumentPart, DocumentSource, open_documents
+from paceline.data.corpora.own_tokenizer import END, Chosen, tokenizer_of
 from paceline.data.corpora.tokenised import (
     SPLITS,
     Built,
@@ -30,11 +31,6 @@ from paceline.data.corpora.tokenised import (
 )
 from paceline.errors import UserError
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-END = "[END]"
-END_ID = 0
 BATCH_PARTS = 256
 """Parts are limited in size, docstrings are short: a number of them is limited enough."""
 
@@ -49,17 +45,15 @@ class TokenStreams(TokenisedCorpus):
 
     @classmethod
     def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, say: Say) -> Built:
-        from paceline.data.corpora import bpe
-
         train_texts = (part.text for part in source.parts() if not part.held_out)
-        tokenizer = bpe.learn(train_texts, data.vocab, max_length=None, lowercase=False, special=END)
-        splits = _write(folder, source.parts(), tokenizer, say)
+        chosen = tokenizer_of(data, train_texts, END, None, False, say)
+        splits = _write(folder, source.parts(), chosen, say)
         train, test = (splits[name].counts for name in SPLITS)
         summary = (
             f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
             f"{test['tokens']:,} test tokens in {test['documents']:,}"
         )
-        return Built(tokenizer, splits, summary)
+        return Built(chosen, splits, summary)
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -73,20 +67,21 @@ class TokenStreams(TokenisedCorpus):
         return f"{len(self.train):,} training and {len(self.test):,} test tokens"
 
 
-def _write(folder: Path, parts: Iterator[DocumentPart], tokenizer: Tokenizer, say: Say) -> dict[str, Split]:
+def _write(folder: Path, parts: Iterator[DocumentPart], chosen: Chosen, say: Say) -> dict[str, Split]:
     """Stream both splits to disk."""
+    tokenizer, end = chosen
     dtype = token_dtype(tokenizer)
     documents = [0, 0]
     say_progress = now_and_then(say)
     with ExitStack() as open_files:
         writers = [open_files.enter_context(ArrayWriter(folder / f"{split}.npy", dtype)) for split in SPLITS]
         for writer in writers:
-            writer.append(np.full(1, END_ID, dtype))
+            writer.append(np.full(1, end, dtype))
         while batch := list(islice(parts, BATCH_PARTS)):
             encodings = tokenizer.encode_batch_fast([part.text for part in batch], add_special_tokens=False)
             tokens: list[list[list[int]]] = [[], []]
             for part, encoding in zip(batch, encodings, strict=True):
-                tokens[part.held_out] += [encoding.ids, [END_ID]] if part.ends else [encoding.ids]
+                tokens[part.held_out] += [encoding.ids, [end]] if part.ends else [encoding.ids]
                 documents[part.held_out] += part.ends
             for writer, lists in zip(writers, tokens, strict=True):
                 writer.append(np.fromiter(chain.from_iterable(lists), dtype))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from paceline.data import cache
 from paceline.data.cache import ArrayWriter, Say, write_synced
+from paceline.data.corpora.own_tokenizer import Chosen, digest_of_tokenizer, vocabulary_size
 from paceline.data.files import digest_of_value, hash64
 from paceline.errors import UserError
 
@@ -51,7 +52,7 @@ class Split(NamedTuple):
 class Built(NamedTuple):
     """All files of a corpus but the last, which `meta` goes into."""
 
-    tokenizer: Tokenizer
+    chosen: Chosen
     splits: Mapping[str, Split]
     summary: str
     warnings: Sequence[str] = ()
@@ -67,6 +68,7 @@ class CorpusSettings(Protocol):
     path: Path | None
     test_fraction: float
     vocab: int
+    tokenizer: Path | None
     limit: int
     cache: Path
 
@@ -77,6 +79,7 @@ class TokenisedCorpus:
 
     folder: Path
     vocab: int  # tokens in the vocabulary; fewer than asked for where the texts are few
+    special: int  # the id of a token that no text contains: the end of a document, or the mask of a word
     fingerprint: str
     open_source: ClassVar[Any]
     """A function of the section: where the texts come from. Its `fingerprint()` names their content."""
@@ -115,7 +118,10 @@ class TokenisedCorpus:
     @classmethod
     def _folder(cls, data: Any, fingerprint: str) -> Path:
         """Named by all that its files depend on."""
-        key = digest_of_value([FORMAT, fingerprint, *(getattr(data, name) for name in cls.settings)])[:16]
+        settings = {name: getattr(data, name) for name in cls.settings}
+        if data.tokenizer is not None:
+            settings["vocab"] = digest_of_tokenizer(data)
+        key = digest_of_value([FORMAT, fingerprint, *settings.values()])[:16]
         return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
@@ -136,11 +142,16 @@ class TokenisedCorpus:
         from paceline.data.corpora import bpe
 
         began_s = time.monotonic()
-        say(f"corpus: reading {data.source}, learning a vocabulary of {data.vocab:,} tokens")
+        how = (
+            f"learning a vocabulary of {data.vocab:,} tokens"
+            if data.tokenizer is None
+            else f"tokenising it with {data.tokenizer}"
+        )
+        say(f"corpus: reading {data.source}, {how}")
         with bpe.all_cores():
             built = cls.build(data, source, folder, say)
         _write_meta(folder, {"name": data.source, "fingerprint": fingerprint}, built)
-        size = f"{built.tokenizer.get_vocab_size():,} in the vocabulary"
+        size = f"{vocabulary_size(built.chosen.tokenizer):,} in the vocabulary"
         for line in (f"{built.summary}, {size} ({time.monotonic() - began_s:.1f} s)", *built.warnings):
             say(f"corpus: {line}")
 
@@ -150,13 +161,14 @@ class TokenisedCorpus:
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             _check(folder, meta)
-            return cls(folder, meta["vocab"], meta["fingerprint"], **cls.read_fields(folder, meta))
+            facts = meta["vocab"], meta.get("special", 0), meta["fingerprint"]  # learned: token 0
+            return cls(folder, *facts, **cls.read_fields(folder, meta))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Damaged(f"{type(error).__name__}: {error}") from None
 
     @classmethod
     def build(cls, data: Any, source: Any, folder: Path, say: Say) -> Built:
-        """Learn a vocabulary and stream both splits into the folder."""
+        """Learn a vocabulary, or take the user's, and stream both splits into the folder."""
         raise NotImplementedError
 
     @classmethod
@@ -178,12 +190,13 @@ class TokenisedCorpus:
 def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
     """Write the tokenizer and, last of all, what `TokenisedCorpus.open` checks."""
     files = {writer.path.name: writer.facts for split in built.splits.values() for writer in split.arrays}
-    files[TOKENIZER] = write_synced(folder / TOKENIZER, built.tokenizer.to_str().encode("utf-8"))
+    files[TOKENIZER] = write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
     content = "".join(files[name]["sha256"] for name in sorted(files))
     meta = {
         "format": FORMAT,
         "source": source,
-        "vocab": built.tokenizer.get_vocab_size(),
+        "vocab": vocabulary_size(built.chosen.tokenizer),
+        "special": built.chosen.special,
         "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
         **built.meta,
         **{name: split.counts for name, split in built.splits.items()},
@@ -193,7 +206,7 @@ def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
-    return np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    return np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.uint32
 
 
 def now_and_then(say: Say) -> Say:

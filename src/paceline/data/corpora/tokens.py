@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.cache import ArrayWriter, Say, map_array
+from paceline.data.corpora.own_tokenizer import MASK, Chosen, tokenizer_of
 from paceline.data.corpora.sources import LabelledTextSettings, Sample, Source, open_source
 from paceline.data.corpora.tokenised import (
     SPLITS,
@@ -27,9 +28,6 @@ from paceline.data.corpora.tokenised import (
     token_dtype,
 )
 from paceline.errors import UserError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +65,17 @@ class LabelledCorpus(TokenisedCorpus):
     test: Tokens
     open_source = staticmethod(open_source)
     prefix = ""
+    framed: ClassVar[bool] = False
+    """With the tokens that a tokeniser puts around a text."""
     settings = ("vocab", "max_length", "lowercase")
 
     @classmethod
     def build(cls, data: LabelledTextSettings, source: Source, folder: Path, say: Say) -> Built:
-        from paceline.data.corpora import bpe
-
         classes = source.classes()
-        tokenizer = bpe.learn((text for text, _ in source.train()), data.vocab, data.max_length, data.lowercase)
+        texts = (text for text, _ in source.train())
+        chosen = tokenizer_of(data, texts, MASK, data.max_length, data.lowercase, say)
         streams = {"train": source.train(), "test": source.test()}
-        splits = {name: _write(folder, name, streams[name], tokenizer, len(classes), say) for name in SPLITS}
+        splits = {name: _write(folder, name, streams[name], chosen, len(classes), say, cls.framed) for name in SPLITS}
         train, test = (splits[name].counts for name in SPLITS)
         summary = (
             f"{train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
@@ -84,7 +83,7 @@ class LabelledCorpus(TokenisedCorpus):
         )
         odd = [line for name in SPLITS for line in _oddities(name, splits[name].counts, classes, data.max_length)]
         settings = {name: getattr(data, name) for name in cls.settings}
-        return Built(tokenizer, splits, summary, odd, {"settings": settings, "classes": classes})
+        return Built(chosen, splits, summary, odd, {"settings": settings, "classes": classes})
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +102,9 @@ def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
     return Tokens(ids, offsets, labels)
 
 
-def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Tokenizer, classes: int, say: Say) -> Split:
+def _write(
+    folder: Path, split: str, samples: Iterator[Sample], chosen: Chosen, classes: int, say: Say, framed: bool
+) -> Split:
     """Stream one split to disk."""
     from paceline.data.corpora import bpe
 
@@ -111,13 +112,14 @@ def _write(folder: Path, split: str, samples: Iterator[Sample], tokenizer: Token
     per_class = np.zeros(classes, np.int64)
     say_progress = now_and_then(say)
     with (
-        ArrayWriter(folder / f"{split}.ids.npy", token_dtype(tokenizer)) as ids,
+        ArrayWriter(folder / f"{split}.ids.npy", token_dtype(chosen.tokenizer)) as ids,
         ArrayWriter(folder / f"{split}.offsets.npy", np.int64) as offsets,
         ArrayWriter(folder / f"{split}.labels.npy", np.int64) as labels,
     ):
         offsets.append(np.zeros(1, np.int64))
         for some in bpe.batches(samples):
-            batch, batch_labels = bpe.encode(tokenizer, [text for text, _ in some]), [label for _, label in some]
+            texts, batch_labels = [text for text, _ in some], [label for _, label in some]
+            batch = bpe.encode(*chosen, texts, framed)
             offsets.append(ids.length + np.cumsum(batch.lengths))
             ids.append(batch.ids)
             labels.append(np.array(batch_labels, np.int64))

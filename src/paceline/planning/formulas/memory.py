@@ -117,9 +117,7 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
     )
 
 
-def _states(
-    params: float, trained: float, placement: Placement, numbers: Numbers
-) -> tuple[float, float, float, float]:
+def _states(params: float, trained: float, placement: Placement, numbers: Numbers) -> tuple[float, float, float, float]:
     """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
     cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
     states = trained * numbers.state_bytes / cut[0]

@@ -32,7 +32,8 @@ LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 def start(setup: ModelSetup, context: RunContext) -> Step:
     """Gradients are summed where Accelerate would take their mean."""
     workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
-    model = prepared(setup).to(device)
+    model, groups = prepared(setup)
+    model = model.to(device)
     parameters, blocks = count(model), workload.blocks(model)
     config = accelerate_config.config(spec, layout, device.type, [type(block).__name__ for block in blocks])
     if place.rank == 0:
@@ -52,7 +53,7 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     elif sharded:
         _sum_gradients(net)
     local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
-    state = State.new(ParallelModel(net, [model], local, parameters), spec.train, device)
+    state = State.new(ParallelModel(net, [model], local, parameters, groups=groups), spec.train, device)
     return Step(workload, state, spec.train, setup.timer)
 
 

@@ -42,9 +42,9 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_in
 def start(setup: ModelSetup, context: RunContext) -> Step:
     """The model is built as for one rank; DeepSpeed divides it."""
     workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
-    model = prepared(setup)
+    model, groups = prepared(setup)
     parameters, local = count(model), local_parameters_of([model], layout.ranks)
-    optimizer = optimizer_of(spec.train, local)
+    optimizer = optimizer_of(spec.train, local, groups)
     largest = max((p.numel() for p in model.parameters() if p.ndim < 2), default=0)
     config = deepspeed_config.config(spec, layout, device.type == "cuda", largest)
     if place.rank == 0:
@@ -62,7 +62,7 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     if device.type == "cpu":
         _time_collectives(setup.timer)
     scaler = Scaler(spec.train.precision, device)
-    whole = ParallelModel(engine, [model], LocalParameters([]) if stage else local, parameters)
+    whole = ParallelModel(engine, [model], LocalParameters([]) if stage else local, parameters, groups=groups)
     state = ZeroState(whole, optimizer, scaler, engine=engine) if stage else State(whole, optimizer, scaler)
     state.allocate()
     return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)

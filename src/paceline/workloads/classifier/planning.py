@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.data.corpora.own_tokenizer import planned_vocabulary
 from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
@@ -65,7 +66,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
 def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
     """The texts as they are in the cache or, where they are not, as is said or assumed."""
 
-    longest, vocab, classes, deviation = data.max_length, data.vocab, 4, 0.0
+    longest, vocab, classes, deviation = data.max_length, planned_vocabulary(data), 4, 0.0
     count, mean = samples, tokens
     assumed: tuple[str, ...] = ()
     found = None if samples and tokens else LabelledCorpus.cached(data)

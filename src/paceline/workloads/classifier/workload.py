@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.data.corpora.bpe import MASK_ID
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.workload import Workload
@@ -45,9 +44,9 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int) -> None:
+    def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int, mask: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.mask = shape, mask
         self.tokens = nn.Embedding(vocab, shape.width)
         self.positions = nn.Embedding(longest, shape.width)
         self.layers = nn.ModuleList(EncoderLayer(shape, site=2 + 2 * i) for i in range(shape.layers))
@@ -71,7 +70,7 @@ class Encoder(nn.Module):
     def forward(self, packed: Packed) -> Tensor:
         shape, tokens = self.shape, packed.tokens
         if self.training and shape.word_dropout:
-            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=MASK_ID)
+            tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=self.mask)
         x_TD = self.tokens(tokens) + self.positions(packed.positions)
         if self.training and shape.dropout:
             x_TD = drop(x_TD, shape.dropout, packed, site=1)
@@ -123,7 +122,7 @@ class Classifier(Workload):
 
     def model(self) -> Encoder:
         shape, data = cast(ClassifierModel, self.spec.model), cast(TextData, self.spec.data)
-        return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes))
+        return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes), self.corpus.special)
 
     def data(self, split: str) -> TextSamples:
         tokens = self.corpus.train if split == "train" else self.corpus.test

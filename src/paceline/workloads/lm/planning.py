@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from paceline.data.corpora.own_tokenizer import planned_vocabulary
 from paceline.data.corpora.stream import TokenStreams
 from paceline.errors import UserError
 from paceline.planning.formulas.shape import decoder_blocks
@@ -18,7 +19,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
 
     model: Any = spec.model
     data: Any = spec.data
-    vocab, known, length = data.vocab, samples, data.sequence
+    vocab, known, length = planned_vocabulary(data), samples, data.sequence
     if tokens is not None:
         raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
     found = None if samples else TokenStreams.cached(data)

@@ -48,13 +48,11 @@ def sample(
     _check(prompt, tokens, temperature, top_k, seed)
     import torch
 
-    from paceline.data.corpora.stream import END_ID
-
     workload, model = load_model(run, which)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(device).eval()
     tokenizer = workload.corpus.tokenizer
-    ids = [END_ID, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    ids = [workload.corpus.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     given = len(ids)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
@@ -63,7 +61,7 @@ def sample(
         if 0 < top_k < len(logits_V):
             logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
         drawn = int(torch.multinomial(logits_V.softmax(0), 1, generator=generator))
-        if drawn == END_ID:
+        if drawn == workload.corpus.special:
             break
         ids.append(drawn)
     return prompt + tokenizer.decode(ids[given:])

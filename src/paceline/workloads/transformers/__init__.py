@@ -8,7 +8,7 @@ ENTRY = Entry(
     data="paceline.workloads.transformers.sections:Texts",
     subject="paceline.workloads.transformers.planning:subject",
     plan_options={
-        "--hf": PlanOption("model.config", "CONFIG.json", "plan a Hugging Face model by its config, without a run file"),
+        "--hf": PlanOption("model.config", "CONFIG.json", "plan a Hugging Face model from its config alone"),
         "--lora": PlanOption("model.lora_rank", "RANK", "with --hf: train low-rank adapters of this rank"),
     },
 )

@@ -68,7 +68,7 @@ def sizes_of(values: Values) -> TransformerSizes | None:
     try:
         return reader(values)
     except KeyError as missing:
-        raise UserError(f'config.json of {values["model_type"]} has no {missing}, so its size is not known') from None
+        raise UserError(f"config.json of {values['model_type']} has no {missing}, so its size is not known") from None
 
 
 def _llama_like(
@@ -118,9 +118,7 @@ def _gemma(c: Values, **more: Any) -> TransformerSizes:
     return replace(_with_attention_bias(c, **more), tied=bool(c.get("tie_word_embeddings", True)))
 
 
-def _biased(
-    c: Values, width: int, heads: int, layers: int, ffn: int, names: tuple[str, ...]
-) -> TransformerSizes:
+def _biased(c: Values, width: int, heads: int, layers: int, ffn: int, names: tuple[str, ...]) -> TransformerSizes:
     """LayerNorm and biases everywhere, a plain feed-forward part. `names` of its linear layers; the first ones are
     queries, keys and values, in one or in three."""
     *ins, out, up, down = names

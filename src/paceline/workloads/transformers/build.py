@@ -59,7 +59,7 @@ def build(config: Any, task: str) -> nn.Module:
     """The model of a config as an object without memory; `initialise` gives it values once it has some."""
     auto = getattr(library(), AUTO[task])
     if type(config) not in auto._model_mapping:
-        other = next((name for name in AUTO if name != task))
+        other = next(name for name in AUTO if name != task)
         raise UserError(
             f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
             f"try  model.task={other}  or another architecture"

@@ -19,7 +19,7 @@ class FramedCorpus(LabelledCorpus):
     """Labelled texts with the tokens around them that mark a text, such as [CLS] … [SEP]."""
 
     prefix = "framed-"
-    settings = (*LabelledCorpus.settings, "special_tokens")
+    framed = True
 
 
 def prepared(spec: RunSpec, say: Say = lambda line: None) -> Corpus:

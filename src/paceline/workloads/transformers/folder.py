@@ -81,8 +81,8 @@ def check_weights(model: Any) -> None:
     pickled = [name for name in PICKLED if (start / name).is_file()]
     if pickled:
         raise UserError(
-            f"model.start={start}: its weights are in {pickled[0]}, and only safetensors are read, which cannot run code; "
-            f"convert them in Python:  {CONVERT}"
+            f"model.start={start}: its weights are in {pickled[0]}, and only safetensors are read, which cannot run "
+            f"code; convert them in Python:  {CONVERT}"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +59,8 @@ def adapt(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scal
         weight: Any = module.weight
         for key, shape in ((A, (rank, found[0])), (B, (found[1], rank))):
             module.register_parameter(key, nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device)))
-        module.__class__ = low_rank(type(module))
-        module.lora_scale = scale  # type: ignore[assignment]
+        module.__class__ = low_rank(cast(Any, type(module)))
+        module.lora_scale = scale
 
 
 def sides(module: nn.Module) -> tuple[int, int] | None:
@@ -85,7 +85,7 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def merged(name: str, weight: Tensor, module: Any) -> Tensor:
+def merged(weight: Tensor, module: Any) -> Tensor:
     """The weight of a layer with its adapter added: what a model without adapters needs to give the same."""
     added = module.lora_scale * (module.lora_B.double() @ module.lora_A.double())
     if not isinstance(module, nn.Linear):

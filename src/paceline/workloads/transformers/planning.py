@@ -1,4 +1,4 @@
-"""A model of the library transformers as a plan sees it: by the sizes in its config, without torch where they are known.
+"""A model of the library transformers as a plan sees it: by the sizes in its config, mostly without torch.
 
 An architecture that has no formula here is counted on an object of the library that has no memory.
 """
@@ -153,8 +153,9 @@ def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     linear = [(name, found) for name, module in layers[0].named_modules() if (found := sides(module))]
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_width = getattr(text, "head_dim", None) or width // heads
+    ffn = getattr(text, "intermediate_size", None) or 4 * width
     return TransformerSizes(
-        *(len(layers), width, heads, kv_heads, head_width, getattr(text, "intermediate_size", None) or 4 * width, vocab),
+        *(len(layers), width, heads, kv_heads, head_width, ffn, vocab),
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in linear),
         causal=task == "causal_lm",
         linear=tuple((name.rpartition(".")[2], *found) for name, found in linear),

@@ -51,7 +51,9 @@ class Texts(Section):
     source: Literal["docstrings", "text", "ag_news", "csv", "jsonl", "parquet"] = field(
         "docstrings", "", "where the texts come from; text for causal_lm, those with labels for sequence_classification"
     )
-    path: Path | None = field(None, "path", "file, folder or pattern (text), file (csv, jsonl, parquet), folder (ag_news)")
+    path: Path | None = field(
+        None, "path", "a file (csv, jsonl, parquet), a folder (ag_news); text: a file, a folder or a pattern"
+    )
     test_path: Path | None = field(None, "path", "held-out file of labelled texts; without one, test_fraction")
     test_fraction: float = field(0.1, "fraction", "documents or rows held out", gt=0, lt=1)
     text: str = field("text", "column", "column or key of the text")
@@ -69,8 +71,3 @@ class Texts(Section):
     def lowercase(self) -> bool:
         """A tokeniser of others knows itself whether to fold case."""
         return False
-
-    @property
-    def special_tokens(self) -> bool:
-        """A classifier's texts get the tokens around them with which its tokeniser marks a text."""
-        return True

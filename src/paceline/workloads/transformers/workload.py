@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.data.corpora import bpe
+from paceline.data.corpora.own_tokenizer import MASK, Chosen, tokenizer_of
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
@@ -22,6 +24,7 @@ from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload
 from paceline.workloads.transformers import corpus, lora
 from paceline.workloads.transformers.build import build, can_initialise, config_of, dropouts
+from paceline.workloads.transformers.export import write_adapters, write_model
 from paceline.workloads.transformers.folder import (
     BESIDE,
     CONFIG,
@@ -210,14 +213,28 @@ class TransformersModel(Workload):
         return [str(name) for _, name in sorted(self.config.id2label.items())]
 
     def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
-        encodings = self.tokenizer.encode_batch([str(text) for text in inputs])
-        texts = [np.asarray(one.ids or [self.config.pad_token_id], np.int64) for one in encodings]
+        found = bpe.encode(*self._tokenizer, [str(text) for text in inputs], framed=True)
+        texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
         return padded(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
+
+    @cached_property
+    def _tokenizer(self) -> Chosen:
+        """As the corpus was tokenised, from what a run keeps."""
+        kept = tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
+        data = self.texts.model_copy(update={"tokenizer": kept})
+        return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
 
     def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
         if not self.classifies:
-            raise UserError("predict tells classes apart, and this is a causal language model; export it to generate text")
+            raise UserError("predict names classes, and model.task=causal_lm has none; export the run to generate text")
         return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """A folder that `from_pretrained` reads; adapters are merged, and lie beside as PEFT reads them."""
+        assert self.kept is not None, "of a run that is opened"
+        write_model(model, self.config, self.kept, folder)
+        if self.section.lora_rank:
+            write_adapters(model, self.section, folder / "adapter")
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

@@ -1,0 +1,216 @@
+"""What `Workload.data(split)` may return, brought to one form: `Samples`.
+
+A tuple or dict of tensors or arrays, a torch `Dataset` or anything else with a length and items, a Hugging Face
+dataset, and of course `Samples`. What has no order of its own, a stream, is refused: no step could be named twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from paceline.errors import UserError
+from paceline.workload import BaseWorkload, Samples, Workload
+
+ALLOWED = (
+    "it may return a tuple or dict of tensors or arrays, a Dataset (an object with __len__ and __getitem__), or Samples"
+)
+
+
+def samples_of(workload: Workload, split: str = "train") -> Samples | None:
+    """The samples of a split, whatever `data(split)` returned; None where there is no such split.
+
+    There must be samples to train on. While worker processes make the samples of a run, these are the ones.
+    """
+    if split not in workload.served:
+        return adapted(workload, split)
+    return workload.served[split]
+
+
+def training_samples(workload: Workload) -> Samples:
+    """What there is to train on."""
+    found = samples_of(workload)
+    if found is None:
+        raise UserError("workload: data('train') returned None; there must be a sample to train on")
+    return found
+
+
+def sample_count(workload: BaseWorkload) -> int:
+    """How many samples there are to learn from."""
+    return len(training_samples(workload)) if isinstance(workload, Workload) else workload.sample_count()
+
+
+def adapted(workload: Workload, split: str) -> Samples | None:
+    """What `data(split)` returns, as Samples."""
+    found, said = workload.data(split), f"workload: data({split!r})"
+    if found is None:
+        return None
+    samples = _adapter(found, workload.collate, said)
+    if not len(samples):
+        what = "there must be a sample to train on" if split == "train" else "return None where there is no such split"
+        raise UserError(f"{said} is empty; {what}")
+    return samples
+
+
+def _adapter(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> Samples:
+    if all(hasattr(found, name) for name in ("__len__", "cost", "batch")):
+        return found
+    if type(found) is TensorDataset and collate is None:
+        found = found.tensors
+    if isinstance(found, Tensor | np.ndarray | tuple) or type(found) is dict:
+        return ArraySamples(found, said)
+    if isinstance(found, DataLoader):
+        raise UserError(f"{said} returned a DataLoader; return its dataset: the run file says how batches are made")
+    if isinstance(found, IterableDataset) or (hasattr(found, "__iter__") and not hasattr(found, "__getitem__")):
+        raise UserError(
+            f"{said} returned a stream, {type(found).__name__}, whose samples have no numbers: no run could be resumed "
+            "or spread over ranks with each of them seen once; return list(stream) if it fits in memory, or write it "
+            "to a file once and return a Dataset with __len__ and __getitem__"
+        )
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(found, name)]
+    if missing or isinstance(found, str | bytes | Mapping):
+        lacks = f", which has no {' and no '.join(missing)}" if missing else ""
+        raise UserError(f"{said} returned {type(found).__name__}{lacks}; {ALLOWED}")
+    own = collate or getattr(found, "collate", None)
+    if own is None and type(found).__module__.partition(".")[0] == "datasets" and found.format["type"] is None:
+        found = found.with_format("torch")
+    return DatasetSamples(found, own, said)
+
+
+class ArraySamples:
+    """Tensors or arrays in which row i is sample i."""
+
+    def __init__(self, columns: Any, said: str) -> None:
+        for path, leaf in tree_flatten_with_path(columns)[0]:
+            if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
+                raise UserError(f"{said}{keystr(path)} is {_described(leaf)}; {ALLOWED}")
+            if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
+                raise UserError(f"{said}{keystr(path)} is {_described(leaf)}; give words numbers before they are data")
+        self.columns = tree_map(lambda leaf: leaf if isinstance(leaf, Tensor) else _tensor(leaf), columns)
+        leaves = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(self.columns)[0]]
+        if not leaves:
+            raise UserError(f"{said} is empty; {ALLOWED}")
+        self.length = len(leaves[0][1])
+        for path, leaf in leaves:
+            if len(leaf) != self.length:
+                raise UserError(
+                    f"{said}{path} has {len(leaf)} rows and {said.partition(': ')[2]}{leaves[0][0]} {self.length}; "
+                    "row i of each must be sample i"
+                )
+
+    def __len__(self) -> int:
+        return self.length
+
+    def cost(self, ids: np.ndarray) -> np.ndarray:
+        return np.ones(len(ids))
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
+        rows = torch.from_numpy(ids)
+        return tree_map(lambda column: column[rows], self.columns)
+
+    def resident(self) -> Any:
+        """All samples as tensors, row i being sample i, so that a small data set can live on its device."""
+        return self.columns
+
+
+class DatasetSamples:
+    """A data set with a length and items. What an item draws at random follows from its key alone.
+
+    It draws from the generators of the whole process: samples must not be made in a thread beside the model's own use
+    of them, but in a process of their own, or between two steps.
+    """
+
+    beside_the_loop = False
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> None:
+        self.dataset, self.collate, self.said = dataset, collate, said
+        self.own_cost = getattr(dataset, "cost", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def cost(self, ids: np.ndarray) -> np.ndarray:
+        return np.ones(len(ids)) if self.own_cost is None else np.asarray(self.own_cost(ids))
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
+        with generators_kept():
+            samples = [self._sample(i, key) for i, key in zip(ids.tolist(), keys.tolist(), strict=True)]
+            if self.collate is not None:
+                return self.collate(samples)
+        try:
+            return default_collate(samples)
+        except (RuntimeError, TypeError, ValueError, KeyError):
+            _refuse_differing(samples, ids, self.said)
+            raise
+
+    def _sample(self, number: int, key: int) -> Any:
+        seed_generators(key)
+        return self.dataset[number]
+
+
+def seed_generators(key: int) -> None:
+    """The generators of the process: a few microseconds, where `torch.manual_seed` alone takes a hundred."""
+    random.seed(key)
+    np.random.seed(key)  # noqa: NPY002 - it is what users' data sets draw from
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """The generators of the process go on afterwards as if nothing had drawn from them."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.default_generator.set_state(before[2])
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Of the same memory, where torch can read it."""
+    plain = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+
+
+def _refuse_differing(samples: Sequence[Any], ids: np.ndarray, said: str) -> None:
+    """Say which two samples cannot be rows of one batch, or which part of one never can."""
+    first = _described_leaves(samples[0])
+    for number, sample in zip(ids[1:].tolist(), samples[1:], strict=True):
+        other = _described_leaves(sample)
+        for path in dict.fromkeys([*first, *other]):
+            if first.get(path) != other.get(path):
+                part = f" at {path}" if path else ""
+                raise UserError(
+                    f"{said}: sample {ids[0]} is {first.get(path, 'nothing')}{part} and sample {number} "
+                    f"{other.get(path, 'nothing')}; make them alike in the data set, or give your Workload a method  "
+                    "collate(self, samples)  that makes a batch of them"
+                )
+    for leaf in tree_leaves(samples[0]):
+        if not isinstance(leaf, Tensor | np.ndarray | np.generic | int | float | str | bytes):
+            raise UserError(
+                f"{said}: sample {ids[0]} holds {_described(leaf)}, which does not fit in a batch; make a tensor of it "
+                "in the data set, or give your Workload a method  collate(self, samples)"
+            )
+
+
+def _described_leaves(sample: Any) -> dict[str, str]:
+    return {keystr(path): _described(leaf) for path, leaf in tree_flatten_with_path(sample)[0]}
+
+
+def _described(leaf: Any) -> str:
+    if isinstance(leaf, Tensor | np.ndarray):
+        kind = "a tensor" if isinstance(leaf, Tensor) else f"an array of {leaf.dtype}"
+        return f"{kind} of shape {list(leaf.shape)}"
+    if leaf is None:
+        return "None"
+    name = type(leaf).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,130 @@
+"""Evaluation during a run: every sample once, and the same number on any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import ceil, fsum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.data.held_out import evaluated, evaluated_ids
+from paceline.data.order import Order
+from paceline.data.prefetch import move
+from paceline.data.samples import samples_of
+from paceline.errors import UserError
+from paceline.launch.group import gather_objects
+from paceline.parallel.precision import autocast
+from paceline.workload import Samples, Workload
+
+if TYPE_CHECKING:
+    from paceline.training.loop import GradientJob
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What an evaluation uses of the held-out split."""
+
+    samples: Samples
+    ids: np.ndarray
+
+    @classmethod
+    def of(cls, workload: Workload, order: Order) -> HeldOut | None:
+        """None where nothing is held out."""
+        samples = samples_of(workload, "test")
+        if not samples:
+            return None
+        count = evaluated(workload.spec.train, order, len(samples), workload.evaluation_chunk)
+        return cls(samples, evaluated_ids(len(samples), count))
+
+    def batch(self, chunk: int, size: int) -> Any:
+        """The samples of a chunk, from cheap to dear."""
+        ids = self.ids[chunk * size : (chunk + 1) * size]
+        ids = ids[np.argsort(self.samples.cost(ids), kind="stable")]
+        return self.samples.batch(ids, np.zeros_like(ids))
+
+
+@torch.no_grad()
+def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
+    """{"n": samples seen, "of": samples held out, metric: value …}.
+
+    The samples are cut into fixed chunks by position and whole chunks are handed to ranks, so a chunk's sums do not
+    depend on how many ranks there are; they are added up without rounding.
+
+    All ranks make the same number of rounds, since under some layouts a forward pass is work for all of them; one that
+    has no chunk left repeats the first and does not count it.
+    """
+    workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
+    data_rank, size = layout.data_rank(job.context.place.rank), workload.evaluation_chunk
+    chunks = ceil(len(held_out.ids) / size)
+    mine = ChunkSums()
+    was_training = model.training
+    model.eval()
+    for begin in range(0, chunks, layout.data):
+        chunk = begin + data_rank
+        if chunk >= chunks and layout.plain:
+            break
+        batch = held_out.batch(chunk if chunk < chunks else 0, size)
+        with computed_as(job.context.spec.train.precision, device):
+            sums = workload.evaluate(model, move(batch, device))
+        if chunk < chunks:
+            mine.add(chunk, sums)
+    model.train(was_training)
+    everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
+    totals = joined(everyone.values(), chunks)
+    return {"n": len(held_out.ids), "of": len(held_out.samples), **workload.metrics(totals)}
+
+
+@contextmanager
+def computed_as(precision: str, device: torch.device) -> Iterator[None]:
+    """How an evaluation computes, of a run and of its finished model: in the run's precision, and layers that are
+    compiled for training as they are written, since a compilation would take longer than it saves."""
+    uncompiled = torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
+    with autocast(precision, device), uncompiled:
+        yield
+
+
+@dataclass
+class ChunkSums:
+    """What a rank has summed up. Whole numbers are exact in any order; others are kept by chunk until all are there."""
+
+    whole: dict[str, np.ndarray] = field(default_factory=dict)
+    chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
+        found = {name: _on_host(name, value) for name, value in sums.items()}
+        for name, value in found.items():
+            if value.dtype == np.int64:
+                self.whole[name] = self.whole[name] + value if name in self.whole else value
+        self.chunks[chunk] = {name: value for name, value in found.items() if value.dtype != np.int64}
+
+
+def joined(parts: Iterable[ChunkSums], chunks: int) -> dict[str, Any]:
+    """The sums over all chunks, added without rounding: numbers, and arrays where there were arrays."""
+    rows = {chunk: row for part in parts for chunk, row in part.chunks.items()}
+    assert len(rows) == chunks, "a chunk was lost"
+    totals: dict[str, np.ndarray] = {}
+    for part in parts:
+        for name, value in part.whole.items():
+            totals[name] = totals[name] + value if name in totals else value
+    for name, first in rows[0].items():
+        columns = zip(*(row[name].ravel().tolist() for row in rows.values()), strict=True)
+        totals[name] = np.array([fsum(column) for column in columns]).reshape(first.shape)
+    return {name: value if value.ndim else value.item() for name, value in totals.items()}
+
+
+def _on_host(name: str, value: Any) -> np.ndarray:
+    """A sum as whole numbers of 64 bits where it has such, else as floats of 64 bits."""
+    found = value.detach().cpu() if isinstance(value, Tensor) else value
+    if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
+        found = found.float()
+    array = np.asarray(found)
+    if array.dtype.kind in "biu":
+        return array.astype(np.int64)
+    if array.dtype.kind == "f":
+        return array.astype(np.float64)
+    raise UserError(f"workload: evaluate gave {name!r} as {type(value).__name__}; it must be a number or a tensor")

@@ -1,0 +1,154 @@
+# ruff: noqa: NPY002 (users draw from numpy's global generator, so it is seeded)
+"""What data(split) may return: each kind becomes the same batches, and what cannot is refused in one line."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from paceline.data.samples import sample_count, samples_of
+from paceline.errors import UserError
+from paceline.spec import RunSpec
+from paceline.workload import Workload
+
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+Y = np.arange(6)
+IDS = np.array([4, 1])
+KEYS = np.array([11, 22])
+
+
+class Items(Dataset):
+    def __init__(self, length=6, item=lambda i: (X[i], Y[i])):
+        self.length, self.item = length, item
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.item(index)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def workload(data, **methods):
+    kind = type("Own", (Workload,), {"data": lambda self, split: data, **methods})
+    return kind(RunSpec())
+
+
+def batch(data, **methods):
+    return samples_of(workload(data, **methods)).batch(IDS, KEYS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, Y),
+        (torch.from_numpy(X), torch.from_numpy(Y)),
+        TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
+        Items(),
+        [(X[i], Y[i]) for i in range(6)],
+    ],
+    ids=["arrays", "tensors", "tensor data set", "data set", "list"],
+)
+def test_rows_are_the_samples_asked_for(data):
+    x, y = batch(data)
+    assert x.tolist() == X[IDS].tolist()
+    assert y.tolist() == [4, 1]
+    assert sample_count(workload(data)) == 6
+
+
+def test_columns_by_name_and_alone():
+    assert batch({"x": X, "y": {"deep": Y}})["y"]["deep"].tolist() == [4, 1]
+    assert batch(X).tolist() == X[IDS].tolist()
+    assert samples_of(workload((X, Y))).resident()[1].tolist() == Y.tolist()
+
+
+def test_arrays_that_torch_cannot_read_are_copied():
+    backwards, frozen = Y.astype(">i4"), Y.copy()
+    frozen.flags.writeable = False
+    assert [column.tolist() for column in batch((backwards, frozen))] == [[4, 1], [4, 1]]
+
+
+def test_a_hugging_face_data_set():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": X.tolist(), "word": list("abcdef"), "label": Y.tolist()})
+    found = batch(rows)
+    assert found["x"].dtype == torch.float32
+    assert found["label"].tolist() == [4, 1]
+    assert found["word"] == ["e", "b"]
+    ragged = datasets.Dataset.from_dict({"ids": [[0] * (1 + i) for i in range(6)]})
+    with pytest.raises(UserError, match=r"sample 4 is a tensor of shape \[5\] at \['ids'\] and sample 1 a tensor of"):
+        batch(ragged)
+    assert batch(ragged, collate=lambda self, rows: [len(row["ids"]) for row in rows]) == [5, 2]
+
+
+def test_the_workloads_collate_comes_before_the_data_sets_own():
+    data = Items()
+    data.collate = lambda samples: "the data set's"
+    assert batch(data) == "the data set's"
+    assert batch(data, collate=lambda self, samples: len(samples)) == 2
+
+
+def test_a_data_set_may_say_what_its_samples_cost():
+    data = Items()
+    data.cost = lambda ids: ids * 2
+    assert samples_of(workload(data)).cost(IDS).tolist() == [8, 2]
+    assert samples_of(workload(Items())).cost(IDS).tolist() == [1, 1]
+
+
+def test_what_a_sample_draws_follows_from_its_key_alone():
+    def draw(index):
+        return np.array([random.random(), np.random.rand(), float(torch.rand(()))])
+
+    samples = samples_of(workload(Items(item=draw)))
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    both = samples.batch(IDS, KEYS)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+    assert samples.batch(IDS[::-1], KEYS[::-1]).tolist() == both.tolist()[::-1]
+    assert len(set(both.flatten().tolist())) == 6
+
+
+REFUSED = {
+    "nothing to train on": (None, "returned None"),
+    "no samples": (Items(0), "data('train') is empty; there must be a sample to train on"),
+    "no rows": ((X[:0], Y[:0]), "data('train') is empty"),
+    "no columns": ((), "data('train') is empty"),
+    "rows that do not match": ((X, Y[:4]), "data('train')[1] has 4 rows and data('train')[0] 6"),
+    "words": ({"x": np.array(["a", "b"])}, "data('train')['x'] is an array of <U1 of shape [2]; give words numbers"),
+    "a number among columns": ((X, 3), "data('train')[1] is an int"),
+    "a stream": (Stream(), "a stream, Stream, whose samples have no numbers"),
+    "a generator": ((i for i in range(3)), "a stream, generator"),
+    "a loader": (DataLoader(Items()), "returned a DataLoader; return its dataset"),
+    "a number": (7, "returned int, which has no __len__ and no __getitem__"),
+    "a text": ("train.csv", "returned str; it may return a tuple or dict"),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_samples(data, said):
+    with pytest.raises(UserError) as refused:
+        sample_count(workload(data))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+UNLIKE = {
+    "shapes": (lambda i: X[: i + 1], "sample 4 is an array of float32 of shape [5, 2] and sample 1 an array of"),
+    "parts": (lambda i: (X[i],) * (1 + i % 2), "sample 4 is nothing at [1] and sample 1 an array"),
+    "types": (lambda i: {"x": None if i == 1 else 2.0}, "sample 4 is a float at ['x'] and sample 1 None"),
+    "never": (lambda i: (X[i], object()), "sample 4 holds an object, which does not fit in a batch"),
+}
+
+
+@pytest.mark.parametrize(("item", "said"), UNLIKE.values(), ids=UNLIKE)
+def test_samples_that_make_no_batch(item, said):
+    with pytest.raises(UserError) as refused:
+        batch(Items(item=item))
+    assert said in str(refused.value)
+    assert "collate(self, samples)" in str(refused.value)
