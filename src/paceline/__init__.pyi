@@ -1,3 +1,4 @@
+from paceline.classification import class_sums as class_sums
 from paceline.errors import RunFailed as RunFailed
 from paceline.errors import UserError as UserError
 from paceline.measuring.result import Measurement as Measurement

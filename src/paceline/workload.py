@@ -133,11 +133,14 @@ class BaseWorkload(RunClass):
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the work cannot take, before a process starts."""
 
-    def goodness(self, metrics: Mapping[str, float]) -> float:
+    def goodness(self, metrics: Mapping[str, Any]) -> float:
         """The score as a number of which more is better."""
-        name = self.score.removeprefix("-")
-        if name not in metrics:
-            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(metrics)}")
+        name, known = (
+            self.score.removeprefix("-"),
+            [name for name, value in metrics.items() if isinstance(value, int | float)],
+        )
+        if name not in known:
+            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
         return -metrics[name] if self.score.startswith("-") else metrics[name]
 
 
@@ -184,15 +187,20 @@ class Workload(BaseWorkload):
         raise NotImplementedError
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        """Sums over the samples of a batch; must hold "count", by which `metrics` divides."""
+        """Sums over the samples of a batch, numbers or tensors of any shape; must hold "count", by which `metrics`
+        divides. What `paceline.class_sums` gives is judged as a classifier is."""
         total, count = self.loss(model, batch)
         return {"loss": total, "count": count}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics, from the sums over all samples."""
-        if not sums.get("count"):
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics, from the sums over all samples: numbers, and arrays where those are worth recording."""
+        count = sums.get("count")
+        if not isinstance(count, int | float) or not count:
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
-        return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
+        from paceline.classification import CLASS_SUMS, class_metrics
+
+        plain = {name: value for name, value in sums.items() if name not in ("count", *CLASS_SUMS)}
+        return {**{name: value / count for name, value in plain.items()}, **class_metrics(sums)}
 
     def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
         """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes

@@ -28,7 +28,7 @@ def strangers(found):
 
 
 def test_packages_import_each_other_in_one_direction(layers):
-    assert layers.levels(layers.graph_of(layers.imports()))[0][0] == "errors"
+    assert "errors" in layers.levels(layers.graph_of(layers.imports()))[0]
 
 
 def test_nothing_outside_of_a_workload_imports_it(layers):

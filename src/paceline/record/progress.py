@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.record.events import metrics_of
+from paceline.record.per_class import baseline_words
 from paceline.record.timers import TIMES
 from paceline.record.units import COLUMNS, clock, metrics_text, number, percent, writable
 
@@ -97,7 +98,8 @@ class Progress:
         """Show the metrics of an "evaluate" event."""
         of = f" of {number(event['of'])}" if event.get("of", event.get("n")) != event.get("n") else ""
         on = f" on {number(event['n'])}{of} samples" if "n" in event else ""
-        self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics_text(metrics_of(event))}")
+        poor = f"; {words}" if (words := baseline_words(event)) else ""
+        self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics_text(metrics_of(event))}{poor}")
 
     def _draw(self, now: float) -> None:
         event = self._event

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.record.events import metrics_of
 from paceline.record.files import from_flat, read_json
+from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.timers import TIMES
 from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec
@@ -40,6 +41,10 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated: int | None = None
     """Samples."""
+    held_out: int | None = None
+    """Samples, of which those were evaluated."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """Results that are not single numbers, of the last evaluation: those of each class, the confusion matrix."""
     best: dict[str, Any] | None = None
 
 
@@ -115,7 +120,9 @@ def summarise(
 
 def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> Evaluation:
     """From "evaluate" events."""
-    return Evaluation(metrics_of(last), last.get("n"), dict(best) if best else None)
+    arrays = {name: value for name, value in last.items() if isinstance(value, list | tuple)}
+    numbers = {name: value for name, value in (best or {}).items() if not isinstance(value, list | tuple)}
+    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None)
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -148,8 +155,8 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
         yield "loss", f"{number(summary.loss_first)} at first, {number(summary.loss_last)} at last"
     evaluation = summary.evaluation
     if evaluation.metrics:
-        on = f"  ({evaluation.evaluated:,} samples)" if evaluation.evaluated else ""
-        yield "evaluation", metrics_text(evaluation.metrics) + on
+        yield "evaluation", metrics_text(evaluation.metrics) + _say_evaluated(evaluation)
+        yield from _class_rows({**evaluation.metrics, **evaluation.arrays})
     if best := evaluation.best:
         at = f"  (step {best['step']:,})" if "step" in best else ""
         yield "best", metrics_text(metrics_of(best)) + at
@@ -168,6 +175,28 @@ def _say_trained(trained: Trained) -> str:
     epochs = f", {number(trained.epochs)} epochs" if trained.epochs is not None else ""
     skipped = f", {trained.skipped_steps:,} steps skipped, not finite" if trained.skipped_steps else ""
     return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
+
+
+def _say_evaluated(evaluation: Evaluation) -> str:
+    if not evaluation.evaluated:
+        return ""
+    of = f" of {evaluation.held_out:,}" if (evaluation.held_out or 0) > evaluation.evaluated else ""
+    return f"  ({evaluation.evaluated:,}{of} samples)"
+
+
+def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    if words := baseline_words(event):
+        yield "", words
+    results, left = shown_results(event)
+    if not results:
+        return
+    wide = min(32, max(len(result.name) for result in results))
+    yield "per class", f"{'':{wide}}  precision  recall     F1  samples"
+    for result in results:
+        name, precision, recall, f1, support = result.cells()
+        yield "", f"{name:{wide}.{wide}}  {precision:>9}  {recall:>6}  {f1:>5}  {support:>7}"
+    if left:
+        yield "", f"and {left:,} more in summary.json: these have the lowest F1"
 
 
 def _time_rows(

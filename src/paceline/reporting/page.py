@@ -18,7 +18,7 @@ from paceline.reporting.contents import Contents
 from paceline.reporting.tables import Table
 
 ASSETS = Path(__file__).parent / "assets"
-ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs")
+ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs", "classes", "confusion")
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 TEX = {
     "\\": r"\textbackslash{}",

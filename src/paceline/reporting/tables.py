@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, are_passes, done
 from paceline.measuring.verb import DEVICE_HEAD, device_cells
+from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.units import duration, metrics_text, number, percent, size
 from paceline.reporting.contents import Contents
 from paceline.reporting.series import LinkMeasurement, Series
@@ -51,6 +53,8 @@ def tables(contents: Contents) -> list[Table]:
     found += [_links(m, f": {m.name}" if len(contents.links) > 1 else "") for m in contents.links]
     if contents.runs:
         found.append(_runs(contents))
+    if len(contents.runs) == 1 and (ended := contents.runs[0].summary) is not None:
+        found += _classes({**ended.evaluation.metrics, **ended.evaluation.arrays})
     return found
 
 
@@ -176,6 +180,23 @@ def _runs(contents: Contents) -> Table:
     ]
     head = ("run", "status", "ranks", "steps", "first loss", "last loss", "evaluation")
     return Table("runs", "Runs", head, tuple(rows), left=2)
+
+
+def _classes(event: Mapping[str, Any]) -> Iterator[Table]:
+    """What the last evaluation found for each class, and which ones were taken for which."""
+    results, left = shown_results(event)
+    if not results:
+        return
+    notes = [words] if (words := baseline_words(event)) else []
+    notes += [f"{left:,} more are in summary.json; these have the lowest F1"] if left else []
+    note = "".join(f"{words[0].upper()}{words[1:]}. " for words in notes).rstrip()
+    head = ("class", "precision", "recall", "F1", "samples")
+    yield Table("classes", "Results of each class", head, tuple(r.cells() for r in results), note=note)
+    if not left and (confusion := event.get("confusion")):
+        names = [result.name for result in results]
+        rows = tuple((name, *map(number, row)) for name, row in zip(names, confusion, strict=False))
+        note = "A row for each class, a column for what its samples were taken for."
+        yield Table("confusion", "Confusion matrix", ("", *names), rows, note=note)
 
 
 def _links(measured: LinkMeasurement, name: str) -> Table:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.events import metrics_of
+from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
 from paceline.record.units import COLUMNS, clock, duration, metrics_text, number, percent, size
@@ -189,6 +190,10 @@ def drawn(view: View) -> Any:
     if main.evaluation:
         metrics = metrics_text(metrics_of(main.evaluation))
         body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
+        if words := baseline_words(main.evaluation):
+            body.add_row("", words)
+        for name, precision, recall, f1, support in (r.cells() for r in shown_results(main.evaluation)[0]):
+            body.add_row("", f"{name:24.24}  precision {precision}  recall {recall}  F1 {f1}  of {support}")
     if main.saved:
         body.add_row("checkpoint", f"step {main.saved:,}")
     for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, fsum
@@ -19,10 +19,14 @@ from paceline.data.samples import samples_of
 from paceline.errors import UserError
 from paceline.launch.group import gather_objects
 from paceline.parallel.precision import autocast
+from paceline.record.files import finite
 from paceline.workload import Samples, Workload
 
 if TYPE_CHECKING:
     from paceline.training.loop import GradientJob
+
+MOST_NUMBERS = 10_000
+"""In an array of an "evaluate" event."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,16 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
             mine.add(chunk, sums)
     model.train(was_training)
     everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
-    totals = joined(everyone.values(), chunks)
-    return {"n": len(held_out.ids), "of": len(held_out.samples), **workload.metrics(totals)}
+    metrics = workload.metrics(joined(list(everyone.values()), chunks))
+    told = {"classes": list(workload.classes())} if "support" in metrics else {}
+    return {"n": len(held_out.ids), "of": len(held_out.samples), **_recorded(metrics), **told}
+
+
+def _recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as plain values; an array of very many numbers is nothing to be recorded each time."""
+    arrays = {name: value for name, value in metrics.items() if hasattr(value, "tolist")}
+    short = {name: finite(value.tolist()) for name, value in arrays.items() if value.size <= MOST_NUMBERS}
+    return {name: value for name, value in {**metrics, **short}.items() if name in short or name not in arrays}
 
 
 @contextmanager
@@ -103,7 +115,7 @@ class ChunkSums:
         self.chunks[chunk] = {name: value for name, value in found.items() if value.dtype != np.int64}
 
 
-def joined(parts: Iterable[ChunkSums], chunks: int) -> dict[str, Any]:
+def joined(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
     """The sums over all chunks, added without rounding: numbers, and arrays where there were arrays."""
     rows = {chunk: row for part in parts for chunk, row in part.chunks.items()}
     assert len(rows) == chunks, "a chunk was lost"

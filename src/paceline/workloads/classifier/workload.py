@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.classification import class_sums
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.workload import Workload
@@ -128,6 +129,9 @@ class Classifier(Workload):
         tokens = self.corpus.train if split == "train" else self.corpus.test
         return TextSamples(tokens, cast(TextData, self.spec.data).max_length)
 
+    def classes(self) -> Sequence[str]:
+        return self.corpus.classes
+
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         total = F.cross_entropy(at_least_fp32(model(batch)), batch.labels, reduction="sum")
         return total, (batch.labels >= 0).sum()
@@ -136,6 +140,6 @@ class Classifier(Workload):
         logits = at_least_fp32(model(batch))
         return {
             "loss": F.cross_entropy(logits, batch.labels, reduction="none").double().sum(),
-            "accuracy": (logits.argmax(1) == batch.labels).sum(),
             "count": len(batch.labels),
+            **class_sums(logits, batch.labels),
         }

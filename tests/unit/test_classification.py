@@ -1,0 +1,69 @@
+"""Metrics of classes from sums, against their definitions, sample by sample."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.classification import class_metrics, class_sums
+from paceline.record.per_class import baseline_words, class_results, shown_results
+
+
+def answers(classes, n=400, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (n,), generator=generator)
+    logits = torch.randn(n, classes, generator=generator) + 1.5 * torch.eye(classes)[labels]
+    return logits, labels
+
+
+def added(*parts):
+    return {name: sum(np.asarray(part[name]) for part in parts) for name in parts[0]}
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_metrics_are_those_of_their_definitions(classes):
+    logits, labels = answers(classes)
+    found = class_metrics(added(class_sums(logits[:150], labels[:150]), class_sums(logits[150:], labels[150:])))
+    said = logits.argmax(1)
+    assert found["accuracy"] == (said == labels).double().mean()
+    assert found["majority"] == labels.bincount().max() / len(labels)
+    aucs = []
+    for number in range(classes):
+        right = ((said == number) & (labels == number)).sum()
+        assert found["precision"][number] == pytest.approx(float(right / (said == number).sum()))
+        assert found["recall"][number] == pytest.approx(float(right / (labels == number).sum()))
+        score, own = logits.softmax(1)[:, number], labels == number
+        pairs = score[own][:, None] - score[~own][None, :]
+        aucs.append(float((pairs > 0).double().mean() + (pairs == 0).double().mean() / 2))
+    f1 = 2 * found["precision"] * found["recall"] / (found["precision"] + found["recall"])
+    assert found["macro_f1"] == pytest.approx(f1.mean())
+    assert found["auc"] == pytest.approx(np.mean(aucs), abs=2e-3)
+    assert found["confusion"].sum() == found["support"].sum() == len(labels)
+
+
+def test_many_classes_have_counts_and_no_matrix():
+    logits, labels = answers(150)
+    found = class_metrics(class_sums(logits, labels))
+    assert found["accuracy"] == (logits.argmax(1) == labels).double().mean()
+    assert "confusion" not in found
+    assert "auc" not in found
+
+
+def test_padding_does_not_count_and_what_never_occurs_divides_nothing():
+    logits = torch.tensor([[2.0, 1, 0], [3, 0, 0], [0, 0, 9]])
+    found = class_metrics(class_sums(logits, torch.tensor([0, 1, -100])))
+    assert found["accuracy"] == 0.5
+    assert found["support"].tolist() == [1, 1, 0]
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 0) / 2), "of the two classes that occur"
+    assert np.isnan(found["recall"][2])
+    assert class_metrics({"loss": 1.0, "count": 3}) == {}
+
+
+def test_a_model_that_always_says_the_same_is_named():
+    event = {"accuracy": 0.646, "majority": 0.646, "classes": ["bad", "good"], "support": [646, 354]}
+    event |= {"precision": [0.646, None], "recall": [1.0, 0.0], "f1": [0.785, 0.0]}
+    assert baseline_words(event) == "no better than always saying bad (0.646)"
+    assert baseline_words({**event, "accuracy": 0.7}) == ""
+    assert class_results(event)[1].cells() == ("good", "–", "0.000", "0.000", "354")
+    many = {name: [0.5] * 29 + [0.1] for name in ("precision", "recall", "f1")}
+    worst, left = shown_results({**many, "support": [1] * 30})
+    assert (worst[0].name, left) == ("29", 18)
