@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.classification import class_sums
 from paceline.data.corpora import bpe
 from paceline.data.corpora.own_tokenizer import MASK, Chosen, tokenizer_of
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
@@ -182,8 +183,11 @@ class TransformersModel(Workload):
         if not self.classifies:
             return {"loss": self._token_losses(model, batch).double().sum(), "count": (batch.targets >= 0).sum()}
         logits_BC, losses_B = self._class_losses(model, batch)
-        right = (logits_BC.argmax(1) == batch.labels).sum()
-        return {"loss": losses_B.double().sum(), "accuracy": right, "count": len(batch.labels)}
+        return {
+            "loss": losses_B.double().sum(),
+            "count": len(batch.labels),
+            **class_sums(logits_BC, batch.labels),
+        }
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         metrics = super().metrics(sums)
