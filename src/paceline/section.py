@@ -44,6 +44,9 @@ class ModelSection(Section):
     start: Path | None = field(
         None, "path", "weights to begin with: a .safetensors file, a run folder, or the folder of a Hugging Face model"
     )
+    match: Literal["all", "some"] = field(
+        "all", "", "all: start has every tensor of the model and no other; some: what does not fit begins as drawn"
+    )
 
 
 class DataSection(Section):

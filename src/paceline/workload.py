@@ -207,6 +207,10 @@ class Workload(BaseWorkload):
         first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
         return {}
 
+    def start_name(self, name: str) -> str | None:
+        """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
+        return name
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""

@@ -8,13 +8,14 @@
 5. Data parallelism comes last: it must see the parameters as the optimiser does, and gathers a layer around all of
    the above.
 6. A model that can draw its weights by itself is built without memory and gets it now, when each rank knows its part.
+7. Weights to begin with (`model.start`) are read last: of each tensor the part that the rank holds.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -85,6 +86,8 @@ class ModelSetup:
     device: torch.device
     timer: CollectiveTimer
     execution: Execution
+    begin: Callable[[Sequence[nn.Module]], None] = lambda parts: None
+    """Gives the modules that this rank holds other first values than those that were drawn."""
 
 
 def parallelize(setup: ModelSetup) -> ParallelModel:
@@ -95,7 +98,8 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     if layout.plain or layout.strategy == "zero1":
         if late:
             _draw(model, device, spec)
-        change_layers(model.to(device), setup)
+        setup.begin([model.to(device)])
+        change_layers(model, setup)
         return _replicated(model, groups, setup)
 
     from paceline.parallel import fsdp, pipeline, tensor
@@ -120,6 +124,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
             _draw(stage, torch.device("cpu") if layout.offload else device, spec)
 
     parts = list(stages.values())
+    setup.begin(parts)
     local = local_parameters_of(parts, layout.tensor * layout.data, group)
     net: nn.Module = parts[0]
     if layout.pipeline > 1:
@@ -140,6 +145,7 @@ def mesh_of(layout: Layout, device: torch.device, timeout_s: float) -> tuple[Dev
 def prepared(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     """The model before anything wraps it, in host memory: for engines that do so in their own way."""
     model, groups = _model(setup)
+    setup.begin([model])
     change_layers(model, setup)
     return model, groups
 

@@ -32,6 +32,8 @@ class RunContext:
     events: EventWriter
     checkpoints: CheckpointWriter
     stop: StopRequest
+    checkpoint: Checkpoint | None = None
+    """Where a run goes on that was begun before."""
     shown: Callable[[dict[str, Any]], None] = lambda event: None
     """Told of every event, on the main rank: the progress bar, the loggers."""
 

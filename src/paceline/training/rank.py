@@ -110,8 +110,8 @@ def train_rank(
     ):
         job: Job | None = None
         try:
-            job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop), workload)
             checkpoint = _from_main(place, lambda: newest(run.checkpoints, speak))
+            job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), workload)
             if checkpoint is not None:
                 job.restore(checkpoint)
             if job.done:

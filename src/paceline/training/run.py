@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = (
     "name",
+    "model.start",
     "parallel.",
     *(f"train.{word}" for word in ("keep", "log_every", "loggers", "checkpoint_every", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
     *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer")),
 )
-"""What a resumed run may be given anew: nothing that would change its answer. Data may move, but not differ."""
+"""What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
@@ -149,6 +150,11 @@ def open_run(
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
+    start = getattr(spec.model, "start", None)
+    if run is None and start is not None:
+        from paceline.training.checkpoints.weights import open_weights
+
+        open_weights(start, say)
     with expected_failures(spec):
         workload = workload or workload_of(spec)
         workload.suits(layout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from paceline.data.order import Order, total_steps
@@ -17,6 +19,7 @@ from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.schedule import schedule_of
+from paceline.training.start import notes_of, start_of
 from paceline.training.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
 
@@ -44,9 +47,10 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
     steps = total_steps(train, order)
-    setup = ModelSetup(
-        workload, spec, layout, context.device, timer_of(context.device.type), _execution(context, workload, samples)
-    )
+    timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
+    setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
+    if (start := start_of(workload, context)) is not None:
+        setup = replace(setup, begin=start)
     torch.manual_seed(train.seed)
     step = step_of(setup) if spec.parallel.engine == "torch" else engines.start(setup, context)
     collate = step.collate(samples, layout)
@@ -56,8 +60,13 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
-        [*equations(spec, order.samples), *evaluation_lines(workload, order.samples), *step.state.model.groups.words()],
-        {"execution": setup.execution.words()},
+        [
+            *equations(spec, order.samples),
+            *evaluation_lines(workload, order.samples),
+            *step.state.model.groups.words(),
+            *([start.match.sentence()] if start is not None and start.match is not None else []),
+        ],
+        {"execution": setup.execution.words(), **notes_of(start)},
     )
     schedule = schedule_of(train, order.seen(steps))
     return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -47,6 +48,14 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
 def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
     return _first_whole(folder, sorted(sealed_in(folder), key=_score, reverse=True), say)
+
+
+def best_scored(folder: Path) -> Checkpoint | None:
+    """The one with the highest score, its checksums not computed; None where none has a score."""
+    for path in sorted(sealed_in(folder), key=_score, reverse=True):
+        with suppress(DamagedCheckpoint):
+            return found if (found := verified(path, checksums=False)).score is not None else None
+    return None
 
 
 def chosen(run: RunDir, which: str) -> Checkpoint:
@@ -146,7 +155,7 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
         flat = storage.flatten(state)
         metadata = storage.read_metadata(checkpoint.path)
         _must_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
-        _read(checkpoint.path, metadata, flat)
+        read_into(checkpoint, flat, metadata)
     except PacelineError as error:
         wrong = error
     except OSError as error:
@@ -164,11 +173,13 @@ def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Te
         for name, described in metadata.state_dict_metadata.items()
         if name.startswith(prefix)
     }
-    _read(checkpoint.path, metadata, tensors)
+    read_into(checkpoint, tensors, metadata)
     return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
 
 
-def _read(path: Path, metadata: Any, into: dict[str, Tensor]) -> None:
+def read_into(checkpoint: Checkpoint, into: dict[str, Tensor], metadata: Any) -> None:
+    """Fill tensors in place, on one rank; of a divided tensor what that rank holds."""
+    path = checkpoint.path
     try:
         storage.read(path, metadata, into)
     except CheckpointException as failure:

@@ -39,7 +39,7 @@ class LMModel(ModelSection):
 
     def shape(self, vocab: int, sequence: int) -> DecoderShape:
         """The whole shape, where data have `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
-        given = self.model_dump(exclude={"preset", "start"}, exclude_none=True)
+        given = self.model_dump(exclude={"preset", *ModelSection.model_fields}, exclude_none=True)
         return DecoderShape.of(self.preset, given, vocab, sequence)
 
 

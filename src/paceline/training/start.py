@@ -1,0 +1,190 @@
+"""Weights to begin with: `model.start`, read into a model that is spread over ranks already, and what of it fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.errors import PacelineError, UserError
+from paceline.launch.group import gather_objects
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+from paceline.training.checkpoints.weights import KEY, Weights, hugging_face_model, open_weights
+from paceline.training.context import RunContext
+from paceline.workload import Workload
+
+NAMED = 4
+"""As many tensors are named in a sentence."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """How the tensors of `model.start` and those of the model go together."""
+
+    path: str
+    words: str
+    digest: str
+    taken: int
+    drawn: tuple[str, ...]
+    """Of the model, and begin as they were drawn; with the shapes, where only those differ."""
+    left: tuple[str, ...]
+    """Of `model.start`, and are in no use."""
+
+    def sentence(self) -> str:
+        said = [f"weights: {self.taken} of {self.taken + len(self.drawn)} tensors from {self.words}"]
+        said += [f"drawn anew: {listed(self.drawn)}"] * bool(self.drawn)
+        said += [f"left over: {listed(self.left)}"] * bool(self.left)
+        return "; ".join(said)
+
+
+@dataclass
+class Part:
+    """The same for the tensors that one rank holds."""
+
+    used: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
+    drawn: set[str] = field(default_factory=set)
+    """On purpose: they are in no `model.start`."""
+    missing: set[str] = field(default_factory=set)
+    other_shape: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Part) -> None:
+        self.used |= other.used
+        self.taken |= other.taken
+        self.drawn |= other.drawn
+        self.missing |= other.missing
+        self.other_shape |= other.other_shape
+
+
+class Start:
+    """Reads `model.start`, once, on every rank; `match` says afterwards what fitted."""
+
+    def __init__(self, workload: Workload, context: RunContext) -> None:
+        self.workload, self.context = workload, context
+        self.match: Match | None = None
+
+    def __call__(self, parts: Sequence[nn.Module]) -> None:
+        """Into the modules that this rank holds. Whatever is wrong on one rank is raised on all of them."""
+        weights, digest = self._opened()
+        into, mine = self._fit(parts, weights.shapes)
+        everyone = Part()
+        for part in gather_objects(mine):
+            everyone.add(part)
+        self.match = self._matched(everyone, weights, digest)
+        wrong: PacelineError | None = None
+        try:
+            weights.read(into)
+        except PacelineError as error:
+            wrong = error
+        for outcome in gather_objects(wrong):
+            if outcome is not None:
+                raise outcome
+
+    def _opened(self) -> tuple[Weights, str]:
+        """By the main rank; what a run began with must still be there if it begins once more."""
+        found: tuple[Weights, str] | PacelineError | None = None
+        if self.context.place.rank == 0:
+            try:
+                weights = open_weights(self._path)
+                found = weights, weights.digest()
+                self._as_it_was(found[1])
+            except PacelineError as error:
+                found = error
+        opened = gather_objects(found)[0]
+        if isinstance(opened, PacelineError):
+            raise opened
+        assert opened is not None
+        return opened
+
+    @property
+    def _path(self) -> Any:
+        return self.context.spec.model.start  # type: ignore[attr-defined]
+
+    def _as_it_was(self, digest: str) -> None:
+        run = RunDir(self.context.folder)
+        began = next(read_events(run.events_file(0), "start"), {}).get("weights")
+        if began is not None and began["digest"] != digest:
+            raise UserError(
+                f"{run.path} began with other weights: what is in {KEY}={self._path} has changed since, and there is "
+                "no checkpoint to go on from; bring it back, or start a new run"
+            )
+
+    def _fit(self, parts: Sequence[nn.Module], there: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], Part]:
+        """(tensors of this rank by their names in `model.start`, how all of its tensors fit)"""
+        mine, into = Part(), {}
+        for part in parts:
+            shared = _shared(part)
+            for name, tensor in part.state_dict().items():
+                if not isinstance(tensor, Tensor):
+                    continue
+                source = self.workload.start_name(name)
+                if source is None:
+                    mine.drawn.add(name)
+                elif source not in there:
+                    others = (self.workload.start_name(other) for other in shared.get(name, ()))
+                    (mine.taken if any(other in there for other in others) else mine.missing).add(name)
+                elif there[source] != tuple(tensor.shape):
+                    mine.used.add(source)
+                    mine.other_shape[name] = f"{list(there[source])} there and {list(tensor.shape)} in the model"
+                else:
+                    mine.used.add(source)
+                    mine.taken.add(name)
+                    into[source] = tensor
+        return into, mine
+
+    def _matched(self, part: Part, weights: Weights, digest: str) -> Match:
+        left = sorted(weights.shapes.keys() - part.used)
+        given, some = f"{KEY}={self._path}", "take those that fit, and draw the others, with  model.match=some"
+        if not part.taken:
+            raise UserError(f"{given}: {self._nothing_fits(part, left)}")
+        if self.context.spec.model.match == "all":  # type: ignore[attr-defined]
+            for name, said in sorted(part.other_shape.items()):
+                raise UserError(f"{given}: {name} is {said}; {some}")
+            wrong = [f"the model has {listed(sorted(part.missing))}, which is not in it"] * bool(part.missing)
+            wrong += [f"it has {listed(left)}, which is not in the model"] * bool(left)
+            if wrong:
+                raise UserError(f"{given}: {', and '.join(wrong)}; {some}")
+        shapes = {name: f"{name} ({said})" for name, said in part.other_shape.items()}
+        drawn = sorted({*part.missing, *part.drawn, *part.other_shape})
+        return Match(
+            str(self._path), weights.words, digest, len(part.taken), tuple(shapes.get(n, n) for n in drawn), tuple(left)
+        )
+
+    def _nothing_fits(self, part: Part, left: Sequence[str]) -> str:
+        if kind := hugging_face_model(self._path):
+            return (
+                f"this is a Hugging Face model ({kind}), and its tensors have other names than those of "
+                f"{self.context.spec.workload}; it is trained by  workload: transformers"
+            )
+        here = sorted({*part.missing, *part.other_shape})
+        there = listed(left) if left else "other shapes"
+        return f"nothing in it fits the model, which has {listed(here)}; it has {there}"
+
+
+def _shared(part: nn.Module) -> dict[str, list[str]]:
+    """All names of a parameter that has several, by each of them."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in part.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: several for several in names.values() if len(several) > 1 for name in several}
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first few, and how many more there are."""
+    all_names = list(names)
+    more = len(all_names) - NAMED
+    return ", ".join(all_names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def start_of(workload: Workload, context: RunContext) -> Start | None:
+    """None where the run begins with weights that are drawn, or goes on from a checkpoint."""
+    given = getattr(context.spec.model, "start", None)
+    return Start(workload, context) if given is not None and context.checkpoint is None else None
+
+
+def notes_of(start: Start | None) -> dict[str, Any]:
+    """For the "start" event."""
+    return {} if start is None or start.match is None else {"weights": asdict(start.match)}
