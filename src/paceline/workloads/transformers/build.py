@@ -55,22 +55,27 @@ def dropouts(config: Any) -> dict[str, float]:
     }
 
 
+def model_class(config: Any, task: str) -> Any:
+    """The library's class for a config and a task."""
+    classes = getattr(library(), AUTO[task])._model_mapping
+    if type(config) in classes:
+        return classes[type(config)]
+    other = next(name for name in AUTO if name != task)
+    raise UserError(
+        f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
+        f"try  model.task={other}  or another architecture"
+    )
+
+
 def build(config: Any, task: str) -> nn.Module:
     """The model of a config as an object without memory; `initialise` gives it values once it has some."""
-    auto = getattr(library(), AUTO[task])
-    if type(config) not in auto._model_mapping:
-        other = next(name for name in AUTO if name != task)
-        raise UserError(
-            f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
-            f"try  model.task={other}  or another architecture"
-        )
+    kind = model_class(config, task)
     try:
         with torch.device("meta"):
-            model: nn.Module = auto.from_config(config, dtype=torch.float32)
+            model: nn.Module = kind._from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, ImportError) as error:
         raise UserError(f"model: transformers cannot build this {config.model_type}: {one_line(error)}") from None
-    model.train()
-    return model
+    return model.train()
 
 
 def can_initialise(model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:

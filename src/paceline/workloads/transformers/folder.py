@@ -14,9 +14,6 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
 """Small files that the library also reads, copied as they are."""
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "tf_model.h5", "flax_model.msgpack")
-CONVERT = "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def config_file(model: Any, kept: Path | None = None) -> ConfigFile:
     if not given.exists():
         raise UserError(
             f"{key}={given}: there is no such folder; nothing is downloaded, so fetch it first, as in  "
-            f"huggingface-cli download {_hub_name(given)} --local-dir {given.name}"
+            f"hf download {_hub_name(given)} --local-dir {given.name}"
         )
     if given.is_dir():
         given = given / "kept" if RunDir(given).spec_file.is_file() else given
@@ -71,19 +68,6 @@ def _read(path: Path) -> ConfigFile:
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise UserError(f'{path}: there is no "model_type" in it, so it is not the config of a Hugging Face model')
     return ConfigFile(path, values)
-
-
-def check_weights(model: Any) -> None:
-    """Refuse a folder whose weights are pickled: reading them may run code."""
-    start = model.start
-    if start is None or not start.is_dir() or any((start / name).is_file() for name in WEIGHTS):
-        return
-    pickled = [name for name in PICKLED if (start / name).is_file()]
-    if pickled:
-        raise UserError(
-            f"model.start={start}: its weights are in {pickled[0]}, and only safetensors are read, which cannot run "
-            f"code; convert them in Python:  {CONVERT}"
-        )
 
 
 def tokenizer_file(model: Any, data: Any) -> Path | None:

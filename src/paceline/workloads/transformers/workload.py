@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,15 +22,15 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
+from paceline.training.checkpoints.weights import open_weights
 from paceline.workload import Samples, Workload
 from paceline.workloads.transformers import corpus, lora
-from paceline.workloads.transformers.build import build, can_initialise, config_of, dropouts
+from paceline.workloads.transformers.build import build, can_initialise, config_of, dropouts, model_class
 from paceline.workloads.transformers.export import write_adapters, write_model
 from paceline.workloads.transformers.folder import (
     BESIDE,
     CONFIG,
     TOKENIZER,
-    check_weights,
     config_file,
     tokenizer_file,
 )
@@ -91,17 +91,30 @@ class TransformersModel(Workload):
         self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        check_weights(self.section)
+        config = self._plain_config()
+        assert self.start_names is not None, "they can be read"
         self.corpus = corpus.prepared(self.spec, say)
-        config = self.config
         self._check_sizes()
-        if (drops := dropouts(self._plain_config())) and not self.section.dropout:
+        if (drops := dropouts(config)) and not self.section.dropout:
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
             say(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
-        say(f"model: {config.model_type} ({type(config).__name__.removesuffix('Config')}), {self.section.task}")
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
+
+    @cached_property
+    def start_names(self) -> Collection[str]:
+        """The tensors of `model.start`."""
+        return open_weights(self.section.start).shapes.keys() if self.section.start is not None else ()
+
+    def start_name(self, name: str) -> str | None:
+        """A folder may have adapters or not, and may have a bare model, whose names lack the first word."""
+        if name in self.start_names:
+            return name
+        if name.endswith((lora.A, lora.B)):
+            return None
+        bare = name.removeprefix(f"{model_class(self.config, self.section.task).base_model_prefix}.")
+        return bare if bare in self.start_names else name
 
     @cached_property
     def corpus(self) -> corpus.Corpus:
