@@ -165,7 +165,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
 
 def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
     """For a field that takes words or numbers pydantic complains once of each kind; here it is one problem."""
-    chosen = {p["loc"][:-1]: p for p in problems if str(p["loc"][-1]).startswith("literal[")}
+    chosen = {p["loc"][:-1]: p for p in problems if p["loc"] and str(p["loc"][-1]).startswith("literal[")}
     for problem in problems:
         place = problem["loc"][:-1]
         if place not in chosen:

@@ -51,7 +51,7 @@ def dropouts(config: Any) -> dict[str, float]:
     return {
         name: value
         for name, value in config.to_dict().items()
-        if ("drop" in name or name.endswith("pdrop")) and isinstance(value, int | float) and value > 0
+        if "drop" in name and isinstance(value, int | float) and value > 0
     }
 
 
@@ -112,7 +112,7 @@ def _draw(model: nn.Module, modules: Sequence[nn.Module]) -> None:
             wholes[id(tensor)] = tensor, nn.Parameter(whole) if isinstance(tensor, nn.Parameter) else whole
         held[name] = wholes[id(tensor)][1]
     places = [(held, name, tensor) for held, name, tensor in _tensors(modules)]
-    for module in modules:
+    for module in reversed(modules):  # what is inside first: some layers draw weights of their parts anew
         cast(Any, model)._init_weights(module)
         if isinstance(module, lora.LowRank):
             module.draw()
