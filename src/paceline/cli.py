@@ -112,7 +112,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
     spec = _load(arguments.words, "explain")
-    samples, more = None, list[str]()
+    samples, workload, more = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
         from paceline.training.failures import expected_failures
@@ -123,7 +123,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
             more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples), *more, *execution_lines(spec)]
+    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
     console = _console()
     console.print(explain(spec))
     console.print("", *derived, sep="\n")

@@ -59,7 +59,21 @@ class Traits:
     equal_layers: bool = False
     """Many equal layers and samples of one shape: each layer is compiled by itself (`Workload.compile_layers`)."""
     few_shapes: bool = False
-    """Batches can be brought to a few shapes (`Samples.fixed_shape_batches`): a step can be recorded."""
+    """Batches have one shape, or can be brought to a few (`Samples.fixed_shape_batches`): a step can be recorded."""
+    half_only: bool = False
+    """It can so in half precision alone, for which there are kernels that take batches of these shapes."""
+    own_optimizer: bool = False
+    """The update is the user's own code (`Workload.optimizer`), which may ask the host."""
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What compiling could make shorter: the forward pass over a global batch, as the model is written."""
+
+    operations: float
+    """That would be compiled: of the whole model or, where layers are equal, of one of them."""
+    moved_elements: float
+    """Read and written between matrix products."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,10 @@ class Entry:
                 ) from None
         return found
 
+    def work(self, spec: Any, samples: int | None = None) -> StepWork | None:
+        """What a step does, as its planning subject knows it; None where only running it would tell."""
+        return resolve(self.subject)(spec, samples, None).work if self.subject else None
+
     def run_class(self) -> type[RunClass]:
         """The class that trains or fits; the user's own code is executed here."""
         from paceline.section import RunClass
@@ -134,7 +152,8 @@ def entry_of(workload: Any) -> Entry:
 def _own(reference: str) -> Entry:
     """The entry of a run class that says all there is about itself."""
     kind = Entry(reference).run_class()
-    return Entry(reference, batched=kind.batched, traits=Traits(equal_layers=getattr(kind, "compile_layers", False)))
+    traits = Traits(equal_layers=getattr(kind, "compile_layers", False), few_shapes=True)  # until its samples are seen
+    return Entry(reference, batched=kind.batched, traits=traits)
 
 
 def names() -> list[str]:

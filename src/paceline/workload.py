@@ -20,8 +20,12 @@ from paceline.spec import RunSpec
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from paceline.layout import Layout
+
+FEW = 5
+"""Samples that are looked at to learn whether all have one shape."""
 
 
 class Samples(Protocol):
@@ -30,8 +34,9 @@ class Samples(Protocol):
     Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
     passes of a pipeline all have the same shape. `fixed_shape_batches(cuts, most)` makes the batches of several
     (ids, keys) at once, each of up to `most` samples and padded with samples that count nothing, so that only a few
-    shapes occur: a step can then be recorded as a CUDA graph. `resident()` gives all samples as tensors of which row i
-    is sample i, where `batch(ids, keys)` is no more than those rows.
+    shapes occur: a step can then be recorded as a CUDA graph (`half_only = True`: in half precision alone).
+    `resident()` gives all samples as tensors of which row i is sample i, where `batch(ids, keys)` is no more than
+    those rows.
     """
 
     def __len__(self) -> int: ...
@@ -168,6 +173,11 @@ class Workload(BaseWorkload):
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.callback_state: dict[str, Any] = {}
+        """What `on_step` and `on_evaluate` remember, as plain values: kept in checkpoints."""
+
     def has(self, method: str) -> bool:
         """Whether the subclass has this optional method."""
         return getattr(type(self), method) is not getattr(Workload, method)
@@ -210,6 +220,31 @@ class Workload(BaseWorkload):
     def start_name(self, name: str) -> str | None:
         """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
         return name
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Optional: the update rule, in place of `train.optimizer`: an optimiser of these groups of plain tensors.
+
+        Each has its "params", and its "lr" and "weight_decay" as the run file says. The schedule multiplies the rate
+        that the optimiser has for a group.
+        """
+        raise NotImplementedError
+
+    def schedule(self, seen: int, total: int) -> float:
+        """Optional: the learning rate after `seen` of `total` samples as a factor of `train.lr`, in place of
+        `train.schedule`, `train.warmup` and `train.final_lr`."""
+        raise NotImplementedError
+
+    def on_step(self, step: int, values: Mapping[str, Any]) -> str | None:
+        """Optional: told after each step, on every rank the same: its loss, grad_norm, lr, samples, epoch, …
+
+        Words end the run at this step, and say why; None goes on. What must outlive a restart belongs into
+        `self.callback_state`.
+        """
+        return None
+
+    def on_evaluate(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Optional: told after each evaluation, as `on_step` is."""
+        return None
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
@@ -292,7 +327,29 @@ def workload_of(spec: RunSpec) -> Any:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
-    return Traits(equal_layers=workload.compile_layers, few_shapes=hasattr(samples, "fixed_shape_batches"))
+    few = hasattr(samples, "fixed_shape_batches")
+    return Traits(
+        workload.compile_layers,
+        few_shapes=few or _one_shape(samples),
+        half_only=few and getattr(samples, "half_only", False),
+        own_optimizer=workload.has("optimizer"),
+    )
+
+
+def _one_shape(samples: Samples) -> bool:
+    """Whether samples all have the same shape, by the look of a few."""
+    import numpy as np
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    if hasattr(samples, "resident"):
+        return True
+    few = np.linspace(0, len(samples) - 1, min(len(samples), FEW)).astype(np.int64)
+    shapes = {
+        tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(samples.batch(ids, ids * 0)))
+        for ids in few[:, None]
+    }
+    return len(shapes) == 1
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

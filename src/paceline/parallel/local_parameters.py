@@ -50,11 +50,22 @@ class LocalParameters(Sequence[LocalParameter]):
     def __getitem__(self, index: Any) -> Any:
         return self._all[index]
 
+    @property
+    def divided(self) -> bool:
+        """Whether ranks hold parts, so that none has a whole parameter to itself."""
+        return self._group is not None
+
     def gradients(self) -> None:
         """Put this rank's part of each gradient where the optimiser looks for it."""
         for part in self._all:
             if part.data is not part.param and part.param.grad is not None:
                 part.data.grad = part.cut(part.param.grad)
+
+    def complete_gradients(self) -> None:
+        """A parameter that took no part in the loss has a gradient of 0."""
+        for part in self._all:
+            if part.data.grad is None:
+                part.data.grad = torch.zeros_like(part.data)
 
     def clear(self) -> None:
         for part in self._all:

@@ -14,22 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.data.samples import training_samples
 from paceline.errors import UserError
+from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
 from paceline.registry import one_line
 from paceline.spec import RunSpec
-from paceline.workload import workload_of
+from paceline.workload import traits_of, workload_of
 
 BATCHES = (4, 8)
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
-VIEWS = {"view", "t", "transpose", "expand", "permute", "reshape", "slice", "select", "detach", "unsqueeze", "squeeze"}
-VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_strided", "empty", "sym_size"}
 
 
 @dataclass
@@ -43,36 +40,24 @@ class RegionWork:
     kernels: int = 0
 
 
-class _Watch(TorchDispatchMode):
-    """Counts what is dispatched, by the region at work."""
+class _Watch(OperationCounter):
+    """Counts by the region at work."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
-        self.counting = True
 
     def enter(self, region: str) -> None:
         """What follows is work of a repeated layer, or of the rest."""
         self.region = region
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if self.counting and func.namespace == "aten":
-            self._count(func.overloadpacket.__name__, args, out)
-        return out
-
-    def _count(self, name: str, args: Any, out: Any) -> None:
-        if name in VIEWS:
-            return
+    def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
         seen.kernels += 1
-        if name in PRODUCTS or "attention" in name:
+        seen.moved += moved_by(name, args, out)
+        if is_product(name):
             seen.products += _sides(name, args, out)
-        elif name == "embedding":
-            seen.moved += 2 * out.numel()
-        else:
-            seen.moved += sum(leaf.numel() for leaf in tree_leaves((args, out)) if isinstance(leaf, Tensor))
 
 
 def _sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
@@ -119,6 +104,7 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         samples or count,
         workload=type(workload).__name__,
         blocks=blocks,
+        traits=traits_of(workload, data),
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from paceline.execution import CPU, CUDA, execution_of
+from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.layout import Layout, layout_of
 from paceline.planning.advice import advise_training
@@ -20,7 +20,7 @@ from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
 from paceline.record.units import count, number
-from paceline.registry import Traits
+from paceline.registry import StepWork, Traits
 from paceline.spec import RunSpec, Train
 
 if TYPE_CHECKING:
@@ -110,6 +110,15 @@ class TrainingSubject(Subject):
         return sum(b.repeat * b.trained_params for b in self.blocks)
 
     @property
+    def work(self) -> StepWork:
+        """What compiling could make shorter."""
+        compiled = [max(self.blocks, key=lambda b: b.repeat)] if self.traits.equal_layers else self.blocks
+        times = [1 if self.traits.equal_layers else b.repeat for b in compiled]
+        operations = sum(n * b.kernels for n, b in zip(times, compiled, strict=True)) / LAUNCHES_PER_OPERATION
+        moved = sum(b.repeat * (b.moved_elements + b.eager_elements) for b in self.blocks)
+        return StepWork(operations, self.global_batch * moved)
+
+    @property
     def flops_per_sample(self) -> float:
         """Forward and backward."""
         return 3 * sum(b.repeat * b.flops for b in self.blocks)
@@ -170,7 +179,8 @@ class TrainingSubject(Subject):
 
     def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
         """What is compiled on a device, and what stays in its memory."""
-        execution = execution_of(self.train, layout, CPU if device.synchronous else CUDA, self.traits)
+        weighed = compiling(self.work, self.steps, layout) if self.train.compile == "auto" else None
+        execution = execution_of(self.train, layout, CPU if device.synchronous else CUDA, self.traits, weighed)
         one_pass = layout.passes(layout.global_batch) == 1 and layout.pipeline == 1
         return Runtime(
             kernels="compiled" if execution.compiled else "eager",

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from paceline.errors import UserError
 from paceline.record.files import read_json, write_json
+from paceline.record.pauses import Pauses
 from paceline.record.progress import Progress
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
@@ -168,11 +169,11 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def audience(
-    spec: RunSpec, run: RunDir, total_samples: int, done_samples: int, show: bool
+    spec: RunSpec, run: RunDir, total_samples: int, done_samples: int, show: bool, pauses: Pauses | None = None
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function to call with each event, until the run ends."""
     loggers = open_loggers(spec.train.loggers, run, spec)
-    progress = Progress(total_samples, done_samples)
+    progress = Progress(total_samples, done_samples, pauses=pauses)
     ended = "failed"
 
     def tell(event: dict[str, Any]) -> None:
@@ -182,8 +183,14 @@ def audience(
             ended = event["status"]
         if show and kind == "step":
             progress.step(event)
+        elif show and kind == "notice":
+            progress.say(event["text"])
         elif show and kind == "evaluate":
             progress.evaluated(event)
+        elif kind == "checkpoint":
+            progress.saved(event)
+        elif show and kind == "done":
+            progress.ended()
         if kind == "evaluate" or (kind == "step" and step % spec.train.log_every == 0):
             prefix = "evaluate/" if kind == "evaluate" else "train/"
             values = {f"{prefix}{name}": value for name, value in event.items() if name not in ("kind", "step")}

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.record.events import metrics_of
+from paceline.record.pauses import Pauses
 from paceline.record.per_class import baseline_words
 from paceline.record.timers import TIMES
 from paceline.record.units import COLUMNS, clock, metrics_text, number, percent, writable
@@ -52,8 +53,15 @@ Part = tuple[str, str]
 class Progress:
     """Shows steps, messages and evaluations. `with Progress(total) as progress: progress.step(event)`."""
 
-    def __init__(self, total_samples: int, done_samples: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, total_samples: int, done_samples: int = 0, stream: TextIO | None = None, pauses: Pauses | None = None
+    ) -> None:
+        """`pauses`: what is done between steps, so that the time that is left counts it."""
         self.total = total_samples
+        self.pauses = pauses
+        self._evaluate_s: float | None = None
+        self._checkpoint_s = 0.0
+        self._ended = False
         self.stream = stream if stream is not None else sys.stdout
         self._pace = _Pace(done_samples)
         self._event: Mapping[str, Any] | None = None
@@ -99,7 +107,26 @@ class Progress:
         of = f" of {number(event['of'])}" if event.get("of", event.get("n")) != event.get("n") else ""
         on = f" on {number(event['n'])}{of} samples" if "n" in event else ""
         poor = f"; {words}" if (words := baseline_words(event)) else ""
+        self._evaluate_s = event.get("evaluate_s")
+        self._pace.paused_s += self._evaluate_s or 0.0
         self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics_text(metrics_of(event))}{poor}")
+
+    def saved(self, event: Mapping[str, Any]) -> None:
+        """Take a "checkpoint" event: how long training waited for it."""
+        self._checkpoint_s = event.get("checkpoint_s") or 0.0
+        self._pace.paused_s += self._checkpoint_s
+
+    def ended(self) -> None:
+        """The run is over, though not all that was planned may be done."""
+        self._ended, self._shown = True, None
+
+    def _left_s(self, step: int) -> float:
+        """Steps to come, and the evaluations and checkpoints between them, each as long as the last one took."""
+        seconds = (self.total - self._pace.samples) / self._pace.rate
+        if self.pauses is not None:
+            one = self.pauses.evaluate_s(1 / self._pace.rate) if self._evaluate_s is None else self._evaluate_s
+            seconds += self.pauses.evaluations(step) * one + self.pauses.checkpoints(step) * self._checkpoint_s
+        return seconds
 
     def _draw(self, now: float) -> None:
         event = self._event
@@ -107,8 +134,8 @@ class Progress:
         self._drawn, self._shown = now, event
         pace = self._pace
         rest = self.total - pace.samples
-        left = clock(rest / pace.rate) if pace.rate > 0 else "?"
-        when = f"eta {left}" if rest > 0 else f"took {clock(now - self._began)}"
+        left = clock(self._left_s(int(event.get("step", 0)))) if pace.rate > 0 else "?"
+        when = f"eta {left}" if rest > 0 and not self._ended else f"took {clock(now - self._began)}"
         done = min(1.0, pace.samples / self.total) if self.total > 0 else 1.0
         parts = _parts(done, int(event.get("step", 0)), pace.rate, event.get("loss"), when, pace.shares())
         if self._live is None:
@@ -138,11 +165,14 @@ class _Pace:
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.rate = 0.0
+        self.paused_s = 0.0
+        """Spent between steps so far, which no rate counts."""
         self._sums = dict.fromkeys(TIMES, 0.0)
         self._marks: deque[tuple[float, int, dict[str, float]]] = deque()
-        """(when, samples by then, sums of the times until then), at most one for each tenth of a second."""
+        """(when, less pauses, samples by then, sums of the times until then), at most one for each 0.1 s."""
 
     def add(self, now: float, event: Mapping[str, Any]) -> None:
+        now -= self.paused_s
         samples = int(event.get("samples", self.samples))
         if samples < self.samples:
             self._marks.clear()

@@ -55,6 +55,11 @@ SENTENCES = {
     **dict.fromkeys(("value_error", "assertion_error"), "{error}"),
 }
 """What is wrong with a key, by the type of pydantic's problem."""
+OR_ALSO = {
+    **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number"),
+    "dict_type": "{name: value}",
+}
+"""What a key takes beside words, by the type of the problem with it."""
 
 
 class RunSpec(BaseModel):
@@ -172,9 +177,9 @@ def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
             yield problem
         elif problem is not chosen[place]:
             words = chosen[place]["ctx"]["expected"]
-            is_number = problem["type"] not in ("int_parsing", "int_from_float", "int_type")
-            choice = {**chosen[place], "ctx": {"expected": f"{words} or a whole number"}}
-            yield {**(problem if is_number else choice), "loc": place}
+            also = OR_ALSO.get(problem["type"])
+            choice = {**chosen[place], "ctx": {"expected": f"{words} or {also}"}}
+            yield {**(choice if also else problem), "loc": place}
 
 
 def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> str:
@@ -182,7 +187,11 @@ def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "contradiction":
         return str(problem["msg"])
-    place = [*filter(None, [prefix]), *map(str, problem["loc"]), *([context["key"]] if kind == "not_a_bool" else [])]
+    place = [
+        *filter(None, [prefix]),
+        *(str(part) for part in problem["loc"] if not str(part).startswith("dict[")),
+        *([context["key"]] if kind == "not_a_bool" else []),
+    ]
     key = ".".join(place)
     places = [key] if kind == "not_a_bool" else [key, ".".join(place[:2]), *place[:1]]
     where = next((f" ({origins[k]})" for k in places if k in origins), "")

@@ -37,6 +37,14 @@ class Train(Section):
     beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
     momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
     clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
+    clip_value: float = field(0.0, "gradient", "then each number of it is cut to ± this; 0 does not cut", ge=0)
+    ema: float | None = field(
+        None,
+        "per step",
+        "decay of an average of the weights, which is evaluated and used in their place",
+        gt=0,
+        lt=1,
+    )
     precision: Literal["fp32", "bf16", "fp16", "fp64", "fp8"] = field("fp32", "", "type of the matrix products")
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
@@ -44,6 +52,7 @@ class Train(Section):
     evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
         "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
     )
+    patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)

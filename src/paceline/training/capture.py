@@ -1,5 +1,7 @@
 """A whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
 
+Data that fit on the device live there, and a batch is then no more than the numbers of its samples.
+
 A small model's step is hundreds of kernels of microseconds each, and starting them one by one takes longer than they
 run. Here a step is recorded once per shape and then replayed with a single call. Its batch travels as one row of
 bytes, so that a step costs the host one copy and one call.
@@ -10,22 +12,30 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from paceline.data.prefetch import Collate, IdsAndKeys, MicroBatch, RankBatch
+from paceline.data.order import Order
+from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated
+from paceline.execution import Reason
 from paceline.layout import Layout
+from paceline.registry import one_line
+from paceline.training.probe import unchanged
 from paceline.training.step import Step, update
 
 AT_ONCE = 16
 """Batches made at a time, where making one takes about as long as a step."""
 WARM_UP = 3
+"""Times that the first step is run before it is recorded; later shapes need one."""
 MOST_GRAPHS = 32
 """Shapes beyond these are run without a graph: a workload with so many is not what graphs are for."""
+RESIDENT_SHARE = 0.25
+"""Of the device's free memory, that a data set may take to live there."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,22 @@ def pack(batch: Any, buffers: PinnedBuffers) -> PackedBatch:
     rows = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            rows.append(leaf.numpy().reshape(-1).view(np.uint8))
+            rows.append(leaf.detach().reshape(-1).view(torch.uint8).numpy())
             rows.append(np.zeros(-rows[-1].size % 8, np.uint8))
     row = buffers.row(sum(map(len, rows)))
     np.concatenate(rows, out=row.numpy())
     return PackedBatch(row, described, tree)
+
+
+def resident_rows(samples: Any, order: Order, steps: int, device: torch.device) -> Any:
+    """All samples on the device, or None: they may be too large for it, and a short run never sees them all."""
+    if not hasattr(samples, "resident") or order.seen(steps) < len(samples):
+        return None
+    rows = samples.resident()
+    size = sum(leaf.nbytes for leaf in tree_leaves(rows) if isinstance(leaf, Tensor))
+    if size > RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return None
+    return tree_map_only(Tensor, lambda leaf: leaf.to(device), rows)
 
 
 @dataclass(frozen=True)
@@ -104,48 +125,79 @@ class Recorded:
 class RecordedStep(Step):
     """The same numbers as those of a `Step`."""
 
-    compiled: Callable[..., Any] = field(kw_only=True)
-    buffers: PinnedBuffers = field(default_factory=PinnedBuffers)
+    compiled: Callable[..., Any] | None = field(default=None, kw_only=True)
+    """The model compiled: for any shape, or for that of a whole batch where samples have one."""
+    resident: Any = field(default=None, kw_only=True)
+    """All samples on the device, where batches are numbers of rows."""
+    draws: bool = field(default=False, kw_only=True)
+    """The model draws from the generator of the device."""
+    buffers: PinnedBuffers = field(default_factory=PinnedBuffers, kw_only=True)
 
     def __post_init__(self) -> None:
         self.recorded: dict[Any, Recorded] = {}
         self.pool: Any = None
         self.side = torch.cuda.Stream()
+        self.any_shape = False
+        self.eager = False
 
     def collate(self, samples: Any, layout: Layout) -> Collate:
         super().collate(samples, layout)  # what cannot be done without a graph is refused
-
-        def packed(wanted: list[IdsAndKeys]) -> list[PackedBatch]:
-            return [pack(batch, self.buffers) for batch in samples.fixed_shape_batches(wanted, layout.micro_batch)]
-
-        return packed
+        self.any_shape = hasattr(samples, "fixed_shape_batches")
+        make: Collate
+        if self.any_shape:
+            make = partial(samples.fixed_shape_batches, most=layout.micro_batch)
+        elif self.resident is not None:
+            make = collated(lambda ids, keys: torch.from_numpy(ids))
+        else:
+            make = collated(samples.batch)
+        return lambda wanted: [pack(batch, self.buffers) for batch in make(wanted)]
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         sent: PackedBatch = batch.micro_batches[0].batch
-        recorded = self.recorded.get(sent.leaves)
-        if recorded is None and len(self.recorded) >= MOST_GRAPHS:
-            unpacked = [
-                replace(micro, batch=micro.batch.unpacked(micro.batch.row.to(self.device)))
-                for micro in batch.micro_batches
-            ]
-            self.buffers.give_back(sent.row)
-            return super().__call__(replace(batch, micro_batches=unpacked), stop)
+        recorded = None if self.eager else self.recorded.get(sent.leaves)
+        if recorded is None and not self.eager and len(self.recorded) < MOST_GRAPHS:
+            recorded = self._recorded(sent, whole=batch.samples == self.train.global_batch)
         if recorded is None:
-            recorded = self.recorded[sent.leaves] = self._record(sent)
+            micro = MicroBatch(self._assembled(sent, sent.row.to(self.device, non_blocking=True)), 1)
+            self.buffers.give_back(sent.row)
+            return super().__call__(replace(batch, micro_batches=[micro]), stop)
         recorded.row.copy_(sent.row, non_blocking=True)
         self.buffers.give_back(sent.row)
         recorded.samples.fill_(batch.samples)
+        if self.draws:
+            self.seed(batch, 0)
         recorded.graph.replay()
         stats = recorded.stats.clone()
         if stop:
             stats[3] = 1.0
         return stats
 
-    def _record(self, sent: PackedBatch) -> Recorded:
+    def _assembled(self, sent: PackedBatch, row: Tensor) -> Any:
+        """The batch that a row of bytes on the device stands for."""
+        batch = sent.unpacked(row)
+        if self.resident is None:
+            return batch
+        return tree_map_only(Tensor, lambda rows: rows.index_select(0, batch), self.resident)
+
+    def _recorded(self, sent: PackedBatch, whole: bool) -> Recorded | None:
+        """The step for batches like this; None where it cannot be recorded, and then no other is."""
+        net = self.compiled if self.compiled is not None and (whole or self.any_shape) else self.state.model.unwrapped
+        try:
+            with unchanged(self):
+                self.recorded[sent.leaves] = self._record(sent, net)
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            self.state.model.local_parameters.clear()
+            self.eager = True
+            self.notice(f"a step is eager after all: {Reason.NOT_CAPTURED.value} ({one_line(error)})")
+            return None
+        return self.recorded[sent.leaves]
+
+    def _record(self, sent: PackedBatch, net: Any) -> Recorded:
         """Run the step a few times without effect, then once more under the recorder."""
         state, device = self.state, self.device
         row = sent.row.to(device, copy=True)
-        batch = sent.unpacked(row)
         samples = torch.ones((), device=device)
         effective = torch.zeros((), dtype=torch.bool, device=device)
         stats = torch.zeros(4, dtype=torch.float64, device=device)
@@ -154,13 +206,13 @@ class RecordedStep(Step):
 
         def step() -> None:
             local.clear()
-            found = self.forward_backward(self.compiled, MicroBatch(batch, 1), samples)
+            found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
             norm = update(state, self.train, samples, found, local.square(), effective)
             stats[:3].copy_(torch.stack([*found, norm.double()]))
 
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            for _ in range(WARM_UP):
+            for _ in range(1 if self.recorded else WARM_UP):
                 step()
         torch.cuda.current_stream().wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()

@@ -14,6 +14,7 @@ from paceline.data.order import Order
 from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
+from paceline.record.pauses import Pauses
 from paceline.spec import RunSpec
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
@@ -58,6 +59,8 @@ class JobFacts:
     """The derived numbers, each as the equation that gives it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
+    pauses: Pauses | None = None
+    """What is done between steps, where that is known beforehand."""
 
 
 @dataclass
@@ -77,6 +80,11 @@ class Job(ABC):
     @abstractmethod
     def end(self) -> str:
         """For people: how a job that is done came to its end."""
+
+    @property
+    def why(self) -> str:
+        """For people: why it is done before its last step; empty where it is not."""
+        return ""
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None: ...

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.data.samples import samples_of
-from paceline.execution import CPU, CUDA, execution_of
+from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Section
 from paceline.training.schedule import scaled_lr
 from paceline.workload import BaseWorkload, Workload
 
+OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
 
-def equations(spec: RunSpec, samples: int | None) -> list[str]:
-    """The derived numbers, each as the equation that gives it."""
+
+def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
+    """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
     train, layout = spec.train, layout_of(spec)
     if not entry_of(spec.workload).batched:
         return [] if samples is None else [shared_documents(samples, layout.ranks)]
@@ -34,7 +35,9 @@ def equations(spec: RunSpec, samples: int | None) -> list[str]:
         lines.append(f"{total / samples:.3g} epochs = {total} samples in {steps} steps")
     else:
         lines.append(f"{steps} steps = {train.epochs or 1} epochs × {order.steps_per_epoch} steps")
-    if train.warmup:
+    if isinstance(workload, Workload) and workload.has("schedule"):
+        lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
+    elif train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines
 
@@ -51,28 +54,42 @@ def group_lines(workload: BaseWorkload) -> list[str]:
 
 def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     """How much of the held-out split is evaluated during a run."""
-    if not isinstance(workload, Workload) or not (held_out := samples_of(workload, "test")):
-        return []
     from paceline.data.held_out import equation
     from paceline.data.order import Order
+    from paceline.data.samples import samples_of
+
+    if not isinstance(workload, Workload) or not (held_out := samples_of(workload, "test")):
+        return []
 
     train = workload.spec.train
     order = Order(samples, train.global_batch, train.seed)
     return [equation(train, order, len(held_out), workload.evaluation_chunk)]
 
 
-def execution_lines(spec: RunSpec) -> list[str]:
+def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
     """How a step runs and why, on the kinds of device that the run may be given."""
     entry = entry_of(spec.workload)
     if not entry.batched:
         return []
-    layout, traits = layout_of(spec), entry.traits
-    kinds = {"cpu": "CPU cores", "cuda": "a CUDA device"}
-    wanted = [kind for kind in (CPU, CUDA) if spec.parallel.device in ("auto", kind.kind)]
-    return [
-        f"on {kinds[device.kind]} a step is {execution_of(spec.train, layout, device, traits).words()}"
-        for device in wanted
-    ]
+    lines, layout = [], layout_of(spec)
+    if spec.parallel.device != "cuda":
+        lines.append(f"on CPU cores a step is {execution_of(spec.train, layout, CPU, entry.traits).words()}")
+    if spec.parallel.device != "cpu":
+        work = entry.work(spec, samples) if spec.train.compile == "auto" else None
+        weighed = compiling(work, _steps(spec, samples), layout) if work else None
+        found = execution_of(spec.train, layout, CUDA, entry.traits, weighed)
+        lines.append(f"on a CUDA device a step is {found.words()}")
+        if found.recorded and not entry.subject:  # a model of one's own is known when it has run
+            lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"
+    return lines
+
+
+def _steps(spec: RunSpec, samples: int | None) -> int | None:
+    if spec.train.steps or samples is None:
+        return spec.train.steps
+    from paceline.data.order import Order, total_steps
+
+    return total_steps(spec.train, Order(samples, spec.train.global_batch, spec.train.seed))
 
 
 def shared_documents(documents: int, ranks: int) -> str:
@@ -95,7 +112,20 @@ def explain(spec: RunSpec) -> Any:
             table.add_section()
             section = head
         origin = spec.origin(key)
-        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         style = "dim" if origin == "default" else ""
-        table.add_row(key, "-" if value is None or value == () else shown, unit, origin, style=style)
+        table.add_row(key, _shown(value), unit, origin, style=style)
     return table
+
+
+def _shown(value: Any) -> str:
+    """A value as a run file has it."""
+    match value:
+        case None | ():
+            return "-"
+        case tuple():
+            return ", ".join(map(str, value))
+        case dict():
+            return ", ".join(f"{key}: {_shown(inner)}" for key, inner in value.items()) or "-"
+        case Section():
+            return f"{{{_shown(value.model_dump(exclude_defaults=True))}}}"
+    return str(value)

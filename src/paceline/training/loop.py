@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
@@ -18,11 +19,10 @@ from paceline.parallel.ddp import share_buffers
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
+from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
-from paceline.training.optim import set_lr
-from paceline.training.schedule import Schedule
 from paceline.training.step import State, Step
 from paceline.workload import Passes, Workload
 
@@ -39,10 +39,15 @@ class GradientJob(Job):
     layout: Layout
     train_step: Step
     loader: Loader
-    schedule: Schedule
+    schedule: Callable[[int], float]
+    """The learning rate at a number of samples seen."""
     held_out: HeldOut | None = None
     best: float | None = None
     """The highest score so far."""
+    stale: int = 0
+    """Evaluations since then."""
+    ended: str = ""
+    """Why a callback ended the run."""
 
     @property
     def state(self) -> State:
@@ -50,25 +55,39 @@ class GradientJob(Job):
 
     @property
     def done(self) -> bool:
-        return self.state.step == self.facts.steps
+        return self.state.step == self.facts.steps or bool(self.why)
+
+    @property
+    def why(self) -> str:
+        patience = self.context.spec.train.patience
+        if self.ended or not patience or self.stale < patience:
+            return self.ended
+        better = f"{self.stale} evaluations" if self.stale > 1 else "an evaluation"
+        return f"{better} without a better {self.workload.score.removeprefix('-')} (train.patience={patience})"
 
     @property
     def end(self) -> str:
+        if self.why:
+            return f"it ended at step {self.state.step}: {self.why}"
         return f"all of its {self.facts.steps} steps are done"
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.state.restore(partial(restore, checkpoint, partly=self.layout.pipeline > 1))
         self.state.step = checkpoint.step
-        self.evaluation, self.best = checkpoint.meta["evaluation"], checkpoint.meta["best"]
+        meta = checkpoint.meta
+        self.evaluation, self.best = meta["evaluation"], meta["best"]
+        self.stale, self.ended = meta.get("stale", 0), meta.get("ended", "")
+        self.workload.callback_state = meta.get("callback_state", {})
 
     def run(self) -> Status:
         """Train from the present step to the last."""
         train, state = self.context.spec.train, self.state
         log, stop = StepLog(self), self.context.stop
+        decides = bool(train.patience) or self.workload.has("on_evaluate")  # then no evaluation is left out
         state.model.net.train()
 
         for batch in self.loader.prefetch(state.step, self.facts.steps):
-            set_lr(state.optimizer, self.schedule(batch.global_batch.seen))
+            state.before_step(self.schedule(batch.global_batch.seen))
             stats = self.train_step(batch, stop.requested)
             state.step += 1
             last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
@@ -77,34 +96,53 @@ class GradientJob(Job):
             state.model.reduction.average_models(state.step, now=evaluating or saving)
             log.add(batch, stats)
             stopping = log.flush(now=evaluating or saving)
+            if self.done:  # as planned, or since a callback said so
+                state.model.reduction.average_models(state.step, now=True)
 
             score = None
-            if self.held_out and evaluating and (last or not stopping):
+            if self.held_out and (evaluating or self.done) and (self.done or decides or not stopping):
                 score = self._evaluate(self.held_out)
-                if score > (-inf if self.best is None else self.best):
-                    self.best, saving = score, True
+                saving = saving or self.stale == 0
                 log.resume()
-            if saving or stopping:
+            if saving or stopping or self.done:
                 self._save(score)
                 log.resume()
-            if stopping and not last:
+            if self.done:
+                break
+            if stopping:
                 return Status.STOPPED
+        if self.why:
+            self.context.event("done", step=state.step, why=self.why)
         return Status.FINISHED
 
     def _evaluate(self, held_out: HeldOut) -> float:
         """Evaluate the model as it is now; returns its score."""
         share_buffers(self.state.buffers(), self.layout)
-        self.evaluation = evaluate(self, held_out)
+        began = perf_counter()
+        with self.state.for_evaluation():
+            self.evaluation = evaluate(self, held_out)
         score = self.workload.goodness(self.evaluation)
-        self.context.event("evaluate", step=self.state.step, **self.evaluation)
+        better = score > (-inf if self.best is None else self.best)
+        self.best, self.stale = (score, 0) if better else (self.best, self.stale + 1)
+        step, device = self.state.step, self.context.device
+        self.context.event("evaluate", step=step, **self.evaluation, evaluate_s=perf_counter() - began)
+        self.ended = self.ended or told_of_evaluation(self.workload, step, self.evaluation, device)
         return score
 
     def _save(self, score: float | None) -> None:
+        began = perf_counter()
         self.state.average_over_ranks()
         share_buffers(self.state.buffers(), self.layout)
-        meta = {"step": self.state.step, "evaluation": self.evaluation, "best": self.best}
+        meta = {
+            "step": self.state.step,
+            "evaluation": self.evaluation,
+            "best": self.best,
+            "stale": self.stale,
+            "ended": self.ended,
+            "callback_state": saved_state(self.workload),
+        }
         self.context.checkpoints.save(self.state.tensors(), meta, score=score)
-        self.context.event("checkpoint", step=self.state.step)
+        self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
 
 
 def due(step: int, every: int, epoch_end: bool) -> bool:
@@ -116,7 +154,9 @@ class StepLog:
 
     def __init__(self, job: GradientJob) -> None:
         self.job, self.context, self.timer = job, job.context, job.train_step.timer
-        self.every = 1 if self.context.device.type == "cpu" else min(self.context.spec.train.log_every, AT_MOST)
+        self.every = min(self.context.spec.train.log_every, AT_MOST)
+        if self.context.device.type == "cpu" or job.workload.has("on_step"):
+            self.every = 1
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
         self.resume()
 
@@ -152,11 +192,13 @@ class StepLog:
             event["comm_s"], event["exposed_s"] = collectives()
             event["step_s"] = step_s
             event["compute_s"] = compute_s(step_s, event["data_s"], event["exposed_s"])
-            event["loss"], event["grad_norm"] = loss_sum / max(count, 1), norm
+            event["loss"], event["grad_norm"] = loss_sum / (count if count > 0 else 1), norm
             event["skipped"] = not (isfinite(norm) and isfinite(loss_sum))
             stopping |= stops > 0
             self.context.event("step", **event)
             self._watch(event)
+            if why := told_of_step(self.job.workload, event, self.context.device):
+                self.job.ended = why
         self.waiting.clear()
         self.context.events.flush()
         return stopping

@@ -57,7 +57,10 @@ def update_groups(train: Train, local: LocalParameters, groups: Groups) -> list[
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The learning rate of all groups, each by its factor."""
     for group in optimizer.param_groups:
-        group["lr"].fill_(lr * group["lr_factor"])
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group["lr_factor"])
+        else:
+            group["lr"] = lr * group["lr_factor"]
 
 
 class _LayerWise(torch.optim.Optimizer):

@@ -125,12 +125,13 @@ def train_rank(
                 _peaks(device)
                 return None
             order = job.facts.order
-            with audience(spec, run, order.seen(job.facts.steps), order.seen(first), show) as job.context.shown:
+            length = order.seen(job.facts.steps), order.seen(first)
+            with audience(spec, run, *length, show, job.facts.pauses) as job.context.shown:
                 status = job.run()
                 checkpoints.wait()
                 job.context.shown({"kind": "end", "status": status})
-            events.write("end", status=status)
-            summary = _sum_up(run, job, status, _peaks(device))
+            events.write("end", status=status, **({"why": job.why} if job.why else {}))
+            summary = _sum_up(run, job, status, _peaks(device), why=job.why)
         except Exception as error:
             if main:
                 _note_failure(run, events, job, error)
@@ -166,7 +167,7 @@ def _done_already(run: RunDir, job: Job, say: Say) -> Summary:
         if (summary := read_summary(run.summary_file)).status == Status.FINISHED:
             return summary
     job.context.events.write("end", status=Status.FINISHED)
-    return _sum_up(run, job, Status.FINISHED, [])
+    return _sum_up(run, job, Status.FINISHED, [], why=job.why)
 
 
 def _note_start(job: Job, first: int, again: bool, say: Say) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.errors import RunFailed
 from paceline.spec import Train
+from paceline.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -40,5 +43,20 @@ def scaled_lr(train: Train) -> tuple[float, str]:
     return train.lr * factor, f"{train.lr * factor:g} peak lr = {train.lr:g}{how}"
 
 
-def schedule_of(train: Train, total_samples: int) -> Schedule:
-    return Schedule(scaled_lr(train)[0], train.schedule, train.warmup, train.final_lr, total_samples)
+def schedule_of(train: Train, total_samples: int, workload: Workload | None = None) -> Callable[[int], float]:
+    """That of the run file, or the workload's own."""
+    peak = scaled_lr(train)[0]
+    if workload is None or not workload.has("schedule"):
+        return Schedule(peak, train.schedule, train.warmup, train.final_lr, total_samples)
+    factor_at = workload.schedule
+
+    def own(seen: int) -> float:
+        factor: object = factor_at(seen, total_samples)
+        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise RunFailed(
+                f"workload: schedule({seen}, {total_samples}) returned {factor!r}; it must return a factor of the "
+                "learning rate, 0 or more"
+            )
+        return peak * factor
+
+    return own

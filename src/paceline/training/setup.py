@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
 from paceline.data.samples import training_samples
-from paceline.execution import Execution, Reason, execution_of
+from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
+from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
+from paceline.registry import Traits, entry_of
 from paceline.training import engines
 from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
+from paceline.training.refusals import refuse_contradictions
 from paceline.training.schedule import schedule_of
 from paceline.training.start import notes_of, start_of
 from paceline.training.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
+
+if TYPE_CHECKING:
+    from paceline.training.capture import RecordedStep
 
 
 def job_of(context: RunContext, workload: BaseWorkload) -> Job:
@@ -46,54 +53,105 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = training_samples(workload)
     order = Order(len(samples), train.global_batch, train.seed)
-    steps = total_steps(train, order)
+    steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
+    refuse_contradictions(workload, held_out)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
     if (start := start_of(workload, context)) is not None:
         setup = replace(setup, begin=start)
     torch.manual_seed(train.seed)
-    step = step_of(setup) if spec.parallel.engine == "torch" else engines.start(setup, context)
+    if spec.parallel.engine == "torch":
+        step, execution = _settled(setup, samples, order, steps)
+    else:
+        step, execution = engines.start(setup, context), setup.execution
+    step.notice = lambda text: context.event("notice", text=text)
     collate = step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
+    said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
     facts = JobFacts(
         order,
         steps,
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
         [
-            *equations(spec, order.samples),
+            *equations(spec, order.samples, workload),
             *evaluation_lines(workload, order.samples),
             *step.state.model.groups.words(),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
+            *said,
         ],
-        {"execution": setup.execution.words(), **notes_of(start)},
+        {"execution": execution.words(), **notes_of(start)},
+        Pauses.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
     )
-    schedule = schedule_of(train, order.seen(steps))
-    return GradientJob(context, workload, facts, layout, step, loader, schedule, HeldOut.of(workload, order))
+    schedule = schedule_of(train, order.seen(steps), workload)
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
-    train = context.spec.train
-    if context.spec.parallel.engine != "torch":
+    """What can be decided before there is a model."""
+    spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
+    if spec.parallel.engine != "torch":
         return Execution(compiled_layers=train.compile == "on", reason=Reason.OTHER_ENGINE)
-    return execution_of(train, layout_of(context.spec), ability(context.device), traits_of(workload, samples))
+    target = ability(context.device)
+    if target.kind == "cpu":
+        return execution_of(train, layout, target, Traits(workload.compile_layers))
+    work = entry_of(spec.workload).work(spec, len(samples)) if train.compile == "auto" else None
+    steps = total_steps(train, Order(len(samples), train.global_batch, train.seed))
+    weighed = compiling(work, steps, layout) if work else None
+    return execution_of(train, layout, target, traits_of(workload, samples), weighed)
+
+
+def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> tuple[Step, Execution]:
+    """The step, and how it runs in the end: one that could be recorded is tried first, unless its layers are compiled,
+    which the workload asked for."""
+    execution, layout = setup.execution, setup.layout
+    if not execution.recorded or execution.compiled_layers:
+        return step_of(setup), execution
+    step = step_of(replace(setup, execution=Execution()))
+    first = order.global_batch(0)
+    if hasattr(samples, "fixed_shape_batches"):
+        batch = samples.fixed_shape_batches([(first.ids, first.keys)], layout.micro_batch)[0]
+    else:
+        batch = samples.batch(first.ids, first.keys)
+    from paceline.training.capture import AT_ONCE, resident_rows
+    from paceline.training.probe import probe
+
+    found = probe(step, batch)
+    if found.reason is not Reason.RECORDED:
+        return step, Execution(reason=found.reason, detail=found.detail)
+    if execution.compiling is None and found.work is not None:
+        traits, target = Traits(few_shapes=True), ability(setup.device)
+        weighed = compiling(found.work, steps, layout)
+        execution = execution_of(setup.spec.train, layout, target, traits, weighed)
+    recorded = recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))
+    recorded.draws = found.draws
+    if (rows := resident_rows(samples, order, steps, setup.device)) is not None:
+        recorded.resident, recorded.at_once = rows, AT_ONCE
+    return recorded, execution
 
 
 def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
     """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
-    state = State.new(model or parallelize(setup), train, setup.device)
+    state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
     padded = pipeline or (execution.compiled_layers and workload.compile_layers)
-    if pipeline or not execution.recorded:
-        return (PipelineStep if pipeline else Step)(workload, state, train, setup.timer, padded)
+    step = (PipelineStep if pipeline else Step)(workload, state, train, setup.timer, padded)
+    return recorded_step(step, execution) if execution.recorded and not pipeline else step
+
+
+def recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> RecordedStep:
+    """The same step, to be recorded; `one_shape` is that of samples, where batches are not brought to a few."""
     from paceline.training.capture import AT_ONCE, RecordedStep
 
-    net = state.model.unwrapped
-    if not execution.compiled_whole:
-        return RecordedStep(workload, state, train, setup.timer, padded, compiled=net)
-    compiled = torch.compile(net, dynamic=True, options=compiler_options())
-    return RecordedStep(workload, state, train, setup.timer, padded, AT_ONCE, compiled=compiled)
+    compiled = None
+    if execution.compiled_whole:
+        options: dict[str, Any] = {"dynamic": False} if one_shape else {"dynamic": True, "options": compiler_options()}
+        compiled = torch.compile(step.state.model.unwrapped, **options)
+    at_once = 1 if one_shape or execution.compiled_layers else AT_ONCE
+    return RecordedStep(
+        *(step.workload, step.state, step.train, step.timer, step.padded), at_once=at_once, compiled=compiled
+    )
 
 
 def compiler_options() -> dict[str, bool]:

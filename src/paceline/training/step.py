@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,11 +20,18 @@ from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated, mov
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.parallel.ddp import without_sync
+from paceline.parallel.local_parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.parallel.wrapping import ParallelModel
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Train
-from paceline.training.optim import optimizer_of, set_lr
+from paceline.training.checkpoints.saved import AVERAGES
+from paceline.training.ema import WeightAverage
+from paceline.training.optim import optimizer_of, set_lr, update_groups
+from paceline.training.own_optimizer import STATE_ENTRY as OWN
+from paceline.training.own_optimizer import allocate as allocate_own
+from paceline.training.own_optimizer import own_optimizer, put_numbers, state_tensors
+from paceline.training.schedule import scaled_lr
 from paceline.workload import Samples, Workload
 
 
@@ -39,12 +47,31 @@ class State:
     optimizer: torch.optim.Optimizer
     scaler: Scaler
     step: int = 0
+    average: WeightAverage | None = None
+    own_optimizer: bool = False
 
     @classmethod
-    def new(cls, model: ParallelModel, train: Train, device: torch.device) -> State:
-        state = cls(model, optimizer_of(train, model.local_parameters, model.groups), Scaler(train.precision, device))
+    def new(cls, model: ParallelModel, train: Train, device: torch.device, workload: Workload | None = None) -> State:
+        """The workload is asked for an optimiser of its own."""
+        local, scaler = model.local_parameters, Scaler(train.precision, device)
+        average = WeightAverage(train.ema, local, model.parts) if train.ema else None
+        if workload is not None and workload.has("optimizer"):
+            groups = update_groups(train, local, model.groups)
+            optimizer = own_optimizer(workload, groups, scaled_lr(train)[0], local)
+            return cls(model, optimizer, scaler, average=average, own_optimizer=True)
+        state = cls(model, optimizer_of(train, local, model.groups), scaler, average=average)
         state.allocate()
         return state
+
+    def before_step(self, lr: float) -> None:
+        """What the next step takes from its position in the run."""
+        set_lr(self.optimizer, lr)
+        if self.average is not None:
+            self.average.before(self.step)
+
+    def for_evaluation(self) -> AbstractContextManager[None]:
+        """The weights that are evaluated: the averaged ones, where they are averaged."""
+        return nullcontext() if self.average is None else self.average.in_use()
 
     def tensors(self) -> dict[str, Any]:
         """Everything to be saved, by name; loading writes into these very tensors."""
@@ -52,8 +79,7 @@ class State:
         optim = {
             f"{local.name}.{key}": local.whole(value)
             for local in self.model.local_parameters
-            for key, value in self.optimizer.state[local.data].items()
-            if isinstance(value, Tensor)
+            for key, value in state_tensors(self.optimizer, local.data)
         }
         kept = self.model.reduction.tensors()
         return {
@@ -61,11 +87,22 @@ class State:
             "optim": optim,
             "scaler": self.scaler.state(),
             **({self.model.reduction.entry: kept} if kept else {}),
+            **({AVERAGES.strip("."): self.average.tensors()} if self.average is not None else {}),
+            **({OWN: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
         }
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
         """Take over what `read` puts into tensors of these names and shapes."""
-        read(self.tensors())
+        if self.own_optimizer:
+            begun = torch.zeros(())
+            read({OWN: {"begun": begun}})
+            if begun:
+                allocate_own(self.optimizer)
+        tensors = self.tensors()
+        read(tensors)
+        for local in self.model.local_parameters if self.own_optimizer else ():
+            for key, _ in list(state_tensors(self.optimizer, local.data)):
+                put_numbers(self.optimizer, local.data, key, tensors["optim"][f"{local.name}.{key}"])
 
     def average_over_ranks(self) -> None:
         """Before a checkpoint: what ranks still hold apart becomes the same on all of them, and stays so."""
@@ -105,23 +142,44 @@ def update(
     """
     loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
-    factor = samples / (count.clamp(min=1) * state.scaler.scale)
+    where = local[0].data.device  # the host's where the state is kept there
+    factor = samples / (divisor(count) * state.scaler.scale)
     norm = square.sqrt() * factor
     if train.clip:
         factor = factor * (train.clip / (norm + 1e-12)).clamp(max=1.0)
     finite = torch.isfinite(norm) & torch.isfinite(loss_sum) & effective
+    factor, applied = factor.to(where), finite.to(where)
+    if state.own_optimizer:
+        local.complete_gradients()
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        where = local[0].data.device  # the host's where the state is kept there
-        optimizer.grad_scale, optimizer.found_inf = (1 / factor).float().to(where), (~finite).float().to(where)
+        if train.clip_value:
+            factor = _scale_and_cut(local, factor, train.clip_value)
+        optimizer.grad_scale, optimizer.found_inf = (1 / factor).float(), (~applied).float()
         optimizer.step()
-    elif bool(finite):
-        grads = [part.data.grad for part in local if part.data.grad is not None]
-        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    elif bool(applied):
+        _scale_and_cut(local, factor, train.clip_value)
         optimizer.step()
+    if state.average is not None:
+        state.average.add(applied)
     local.after_update()
     local.clear()
     state.scaler.update(finite)
     return norm
+
+
+def _scale_and_cut(local: LocalParameters, factor: Tensor, most: float) -> Tensor:
+    """Multiply the gradients and cut each number to ± most, if that is above 0; returns what is left to multiply by."""
+    grads = [part.data.grad for part in local if part.data.grad is not None]
+    torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    if most:
+        torch._foreach_clamp_min_(grads, -most)
+        torch._foreach_clamp_max_(grads, most)
+    return torch.ones_like(factor)
+
+
+def divisor(count: Tensor) -> Tensor:
+    """What a sum of losses is divided by: their number or weight, and 1 where nothing counts."""
+    return torch.where(count > 0, count, 1.0)
 
 
 @dataclass
@@ -136,6 +194,8 @@ class Step:
     """Whether all micro-batches must have the same shape."""
     at_once: int = 1
     """Steps whose batches are made together."""
+    notice: Callable[[str], None] = lambda text: None
+    """Told what the user should know of how steps run."""
 
     @property
     def net(self) -> Any:
@@ -174,7 +234,12 @@ class Step:
         return self.finish(found, samples, stop)
 
     def seed(self, batch: RankBatch, index: int) -> None:
-        torch.manual_seed(int(stream(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1)
+        """The generators that a pass can draw from; `torch.manual_seed` seeds others too, and takes a hundred times as
+        long."""
+        number = int(stream(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(number)
 
     def moved(self, micro: MicroBatch) -> MicroBatch:
         return micro if self.device.type == "cpu" else MicroBatch(move(micro.batch, self.device), micro.weight)
@@ -212,7 +277,7 @@ class Step:
         of 0.
         """
         square = self.state.model.local_parameters.square()
-        factor = samples / (found[1].clamp(min=1) * self.state.scaler.scale)
+        factor = samples / (divisor(found[1]) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
         with self.timer.blocking():
             dist.all_reduce(totals)
@@ -246,4 +311,6 @@ class PipelineStep(Step):
 
 
 def loss_and_count(total: Tensor, count: Tensor | int, weight: int) -> Tensor:
-    return weight * torch.stack([total.detach().double(), torch.as_tensor(count, device=total.device).double()])
+    found = total.detach().double()
+    counted = count.to(found) if isinstance(count, Tensor) else torch.full_like(found, count)
+    return weight * torch.stack([found, counted])

@@ -210,10 +210,12 @@ RECORDED = {"strategy": "single", "ranks": 1, "checkpointing": "none"}
 )
 @pytest.mark.parametrize("workload", ["lm", "classifier"])
 def test_a_step_is_recorded_where_training_records_it(workload, precision, optimizer, parallel, expected):
-    train = {"steps": 10, "global_batch": 8, "precision": precision, "optimizer": optimizer}
+    train = {"steps": 10**7, "global_batch": 8, "precision": precision, "optimizer": optimizer}
     spec = build({"workload": workload, "train": train, "parallel": {**RECORDED, "micro_batch": 8, **parallel}})
     subject, layout = subject_of(spec), layout_of(spec)
     runtime = subject.placement(layout, site_of("2xH200").whole.device).runtime
     assert runtime.recorded is expected
     layer_by_layer = workload == "lm" and precision != "fp32"
     assert runtime.kernels == ("compiled" if expected or layer_by_layer else "eager")
+    short = subject_of(spec.replace({"train.steps": 10})).placement(layout, site_of("2xH200").whole.device).runtime
+    assert (short.kernels, short.recorded) == ("eager", expected)

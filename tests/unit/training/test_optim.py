@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.parallel.groups import Groups
 from paceline.parallel.local_parameters import local_parameters_of
 from paceline.parallel.precision import Scaler
 from paceline.parallel.wrapping import ParallelModel
-from paceline.spec import Train
+from paceline.spec import ParameterGroup, Train
 from paceline.training.optim import set_lr
 from paceline.training.schedule import scaled_lr, schedule_of
 from paceline.training.step import State, update
@@ -164,3 +165,39 @@ def test_state_is_complete_before_the_first_step_and_untouched_by_it():
         f"{p}.{k}" for p in ("weight", "bias") for k in ("step", "exp_avg", "exp_avg_sq")
     )
     assert all(float(t.abs().sum()) == 0 for t in state.tensors()["optim"].values())
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lars"])
+def test_each_number_of_a_gradient_can_be_cut(rule):
+    state, train = state_of(rule, momentum=0.0, weight_decay=0.0, clip_value=0.3)
+    bias = state.model.net.bias.detach().clone()
+    apply(state, train, [torch.full((3, 4), 2.0), torch.tensor([-2.0, 0.1, 0.5])])
+    assert torch.allclose(state.model.net.bias, bias - 0.1 * torch.tensor([-0.3, 0.1, 0.3]))
+
+
+def test_groups_have_their_own_rate_and_decay():
+    model = nn.Linear(4, 3)
+    table = {"weight": ParameterGroup(lr=0.5, weight_decay=0.25)}
+    whole = ParallelModel(model, [model], local_parameters_of([model], 1), 15, groups=Groups(table))
+    state = State.new(whole, Train(optimizer="sgd", lr=1.0), torch.device("cpu"))
+    state.before_step(0.1)
+    found = {
+        group["params"][0].ndim: (float(group["lr"]), group["weight_decay"]) for group in state.optimizer.param_groups
+    }
+    assert found == {1: (pytest.approx(0.1), 0.0), 2: (pytest.approx(0.05), 0.25)}
+
+
+def test_the_average_forgets_its_first_weights_and_steps_that_were_not_applied():
+    state, train = state_of("sgd", ema=0.9)
+    model = state.model.net
+    wanted = model.weight.detach().clone()
+    for step, loss in enumerate([1.0, math.nan, 1.0]):
+        state.before_step(0.1)
+        apply(state, train, gradients(step), loss)
+        state.step += 1
+        share = 1 - min(0.9, (1 + step) / (10 + step))
+        wanted = wanted if math.isnan(loss) else wanted + share * (model.weight.detach() - wanted)
+    raw = model.weight.detach().clone()
+    with state.for_evaluation():
+        assert torch.allclose(model.weight, wanted)
+    assert torch.equal(model.weight, raw)

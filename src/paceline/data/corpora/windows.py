@@ -27,8 +27,9 @@ class Windows:
     targets that do not count.
     """
 
-    def __init__(self, ids: Ids, sequence: int) -> None:
+    def __init__(self, ids: Ids, sequence: int, half_only: bool = False) -> None:
         self.ids, self.sequence = ids, sequence
+        self.half_only = half_only
 
     def __len__(self) -> int:
         return -(-(len(self.ids) - 1) // self.sequence)

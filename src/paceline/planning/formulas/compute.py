@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from paceline.hardware.catalogue import Device
 from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Numbers, Placement
-from paceline.planning.formulas.shape import AttentionShape, BlockShape
+from paceline.planning.formulas.placement import Numbers, Placement, Runtime
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, AttentionShape, BlockShape
 
 TILE = 128
 """Side of the piece of a result that one multiprocessor works on."""
@@ -137,8 +137,7 @@ def block_time(
     elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
     unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
-    # on the device: a product and the cast of its weight, an attention, and the element-wise kernels between them
-    starts = 0.0 if device.synchronous else (3 * len(block.matmuls) + 2) * physics.kernel_s
+    starts = 0.0 if device.synchronous else _kernels(block, runtime) * physics.kernel_s
     forward = products + attention[0] + elementwise + casts + unfused / bandwidth + starts
     # gradients of cast weights come out of their products in 16 bits, and are widened; frozen weights have none
     with_gradients = block.trained_params / block.params if block.frozen_params else 1.0
@@ -157,6 +156,15 @@ def block_time(
     if device.synchronous:
         return BlockTime(forward + host, backward + 2 * host, recompute + again)
     return BlockTime(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+
+
+def _kernels(block: BlockShape, runtime: Runtime) -> float:
+    """On the device, forward: a product and the cast of its weight, an attention, and the element-wise kernels between
+    them; or, where they are as written and the host is not waited for, one for each operation and each cast."""
+    fused = 3 * len(block.matmuls) + 2
+    if runtime.compiled or not runtime.one_graph:
+        return fused
+    return max(fused, block.kernels / LAUNCHES_PER_OPERATION + len(block.matmuls))
 
 
 def _products_s(

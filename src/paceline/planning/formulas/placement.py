@@ -63,8 +63,8 @@ class Runtime:
 
     kernels: Kernels = "eager"
     """The framework's own; with hand-fused norms, activations and casts; or compiled."""
-    recorded: bool = True
-    """Compiled kernels are launched as one graph, without the host."""
+    recorded: bool | None = None
+    """Kernels are launched as one graph, without the host; unless it is said, compiled ones are."""
     overlap: bool = True
     """Gradients travel while the backward pass runs, weights are gathered ahead."""
     fused_update: bool = False
@@ -84,7 +84,7 @@ class Runtime:
 
     @property
     def one_graph(self) -> bool:
-        return self.compiled and self.recorded
+        return self.compiled if self.recorded is None else self.recorded
 
 
 @dataclass(frozen=True)

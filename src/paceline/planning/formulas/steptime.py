@@ -134,9 +134,9 @@ class _Step:
         return exposed_s(comm_s, compute_s, self.physics, self.placement.runtime.overlap)
 
     def _update_starts_s(self) -> float:
-        """Of the update's kernels: launched by the host or, where steps are compiled, ahead of the device."""
+        """Of the update's kernels: launched by the host or, where steps are compiled or recorded, ahead of it."""
         runtime, physics = self.placement.runtime, self.physics
-        if runtime.compiled:
+        if runtime.compiled or runtime.one_graph:
             return FUSED_UPDATE_KERNELS * physics.kernel_s
         launches = FUSED_UPDATE_KERNELS if runtime.fused_update else self.collectives * physics.update_launches
         return launches * physics.launch_s

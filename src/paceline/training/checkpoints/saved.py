@@ -27,6 +27,8 @@ from paceline.training.checkpoints import storage
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+AVERAGES = "ema."
+"""How names of averaged weights begin, which else have those of the model."""
 _SEALED = re.compile(r"step-\d{8,}(\.old)?")
 
 
@@ -168,13 +170,24 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
     """All tensors whose names begin with the prefix, whole and on the CPU, under their names without it."""
     metadata = storage.read_metadata(checkpoint.path)
+    described, names = metadata.state_dict_metadata, names_in(metadata, prefix)
     tensors = {
-        name: torch.empty(described.size, dtype=described.properties.dtype)
-        for name, described in metadata.state_dict_metadata.items()
-        if name.startswith(prefix)
+        name: torch.empty(described[name].size, dtype=described[name].properties.dtype) for name in names.values()
     }
     read_into(checkpoint, tensors, metadata)
-    return {name.removeprefix(prefix): tensor for name, tensor in sorted(tensors.items())}
+    return {name: tensors[there] for name, there in sorted(names.items())}
+
+
+def names_in(metadata: Any, prefix: str = "model.") -> dict[str, str]:
+    """The names of all tensors that begin with the prefix, by what they are without it.
+
+    Those of the model are the ones to use: where a run averages its weights (`train.ema`), the averages.
+    """
+    described = metadata.state_dict_metadata
+    names = {name.removeprefix(prefix): name for name in described if name.startswith(prefix)}
+    if prefix == "model.":
+        names |= {name.removeprefix(AVERAGES): name for name in described if name.startswith(AVERAGES)}
+    return names
 
 
 def read_into(checkpoint: Checkpoint, into: dict[str, Tensor], metadata: Any) -> None:

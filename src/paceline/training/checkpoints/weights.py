@@ -25,8 +25,6 @@ from paceline.training.checkpoints import saved, storage
 KEY = "model.start"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-MODEL = "model."
-"""What the names of a model's tensors begin with in a checkpoint."""
 
 
 class Weights(Protocol):
@@ -194,15 +192,12 @@ class SavedWeights:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        there = self.metadata.state_dict_metadata
-        return {
-            name.removeprefix(MODEL): tuple(described.size)
-            for name, described in there.items()
-            if name.startswith(MODEL)
-        }
+        described = self.metadata.state_dict_metadata
+        return {name: tuple(described[there].size) for name, there in saved.names_in(self.metadata).items()}
 
     def digest(self) -> str:
         return saved.sha256_of(self.checkpoint.path / saved.MANIFEST)  # it holds the checksum of every file
 
     def read(self, into: Mapping[str, Tensor]) -> None:
-        saved.read_into(self.checkpoint, {f"{MODEL}{name}": tensor for name, tensor in into.items()}, self.metadata)
+        names = saved.names_in(self.metadata)
+        saved.read_into(self.checkpoint, {names[name]: tensor for name, tensor in into.items()}, self.metadata)

@@ -40,6 +40,9 @@ def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
     if spec.train.precision == "fp8":
         raise UserError("train.precision=fp8 is Paceline's own; use bf16, or parallel.engine=torch")
     if engine == "deepspeed":
+        for key, off in (("ema", None), ("clip_value", 0.0)):
+            if (value := getattr(spec.train, key)) != off:
+                raise UserError(f"train.{key}={value} is not done under DeepSpeed; use parallel.engine=torch")
         from paceline.training.engines import deepspeed_config
 
         deepspeed_config.check(spec, layout)

@@ -53,7 +53,7 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     elif sharded:
         _sum_gradients(net)
     local = local_parameters_of([model], layout.ranks, dist.group.WORLD if sharded else None)
-    state = State.new(ParallelModel(net, [model], local, parameters, groups=groups), spec.train, device)
+    state = State.new(ParallelModel(net, [model], local, parameters, groups=groups), spec.train, device, workload)
     return Step(workload, state, spec.train, setup.timer)
 
 

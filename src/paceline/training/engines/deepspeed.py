@@ -34,7 +34,7 @@ from paceline.training.checkpoints import storage
 from paceline.training.context import RunContext
 from paceline.training.engines import deepspeed_config, environment_set, must_agree, variables_of
 from paceline.training.optim import optimizer_of
-from paceline.training.step import State, Step, loss_and_count
+from paceline.training.step import State, Step, divisor, loss_and_count
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -42,6 +42,8 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_in
 def start(setup: ModelSetup, context: RunContext) -> Step:
     """The model is built as for one rank; DeepSpeed divides it."""
     workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    if workload.has("optimizer"):
+        raise UserError("workload: DeepSpeed takes no optimiser of the workload's own; use parallel.engine=torch")
     model, groups = prepared(setup)
     parameters, local = count(model), local_parameters_of([model], layout.ranks)
     optimizer = optimizer_of(spec.train, local, groups)
@@ -149,7 +151,7 @@ class DeepSpeedStep(Step):
         with self.timer.blocking():
             dist.all_reduce(found)
         self.loss_sum, number, stops = found
-        self.factor, self.fresh = samples / number.clamp(min=1), True
+        self.factor, self.fresh = samples / divisor(number), True
         self.norm = torch.full_like(number, math.inf)  # stays so where DeepSpeed passes the step over by itself
         net.step()
         return torch.stack([self.loss_sum, number, self.norm, stops])

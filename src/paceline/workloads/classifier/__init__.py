@@ -7,5 +7,5 @@ ENTRY = Entry(
     model="paceline.workloads.classifier.sections:ClassifierModel",
     data="paceline.workloads.classifier.sections:TextData",
     subject="paceline.workloads.classifier.planning:subject",
-    traits=Traits(few_shapes=True),
+    traits=Traits(few_shapes=True, half_only=True),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from paceline.section import ModelSection, Section, contradiction, field
 
@@ -19,6 +19,10 @@ class ClassifierModel(ModelSection):
     ffn: int = field(512, "features", "hidden size of the feed-forward part", gt=0)
     dropout: float = field(0.0, "probability", "dropout, drawn per sample and so the same on any layout", ge=0, lt=1)
     word_dropout: float = field(0.0, "probability", "input tokens hidden during training", ge=0, lt=1)
+    label_smoothing: float = field(0.0, "probability", "of the target, shared out evenly over all classes", ge=0, lt=1)
+    class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(ge=0)]] = field(
+        "none", "", "of a class in the loss: balanced makes all count alike, or {class: weight}, 1 for the others"
+    )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ClassifierModel:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.classification import class_sums
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.errors import UserError, did_you_mean
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.workload import Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
@@ -87,6 +88,8 @@ def at_least_fp32(x: Tensor) -> Tensor:
 class TextSamples:
     """One split of a corpus as samples."""
 
+    half_only = True
+
     def __init__(self, tokens: Tokens, longest: int) -> None:
         self.tokens, self.longest = tokens, longest
 
@@ -105,6 +108,19 @@ class TextSamples:
         return pack_padded(self.tokens.gather(np.concatenate(ids)), lengths, labels, keys, most, self.longest)
 
 
+def weights_of(asked: str | Mapping[str, float], corpus: LabelledCorpus) -> list[float]:
+    """`balanced`: such that each class weighs as much as any other in all training texts, and a text 1 on average."""
+    classes = corpus.classes
+    if isinstance(asked, str):
+        counts = np.bincount(corpus.train.labels, minlength=len(classes))
+        return [float(counts.sum() / (len(classes) * max(1, count))) for count in counts]
+    for name in asked:
+        if name not in classes:
+            hint = did_you_mean(name, classes) or f"; the classes are {', '.join(classes[:10])}"
+            raise UserError(f"model.class_weights: there is no class {name!r}{hint}")
+    return [asked.get(name, 1.0) for name in classes]
+
+
 class Classifier(Workload):
     Model = ClassifierModel
     Data = TextData
@@ -113,6 +129,7 @@ class Classifier(Workload):
 
     def prepare(self, say: Callable[[str], None]) -> None:
         self.corpus = LabelledCorpus.prepare(self.spec.data, say)
+        _ = self.class_weights  # unknown classes are refused before ranks start
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
@@ -133,8 +150,22 @@ class Classifier(Workload):
         return self.corpus.classes
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
-        total = F.cross_entropy(at_least_fp32(model(batch)), batch.labels, reduction="sum")
-        return total, (batch.labels >= 0).sum()
+        """Where classes have weights, a loss counts as much as the class of its text."""
+        logits, labels = at_least_fp32(model(batch)), batch.labels
+        smoothing = cast(ClassifierModel, self.spec.model).label_smoothing
+        if self.class_weights is None:
+            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing), (labels >= 0).sum()
+        if self.class_weights.device != logits.device:
+            self.class_weights = self.class_weights.to(logits.device)
+        weights = self.class_weights.to(logits.dtype)
+        total = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+        return total, (weights[labels.clamp(min=0)] * (labels >= 0)).sum()
+
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """Of each class in the loss; None where all count alike."""
+        asked = cast(ClassifierModel, self.spec.model).class_weights
+        return None if asked == "none" else torch.tensor(weights_of(asked, self.corpus))
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
         logits = at_least_fp32(model(batch))

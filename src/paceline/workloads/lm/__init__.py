@@ -7,7 +7,7 @@ ENTRY = Entry(
     model="paceline.workloads.lm.sections:LMModel",
     data="paceline.workloads.lm.sections:LMData",
     subject="paceline.workloads.lm.planning:subject",
-    traits=Traits(equal_layers=True, few_shapes=True),
+    traits=Traits(equal_layers=True, few_shapes=True, half_only=True),
     verbs={
         "sample": Verb(
             "generate text with a trained language model",

@@ -73,7 +73,7 @@ class LanguageModel(Workload):
         return Decoder(self.shape)
 
     def data(self, split: str) -> Windows:
-        return Windows(self.corpus.train if split == "train" else self.corpus.test, self.sequence)
+        return Windows(self.corpus.train if split == "train" else self.corpus.test, self.sequence, half_only=True)
 
     def loss(self, model: nn.Module, batch: LMBatch) -> tuple[Tensor, Tensor]:
         return model(batch.tokens, targets=batch.targets).sum(), (batch.targets >= 0).sum()

@@ -20,6 +20,7 @@ from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
 from paceline.training.checkpoints.weights import open_weights
@@ -37,7 +38,8 @@ from paceline.workloads.transformers.folder import (
 from paceline.workloads.transformers.sections import ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
-NOT_COUNTED = -100
+LENGTH_STEP = 32
+"""Of padded texts, where few shapes may occur."""
 
 
 class PaddedTexts(NamedTuple):
@@ -48,22 +50,29 @@ class PaddedTexts(NamedTuple):
     labels: Tensor
 
 
-def padded(texts: Sequence[np.ndarray], labels: np.ndarray, pad: int) -> PaddedTexts:
-    """As long as the longest; what is filled up is masked, and no answer depends on it."""
-    longest = max(map(len, texts))
-    tokens_BS = np.full((len(texts), longest), pad, np.int64)
-    mask_BS = np.zeros((len(texts), longest), np.int64)
+def padded(texts: Sequence[np.ndarray], labels: np.ndarray, pad: int, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
+    """As long as the longest, and of at least that `shape`; rows that are added do not count.
+
+    What is filled up is masked, and no answer depends on it. A row that is added shows a token, as nothing to look at
+    is not a number.
+    """
+    rows, longest = max(len(texts), shape[0]), max(max(map(len, texts), default=1), shape[1])
+    tokens_BS = np.full((rows, longest), pad, np.int64)
+    mask_BS = np.zeros((rows, longest), np.int64)
+    mask_BS[len(texts) :, 0] = 1
+    labels_B = np.full(rows, NOT_COUNTED, np.int64)
+    labels_B[: len(labels)] = labels
     for row, ids in enumerate(texts):
         tokens_BS[row, : len(ids)] = ids
         mask_BS[row, : len(ids)] = 1
-    return PaddedTexts(torch.from_numpy(tokens_BS), torch.from_numpy(mask_BS), torch.from_numpy(labels))
+    return PaddedTexts(*map(torch.from_numpy, (tokens_BS, mask_BS, labels_B)))
 
 
 class LabelledTexts:
     """One split of labelled texts as samples."""
 
-    def __init__(self, tokens: Tokens, pad: int) -> None:
-        self.tokens, self.pad = tokens, pad
+    def __init__(self, tokens: Tokens, pad: int, longest: int) -> None:
+        self.tokens, self.pad, self.longest = tokens, pad, longest
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,8 +81,17 @@ class LabelledTexts:
         return self.tokens.lengths(ids)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> PaddedTexts:
-        ends = np.cumsum(self.tokens.lengths(ids))[:-1]
-        return padded(np.split(self.tokens.gather(ids), ends), np.asarray(self.tokens.labels[ids], np.int64), self.pad)
+        return self._padded(ids)
+
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[PaddedTexts]:
+        """Lengths are rounded up."""
+        lengths = [int(self.tokens.lengths(ids).max(initial=1)) for ids, _ in cuts]
+        lengths = [min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.longest) for length in lengths]
+        return [self._padded(ids, (most, length)) for (ids, _), length in zip(cuts, lengths, strict=True)]
+
+    def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
+        texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
+        return padded(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
 
 
 class TransformersModel(Workload):
@@ -176,7 +194,7 @@ class TransformersModel(Workload):
     def data(self, split: str) -> Samples:
         tokens: Any = self.corpus.train if split == "train" else self.corpus.test
         if self.classifies:
-            return LabelledTexts(tokens, self.config.pad_token_id)
+            return LabelledTexts(tokens, self.config.pad_token_id, self.texts.max_length)
         return Windows(tokens, self.texts.sequence)
 
     def suits(self, layout: Layout) -> None:
@@ -189,7 +207,7 @@ class TransformersModel(Workload):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         if self.classifies:
-            return self._class_losses(model, batch)[1].sum(), len(batch.labels)
+            return self._class_losses(model, batch)[1].sum(), (batch.labels >= 0).sum()
         return self._token_losses(model, batch).sum(), (batch.targets >= 0).sum()
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
@@ -212,7 +230,7 @@ class TransformersModel(Workload):
 
     def _class_losses(self, model: nn.Module, batch: PaddedTexts) -> tuple[Tensor, Tensor]:
         logits_BC = at_least_fp32(model(input_ids=batch.tokens, attention_mask=batch.mask).logits)
-        return logits_BC, F.cross_entropy(logits_BC, batch.labels, reduction="none")
+        return logits_BC, F.cross_entropy(logits_BC, batch.labels, ignore_index=NOT_COUNTED, reduction="none")
 
     def keep(self, folder: Path) -> None:
         """All that `from_pretrained` reads beside the weights."""

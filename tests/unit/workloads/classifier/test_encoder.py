@@ -1,12 +1,17 @@
 """The encoder: a text gets the same answer alone and in company, with and without dropout."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from paceline.errors import UserError
 from paceline.nn.packed import pack
+from paceline.spec import build
 from paceline.workloads.classifier.sections import ClassifierModel
-from paceline.workloads.classifier.workload import Encoder
+from paceline.workloads.classifier.workload import Classifier, Encoder, weights_of
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -44,3 +49,32 @@ def test_dropout_belongs_to_the_text_not_to_the_batch(changes):
         torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
     _, other = batch(keys=np.arange(len(LENGTHS)) + 1)
     assert not torch.allclose(together, net(other), atol=1e-3), "another key draws anew"
+
+
+CORPUS = SimpleNamespace(classes=("a", "b", "c", "d"), train=SimpleNamespace(labels=np.array([0, 0, 0, 1, 1, 2])))
+
+
+def test_weights_of_classes_balance_them_or_are_as_given():
+    weights = weights_of("balanced", CORPUS)
+    assert [w * n for w, n in zip(weights, (3, 2, 1), strict=False)] == pytest.approx([1.5] * 3)
+    assert weights_of({"c": 5}, CORPUS) == [1.0, 1.0, 5, 1.0]
+    with pytest.raises(UserError, match=r"there is no class 'e'; the classes are a, b, c, d"):
+        weights_of({"e": 1.0}, CORPUS)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_sums_over_parts_give_the_weighted_mean_of_torch(smoothing):
+    """(sum of weighted losses, sum of weights): what ranks find adds up, and padding counts nothing."""
+    _, packed = batch()
+    net = model().eval()
+    workload = Classifier(build({"model": {"label_smoothing": smoothing, "class_weights": {"b": 3.0}}}))
+    workload.corpus = CORPUS
+    total, count = workload.loss(net, packed)
+    weights = torch.tensor([1.0, 3.0, 1.0, 1.0])
+    mean = F.cross_entropy(net(packed), packed.labels, weights, label_smoothing=smoothing)
+    torch.testing.assert_close(total / count, mean)
+    labels = packed.labels.clone()
+    labels[0] = -100
+    less, fewer = workload.loss(lambda _: net(packed), SimpleNamespace(labels=labels))
+    assert float(count - fewer) == pytest.approx(float(weights[packed.labels[0]]))
+    assert float(total.detach() - less.detach()) > 0

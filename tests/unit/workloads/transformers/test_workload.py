@@ -123,6 +123,18 @@ def test_the_answer_does_not_depend_on_padding(kind, run_file):
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-6)
 
 
+def test_rows_and_lengths_that_are_added_count_nothing(run_file):
+    workload = workload_of(run_file("llama", **CLASSIFY))
+    model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(5)
+    (padded,) = samples.fixed_shape_batches([(ids, ids)], 8)
+    assert padded.tokens.shape == (8, 24)
+    with torch.no_grad():
+        total, count = workload.loss(model, samples.batch(ids, ids))
+        again, counted = workload.loss(model, padded)
+    assert int(count) == int(counted) == 5
+    assert float(again) == pytest.approx(float(total), rel=1e-5)
+
+
 def test_a_classifier_learns_and_tells_classes(run_file, tmp_path):
     import transformers
 

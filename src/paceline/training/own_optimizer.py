@@ -1,0 +1,139 @@
+"""An optimiser of the user's own (`Workload.optimizer`), under every layout and in every checkpoint.
+
+It is made on what this rank updates, as Paceline's own are. It begins as its author meant it to: its state is there
+once it has made a step. What a checkpoint must hold is learned from a step with gradients of zero that is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UserError
+from paceline.parallel.local_parameters import LocalParameters
+from paceline.registry import one_line
+from paceline.workload import Workload
+
+PROBE = (8, 3)
+"""Of the matrix on which it is tried whether rows are updated as the whole is."""
+STATE_ENTRY = "own_optimizer"
+
+
+def own_optimizer(
+    workload: Workload, groups: list[dict[str, Any]], peak: float, local: LocalParameters
+) -> torch.optim.Optimizer:
+    """What the workload makes of the groups, each with its peak learning rate; `peak` is that of the run file."""
+    given = [{"params": g["params"], "lr": peak * g["lr_factor"], "weight_decay": g["weight_decay"]} for g in groups]
+    if local.divided and not _updates_rows_alike(workload, given):
+        raise UserError(
+            f"parallel.strategy={workload.spec.parallel.strategy}: {_name(workload, given)} does not update the rows "
+            "of a matrix as it updates the whole, and this layout gives each rank some rows; use parallel.strategy=ddp"
+        )
+    optimizer = _made(workload, given)
+    names = {id(part.data): part.name for part in local}
+    for group in optimizer.param_groups:
+        group["lr_factor"] = float(group["lr"]) / peak
+        for p in group["params"]:
+            names.pop(id(p), None)
+    if names:
+        raise UserError(
+            f"workload: optimizer(groups) leaves out {len(names)} parameters, such as {next(iter(names.values()))}; "
+            'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
+        )
+    _learn(optimizer)
+    optimizer.state.clear()
+    return optimizer
+
+
+def _made(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    found: object = workload.optimizer([dict(group) for group in groups])
+    if not isinstance(found, torch.optim.Optimizer):
+        raise UserError(
+            f"workload: optimizer(groups) returned {type(found).__name__}; it must return a torch.optim.Optimizer, "
+            "as in  return torch.optim.RMSprop(groups)"
+        )
+    return found
+
+
+def _name(workload: Workload, groups: list[dict[str, Any]]) -> str:
+    return type(_made(workload, _probes(groups, [slice(None)]))).__name__
+
+
+@torch.no_grad()
+def _learn(optimizer: torch.optim.Optimizer) -> None:
+    """Give it all of its state by a step without effect; refuse what no checkpoint could hold."""
+    kind = type(optimizer).__name__
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    before, options = [p.clone() for p in params], [_options(group) for group in optimizer.param_groups]
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    try:
+        optimizer.step()
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise UserError(f"workload: {kind} cannot make a step of its own: {one_line(error)}") from error
+    optimizer.zero_grad(set_to_none=True)
+    for p, value in zip(params, before, strict=True):
+        p.copy_(value)
+    for group, known in zip(optimizer.param_groups, options, strict=True):
+        if changed := [key for key, value in _options(group).items() if known.get(key) != value]:
+            raise UserError(f"workload: {kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
+    for key, value in ((key, value) for state in optimizer.state.values() for key, value in state.items()):
+        if not isinstance(value, Tensor | Number | None):
+            raise UserError(
+                f"workload: {kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers"
+            )
+
+
+def allocate(optimizer: torch.optim.Optimizer) -> None:
+    """Room for all of its state, to be read from a checkpoint."""
+    _learn(optimizer)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What an optimiser keeps of a parameter, by name; numbers as tensors."""
+    for key, value in optimizer.state[data].items() if data in optimizer.state else ():
+        if value is not None:
+            yield key, value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+
+
+def put_numbers(optimizer: torch.optim.Optimizer, data: Tensor, key: str, read: Tensor) -> None:
+    """Take over a number that was read from a checkpoint; tensors were read where they are."""
+    value = optimizer.state[data][key]
+    if not isinstance(value, Tensor):
+        optimizer.state[data][key] = type(value)(read.item())
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Plain values of a group, which a step has no reason to change."""
+    return {key: value for key, value in group.items() if isinstance(value, int | float | str) and key != "lr"}
+
+
+def _probes(groups: list[dict[str, Any]], cuts: list[slice]) -> list[dict[str, Any]]:
+    """The groups with small tensors in place of the parameters: the same numbers, cut into rows or whole."""
+    made = []
+    for group in groups:
+        ndim = group["params"][0].ndim
+        whole = torch.linspace(-1, 1, PROBE[0] * PROBE[1]).view(PROBE) if ndim > 1 else torch.linspace(-1, 1, PROBE[0])
+        made.append({**group, "params": [whole[cut].clone().requires_grad_() for cut in cuts]})
+    return made
+
+
+def _updates_rows_alike(workload: Workload, groups: list[dict[str, Any]]) -> bool:
+    """Whether three steps on rows give the rows of three steps on the whole."""
+    results = []
+    for cuts in ([slice(None)], [slice(0, 3), slice(3, None)]):
+        probes = _probes(groups, cuts)
+        optimizer = _made(workload, probes)
+        for step in range(3):
+            for group in probes:
+                for p, cut in zip(group["params"], cuts, strict=True):
+                    gradient = torch.sin(torch.arange(PROBE[0] * PROBE[1]) + 1.0 + step)
+                    whole = gradient.view(PROBE) if p.ndim > 1 else gradient[: PROBE[0]]
+                    p.grad = whole[cut].clone()
+            optimizer.step()
+        results.append([torch.cat([p.detach() for p in group["params"]]) for group in probes])
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*results, strict=True))

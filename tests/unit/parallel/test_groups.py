@@ -1,0 +1,59 @@
+"""Groups of parameters: which pattern decides, what is refused, what is said."""
+
+import pytest
+from torch import nn
+
+from paceline.errors import UserError
+from paceline.parallel.groups import groups_of
+from paceline.spec import Train, build
+from paceline.workload import Workload
+
+
+class Grouped(Workload):
+    def groups(self, model):
+        return self.own
+
+
+def grouped(table, own=None):
+    model = nn.ModuleDict({"body": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
+    workload = Grouped(build({}))
+    workload.own = own or {}
+    return groups_of(workload, Train(groups=table), model), model
+
+
+def test_the_first_pattern_that_matches_decides_and_the_run_file_comes_first():
+    table = {"head.bias": {"frozen": True}, "head.*": {"lr": 0.5, "weight_decay": 0}}
+    groups, model = grouped(table, {"head.*": {"lr": 9.0}, "body.weight": {"frozen": True}})
+    assert groups.pattern("head.bias") == "head.bias"
+    assert groups[groups.pattern("head.weight")].lr == 0.5
+    assert groups.pattern("body.bias") == ""
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["body.weight", "head.bias"]
+    assert list(groups.words()) == [
+        "2 parameters 'head.bias': frozen",
+        "8 parameters 'head.*': lr 0.5, weight_decay 0",
+        "12 parameters 'body.weight': frozen",
+        "12 parameters to train = 26 - 14 frozen",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "own", "said"),
+    [
+        ({"haed.*": {"lr": 1}}, {}, r"no parameter has a name like 'haed\.\*', did you mean 'head\.\*'\?"),
+        ({"zzz": {"lr": 1}}, {}, r"no parameter has a name like 'zzz'; names are body\.weight, body\.bias"),
+        ({"*": {"lr": 1}, "head.*": {"lr": 2}}, {}, r"all that 'head\.\*' matches is matched by '\*' before it"),
+        ({"*": {"frozen": True}}, {}, r"all 26 parameters of the model \(ModuleDict\) are frozen; there must be one"),
+        ({}, {"head.*": {"lrr": 1}}, r"groups\(model\): 'head\.\*': lrr: "),
+        ({}, ["head.*"], r"groups\(model\) returned list; it must return a dict"),
+    ],
+)
+def test_what_is_refused(table, own, said):
+    with pytest.raises(UserError, match=said):
+        grouped(table, own)
+
+
+def test_a_run_file_names_what_is_wrong_with_a_group():
+    with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.lr: 0 is out of range; it must be greater than 0"):
+        build({"train": {"groups": {"head.*": {"lr": 0}}}})
+    with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.rate: there is no such key"):
+        build({"train": {"groups": {"head.*": {"rate": 1}}}})
