@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -78,47 +78,55 @@ def build(config: Any, task: str) -> nn.Module:
     return model.train()
 
 
-def can_initialise(model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
-    """Give the model a method `initialise(seed)`."""
-    cast(Any, model).initialise = partial(initialise, model, [_name_of(model, block) for block in blocks])
+def can_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Collection[str]) -> nn.Module:
+    """Give the model a method `initialise(seed)`, which leaves out the layers whose weights are `given` later."""
+    names = {id(module): name for name, module in model.named_modules()}
+    cast(Any, model).initialise = partial(initialise, model, [names[id(block)] for block in blocks], given)
     return model
 
 
-def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
-
-
 @torch.no_grad()
-def initialise(model: nn.Module, blocks: Sequence[str], seed: int) -> None:
+def initialise(model: nn.Module, blocks: Sequence[str], given: Collection[str], seed: int) -> None:
     """Draw the weights as the library does, and set the buffers, with one layer at a time whole in host memory.
 
     Each layer has a random stream of its own, by its name: a shard and the whole model draw the same.
     """
     cast(Any, model).tie_weights()  # memory was given to each module by itself
-    inside = {id(module) for name in blocks for module in model.get_submodule(name).modules()}
+    layers = {name: model.get_submodule(name) for name in blocks}
+    inside = {id(module) for layer in layers.values() for module in layer.modules()}
     rest = [module for module in model.modules() if id(module) not in inside]
-    for name, modules in (*((name, list(model.get_submodule(name).modules())) for name in blocks), ("", rest)):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
-            _draw(model, modules)
+    for name, layer in layers.items():
+        wanted = {inner for inner, _ in layer.named_parameters(prefix=name) if inner not in given}
+        modules = list(layer.modules())
+        if all(inner.endswith((lora.A, lora.B)) for inner in wanted) and not list(layer.buffers()):
+            modules = [module for module in modules if isinstance(module, lora.LowRank)] if wanted else []
+            _draw(modules, lora.LowRank.draw, name, seed)
+        else:
+            _draw(modules, partial(_initialise_module, model), name, seed)
+    _draw(rest, partial(_initialise_module, model), "", seed)
 
 
-def _draw(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Put whole tensors in host memory in place of those of the modules, let the library fill them, and copy."""
+def _initialise_module(model: nn.Module, module: nn.Module) -> None:
+    cast(Any, model)._init_weights(module)
+    if isinstance(module, lora.LowRank):
+        module.draw()
+
+
+def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, seed: int) -> None:
+    """Put whole tensors in host memory in place of those of the modules, have them filled, and copy."""
     wholes: dict[int, tuple[Tensor, Tensor]] = {}
-    for held, name, tensor in _tensors(modules):
+    places = list(_tensors(modules, only_adapters=draw is lora.LowRank.draw))
+    for held, key, tensor in places:
         if id(tensor) not in wholes:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             wholes[id(tensor)] = tensor, nn.Parameter(whole) if isinstance(tensor, nn.Parameter) else whole
-        held[name] = wholes[id(tensor)][1]
-    places = [(held, name, tensor) for held, name, tensor in _tensors(modules)]
-    for module in reversed(modules):  # what is inside first: some layers draw weights of their parts anew
-        cast(Any, model)._init_weights(module)
-        if isinstance(module, lora.LowRank):
-            module.draw()
-    back = {id(whole): tensor for tensor, whole in wholes.values()}
-    for held, name, whole in places:
-        held[name] = back[id(whole)]
+        held[key] = wholes[id(tensor)][1]
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
+        for module in reversed(modules):  # what is inside first: some layers draw weights of their parts anew
+            draw(module)
+    for held, key, tensor in places:
+        held[key] = tensor
     for tensor, whole in wholes.values():
         tensor.copy_(placed(whole.detach(), tensor))
 
@@ -130,10 +138,10 @@ def placed(whole: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _tensors(modules: Sequence[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+def _tensors(modules: Sequence[nn.Module], only_adapters: bool) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """(where it is held, its name there, parameter or buffer) of each module by itself."""
     for module in modules:
         for held in (module._parameters, module._buffers):
             for name, tensor in list(held.items()):
-                if tensor is not None:
+                if tensor is not None and (not only_adapters or name in (lora.A, lora.B)):
                     yield held, name, tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -110,7 +110,6 @@ class TransformersModel(Workload):
 
     def prepare(self, say: Callable[[str], None]) -> None:
         config = self._plain_config()
-        assert self.start_names is not None, "they can be read"
         self.corpus = corpus.prepared(self.spec, say)
         self._check_sizes()
         if (drops := dropouts(config)) and not self.section.dropout:
@@ -121,18 +120,18 @@ class TransformersModel(Workload):
         return self.corpus.fingerprint
 
     @cached_property
-    def start_names(self) -> Collection[str]:
+    def start_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The tensors of `model.start`."""
-        return open_weights(self.section.start).shapes.keys() if self.section.start is not None else ()
+        return open_weights(self.section.start).shapes if self.section.start is not None else {}
 
     def start_name(self, name: str) -> str | None:
         """A folder may have adapters or not, and may have a bare model, whose names lack the first word."""
-        if name in self.start_names:
+        if name in self.start_shapes:
             return name
         if name.endswith((lora.A, lora.B)):
             return None
         bare = name.removeprefix(f"{model_class(self.config, self.section.task).base_model_prefix}.")
-        return bare if bare in self.start_names else name
+        return bare if bare in self.start_shapes else name
 
     @cached_property
     def corpus(self) -> corpus.Corpus:
@@ -185,11 +184,19 @@ class TransformersModel(Workload):
             lora.adapt(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
             head = {name for name, _ in model.named_children()} - {cast(Any, model).base_model_prefix}
             lora.freeze(model, head if self.classifies else ())
-        can_initialise(model, blocks)
-        if torch.get_default_device().type != "meta":
+        late = torch.get_default_device().type == "meta"  # memory and values come later
+        can_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
+        if not late or self.kept is not None:
             model.to_empty(device="cpu")
             cast(Any, model).initialise(self.spec.train.seed)
         return model
+
+    def _given(self, model: nn.Module) -> set[str]:
+        """Parameters that are read after all, from `model.start` or from a checkpoint."""
+        if self.kept is not None:
+            return {name for name, _ in model.named_parameters()}
+        there = self.start_shapes
+        return {n for n, p in model.named_parameters() if there.get(self.start_name(n) or "") == tuple(p.shape)}
 
     def data(self, split: str) -> Samples:
         tokens: Any = self.corpus.train if split == "train" else self.corpus.test
