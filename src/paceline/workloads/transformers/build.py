@@ -16,6 +16,8 @@ from paceline.registry import one_line
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.folder import ConfigFile
 
+BOTH_WAYS = ("cpmant", "xlm", "xlnet")
+"""Architectures that the library calls causal, and whose tokens see those after them."""
 AUTO = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
 
 
@@ -65,6 +67,19 @@ def model_class(config: Any, task: str) -> Any:
         f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
         f"try  model.task={other}  or another architecture"
     )
+
+
+def look_back_only(config: Any) -> bool:
+    """Have each token see those before it alone, as predicting the next one needs; True where that is a change."""
+    if config.model_type in BOTH_WAYS:
+        raise UserError(
+            f"model.task=causal_lm: tokens of {config.model_type} see those after them, so that there is nothing to "
+            "predict; use another architecture"
+        )
+    changed = getattr(config, "is_decoder", None) is False
+    if changed:
+        config.is_decoder = True
+    return changed
 
 
 def build(config: Any, task: str) -> nn.Module:

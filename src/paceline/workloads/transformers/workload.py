@@ -26,7 +26,14 @@ from paceline.spec import RunSpec
 from paceline.training.checkpoints.weights import open_weights
 from paceline.workload import Samples, Workload
 from paceline.workloads.transformers import corpus, lora
-from paceline.workloads.transformers.build import build, can_initialise, config_of, dropouts, model_class
+from paceline.workloads.transformers.build import (
+    build,
+    can_initialise,
+    config_of,
+    dropouts,
+    look_back_only,
+    model_class,
+)
 from paceline.workloads.transformers.export import write_adapters, write_model
 from paceline.workloads.transformers.folder import (
     BESIDE,
@@ -112,6 +119,8 @@ class TransformersModel(Workload):
         config = self._plain_config()
         self.corpus = corpus.prepared(self.spec, say)
         self._check_sizes()
+        if not self.classifies and look_back_only(config):
+            say(f"model: {config.model_type} reads both ways; as causal_lm a token sees those before it (is_decoder)")
         if (drops := dropouts(config)) and not self.section.dropout:
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
             say(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
@@ -150,7 +159,9 @@ class TransformersModel(Workload):
         if self.kept is not None:
             return config
         config.use_cache = False
-        if self.classifies:
+        if not self.classifies:
+            look_back_only(config)
+        else:
             names = cast(LabelledCorpus, self.corpus).classes
             config.id2label = dict(enumerate(names))
             config.label2id = {name: number for number, name in enumerate(names)}

@@ -123,6 +123,16 @@ def test_the_answer_does_not_depend_on_padding(kind, run_file):
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_token_is_predicted_from_those_before_it(kind, run_file):
+    workload = workload_of(run_file(kind))
+    model = workload.model().eval()
+    ids = [[5, 6, 7, 8], [5, 6, 7, 9]]
+    found = logits(model, ids)
+    torch.testing.assert_close(found[0, :3], found[1, :3], rtol=0, atol=1e-6)
+    assert not torch.equal(found[0, 3], found[1, 3])
+
+
 def test_rows_and_lengths_that_are_added_count_nothing(run_file):
     workload = workload_of(run_file("llama", **CLASSIFY))
     model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(5)
