@@ -27,7 +27,10 @@ EXAMPLES = """examples:
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
-  paceline export runs/docstrings --out model.safetensors
+  paceline train --resume runs/docstrings train.epochs=+2
+  paceline train --from runs/docstrings train.lr=1e-4
+  paceline predict runs/docstrings "Returns the sum of an array"
+  paceline export runs/docstrings --out model
 """
 
 
@@ -74,17 +77,22 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
+    parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def do_train(arguments: argparse.Namespace) -> int:
-    from paceline.training.run import resumed_spec
+    from paceline.training.run import resumed_spec, started_spec
     from paceline.verbs import train
 
-    words, show = arguments.words, not arguments.quiet
-    unchanged = arguments.resume and (not words or "=" in words[0])
-    spec = resumed_spec(arguments.resume, words) if unchanged else _load(words, "train")
-    result = train(spec, arguments.out, resume=arguments.resume, show=show)
+    words, resume, start = arguments.words, arguments.resume, arguments.start
+    if resume and start:
+        raise UserError("--resume goes on with a run, --from begins another; give one of them")
+    if (resume or start) and (not words or "=" in words[0]):
+        spec = resumed_spec(resume, words) if resume else started_spec(start, words)
+    else:
+        spec = _load([*words, f"model.start={start}"] if start else words, "train")
+    result = train(spec, arguments.out, resume=resume, show=not arguments.quiet)
     return 0 if result.status in ("finished", "stopped") else 1
 
 
@@ -277,17 +285,38 @@ def do_watch(arguments: argparse.Namespace) -> int:
     return watch(arguments.run, once=arguments.once)
 
 
+def predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt")
+    parser.add_argument("--column", default="", metavar="NAME", help="of the file: the column of inputs (data.text)")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv|.jsonl", help="write all columns and probabilities there")
+    _add_which(parser)
+
+
+def do_predict(arguments: argparse.Namespace) -> int:
+    from paceline.using.verb import run
+
+    return run(arguments, _console())
+
+
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors")
-    parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors|FOLDER")
+    parser.add_argument("--onnx", action="store_true", help="a model.onnx too, in the folder")
+    _add_which(parser)
 
 
 def do_export(arguments: argparse.Namespace) -> int:
-    from paceline.training.run import export
+    from paceline.using.export import export
 
-    print(export(arguments.run, arguments.out, "best" if arguments.best else "newest"))
+    which = "best" if arguments.best else "newest"
+    print(export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code))
     return 0
+
+
+def _add_which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -303,7 +332,8 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
-    "export": ("write the weights of a run as safetensors", export_arguments, do_export),
+    "predict": ("say what a trained model makes of new texts or rows", predict_arguments, do_predict),
+    "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""
 

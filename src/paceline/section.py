@@ -53,7 +53,9 @@ class DataSection(Section):
     """What the section `data` of a workload has whose samples are made in Python."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0, le=1024)] = field(
-        "auto", "processes", "that make samples on each rank; 0 makes them in a thread, auto measures for a moment"
+        "auto",
+        "processes",
+        "that make samples for each rank; 0 makes them in the rank itself, auto measures for a moment",
     )
 
 

@@ -286,6 +286,16 @@ class Workload(BaseWorkload):
         """Optional: the names of classes, where the model tells classes apart."""
         return ()
 
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Optional: write the trained model into a folder that loads without Paceline. Without it, the folder has the
+        weights, the file of the workload, and a `load.py` that builds the model from both."""
+        raise NotImplementedError
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Optional: what ONNX is made of, a module and an example of what it is called with, by name and with a row
+        for each sample. Without it, the model and what `evaluate` calls it with."""
+        raise NotImplementedError
+
     def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """For pipelines: (what the first stage is called with, what every stage gets by name)."""
         raise NotImplementedError
@@ -327,11 +337,10 @@ def workload_of(spec: RunSpec) -> Any:
 
 def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
-    few = hasattr(samples, "fixed_shape_batches")
     return Traits(
-        workload.compile_layers,
-        few_shapes=few or _one_shape(samples),
-        half_only=few and getattr(samples, "half_only", False),
+        equal_layers=workload.compile_layers,
+        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
+        half_only=getattr(samples, "half_only", False),
         own_optimizer=workload.has("optimizer"),
     )
 

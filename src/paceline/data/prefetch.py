@@ -1,25 +1,36 @@
-"""A rank's part of each global batch, divided into micro-batches and made ahead by a thread."""
+"""A rank's part of each global batch, divided into micro-batches and made ahead.
+
+A thread does it, or worker processes that a thread each asks; samples that draw from the generators of the process
+are made between two steps, if there are no workers for them.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from paceline.data.order import GlobalBatch, Order, split_by_cost
+from paceline.data.workers import WorkerDied
+from paceline.errors import RunFailed
 from paceline.layout import Layout
 from paceline.workload import Samples
 
 SMALL_BYTES = 1 << 18
+
+Wanted = TypeVar("Wanted")
+Made = TypeVar("Made")
 
 IdsAndKeys = tuple[np.ndarray, np.ndarray]
 """The samples of one micro-batch and their keys."""
@@ -45,6 +56,8 @@ class RankBatch:
     """Of the global batch, over all ranks: its tokens, for texts."""
     rank: int
     """Among the data-parallel ones."""
+    load_s: float = 0.0
+    """How long it took to make, in one thread or worker process."""
     data_s: float = 0.0
     """How long the loop waited for it."""
 
@@ -77,14 +90,25 @@ class Loader:
             weights.append([1 if len(share) else 0 for share in shares])
             wanted += [(whole.ids[s], whole.keys[s]) if len(s) else (whole.ids[:1], whole.keys[:1]) for s in shares]
             costs.append(int(cost.sum()))
-        made = iter(self.collate(wanted))
+        began = time.perf_counter()
+        try:
+            made = iter(self.collate(wanted))
+        except WorkerDied as died:
+            raise RunFailed(f"{died} while it made the samples of step {batches[0].step + 1}") from None
+        load_s = (time.perf_counter() - began) / len(batches)
         return [
-            RankBatch(whole, [MicroBatch(next(made), weight) for weight in mine], cost, self.rank)
+            RankBatch(whole, [MicroBatch(next(made), weight) for weight in mine], cost, self.rank, load_s)
             for whole, mine, cost in zip(batches, weights, costs, strict=True)
         ]
 
     def prefetch(self, first: int, last: int) -> Iterator[RankBatch]:
-        """The batches of steps first … last - 1, made ahead by a thread while the loop computes."""
+        """The batches of steps first … last - 1, made ahead while the loop computes, where that can be."""
+        batches = self.order.global_batches(first, last)
+        groups = iter(lambda: list(islice(batches, self.at_once)), [])
+        if not getattr(self.samples, "beside_the_loop", True):
+            for batch in (batch for group in groups for batch in self.load(group)):
+                yield replace(batch, data_s=batch.load_s)
+            return
         ready: queue.Queue[RankBatch | BaseException] = queue.Queue(max(4, 2 * self.at_once))
         stop = threading.Event()
 
@@ -96,9 +120,8 @@ class Loader:
 
         def produce() -> None:
             try:
-                batches = self.order.global_batches(first, last)
-                while some := list(islice(batches, self.at_once)):
-                    for batch in self.load(some):
+                for some in in_order(self.load, groups, workers_of(self.samples)):
+                    for batch in some:
                         offer(batch)
                     if stop.is_set():
                         return
@@ -117,6 +140,33 @@ class Loader:
         finally:
             stop.set()
             thread.join()
+
+
+def workers_of(samples: Samples) -> int:
+    """The worker processes that make them; 0 without any."""
+    return getattr(samples, "workers", 0)
+
+
+def batches_of(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
+    """The batches of these samples and keys, one by one; made ahead where there are worker processes."""
+    return in_order(lambda one: samples.batch(*one), wanted, workers_of(samples))
+
+
+def in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
+    """What `make` makes of each, in their order: ahead and side by side in so many threads, or when it is asked for."""
+    if not threads:
+        yield from map(make, wanted)
+        return
+    wanted = iter(wanted)
+    with ThreadPoolExecutor(threads, "paceline-worker") as pool:
+        begun: deque[Future[Made]] = deque(pool.submit(make, one) for one in islice(wanted, 2 * threads))
+        try:
+            while begun:
+                made = begun.popleft().result()
+                begun.extend(pool.submit(make, one) for one in islice(wanted, 1))
+                yield made
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def collated(make: Callable[..., Any], pin: bool = False) -> Collate:

@@ -55,6 +55,8 @@ def adapted(workload: Workload, split: str) -> Samples | None:
         return None
     samples = _adapter(found, workload.collate, said)
     if not len(samples):
+        if samples is found and split != "train":  # a corpus may be too small to hold a sample out
+            return None
         what = "there must be a sample to train on" if split == "train" else "return None where there is no such split"
         raise UserError(f"{said} is empty; {what}")
     return samples
@@ -153,7 +155,11 @@ class DatasetSamples:
 
     def _sample(self, number: int, key: int) -> Any:
         seed_generators(key)
-        return self.dataset[number]
+        try:
+            return self.dataset[number]
+        except Exception as error:
+            error.add_note(f"(sample {number} of {self.said.partition(': ')[2]})")
+            raise
 
 
 def seed_generators(key: int) -> None:

@@ -109,9 +109,9 @@ def _with_padding(lengths: np.ndarray, spare: int) -> np.ndarray:
 def attend(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
     """Attention within each text; q, k, v are (T, heads, head width)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-        from torch.nn.attention.varlen import varlen_attn
-
-        return varlen_attn(q, k, v, packed.bounds, packed.bounds, packed.longest, packed.longest)
+        # what torch.nn.attention.varlen calls, without its wrapper, which imports the compiler for seconds
+        ends, longest = packed.bounds, packed.longest
+        return torch.ops.aten._flash_attention_forward(q, k, v, ends, ends, longest, longest, 0.0, False, False)[0]
     sizes = [count * length for count, length in packed.runs]
     out = []
     for (count, length), *parts in zip(packed.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):

@@ -13,7 +13,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.layout import Layout
@@ -131,6 +130,8 @@ def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: Co
 
 
 def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
+    from torch.distributed.tensor import DTensor, Shard
+
     rank, ranks = mesh.get_local_rank(), mesh.size()
     if not param.ndim:
         return LocalParameter(name, param, param.detach(), ranks, torch.detach)

@@ -15,7 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, asked without importing them: that takes seconds, and a rank alone has none."""
+    return hasattr(tensor, "device_mesh")
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def local_parameters_of(modules: Sequence[nn.Module], ranks: int, group: Any = N
     `ranks` of them hold these parameters together, and form `group` where there are others beside them.
     """
     found = [
-        _shard(name, p, ranks) if isinstance(p, DTensor) else LocalParameter(name, p, p, ranks)
+        _shard(name, p, ranks) if is_sharded(p) else LocalParameter(name, p, p, ranks)
         for module in modules
         for name, p in module.named_parameters()
         if p.requires_grad
@@ -113,11 +117,13 @@ def local_parameters_of(modules: Sequence[nn.Module], ranks: int, group: Any = N
 
 
 def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
+    from torch.distributed.tensor import DTensor
+
     mesh, placements = param.device_mesh, param.placements
     parts = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if not placement.is_replicate())
 
     def cut(like: Any) -> Tensor:
-        assert isinstance(like, DTensor), f"the gradient of {name} is a {type(like).__name__}"
+        assert is_sharded(like), f"the gradient of {name} is a {type(like).__name__}"
         if like.placements != placements:  # a sum that is still to be taken
             like = like.redistribute(placements=placements)
         return like.to_local()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from paceline.data.samples import training_samples
+from paceline.data.samples import samples_of, training_samples
 from paceline.errors import UserError
 from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
@@ -108,6 +108,8 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes),
+        held_out=len(samples_of(workload, "test") or ()),
+        evaluation_chunk=workload.evaluation_chunk,
         divisible=Divisible(recomputes=bool(layers)),
         lengths=Lengths(float(costs.max()) / mean, float(costs.std()) / mean) if mean else Lengths(),
         assumptions=(f"shape measured on fake tensors, {total:,} parameters",),

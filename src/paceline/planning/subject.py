@@ -133,6 +133,14 @@ class Subject(ABC):
     @abstractmethod
     def price(self, layout: Layout, where: Where) -> Price: ...
 
+    def pauses_s(self, price: Price) -> dict[str, float]:
+        """Seconds of the whole run between its steps, by what is done in them."""
+        return {}
+
+    def pause_words(self, price: Price) -> str:
+        """The same, for people."""
+        return ""
+
     @abstractmethod
     def overrides(self, layout: Layout) -> dict[str, Any]:
         """The dotted values of the run file that lead to a layout."""

@@ -1,6 +1,6 @@
 """The run folder: one per run, never shared by two, and complete enough to do the run again.
 
-runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  summary.json
+runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  kept/  summary.json
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def kept(self) -> Path:
+        """What using the model takes beside its weights: a tokeniser, the names of classes."""
+        return self.path / "kept"
 
     def events_file(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
@@ -111,8 +116,15 @@ class RunDir:
                 time.sleep(1)
             yield
 
-    def spec(self) -> RunSpec:
-        """The spec as it was when the run began, each value with the origin it had then."""
+    def rewrite(self, spec: RunSpec) -> None:
+        """The run goes on as another spec says."""
+        write_atomic(self.spec_file, _write_spec(spec, self.spec_file))
+
+    def spec(self, code: Path | None = None) -> RunSpec:
+        """The spec as it was when the run began or was extended, each value with the origin it had then.
+
+        `code` is a file that has the run's own workload class, instead of the one it was trained from.
+        """
         try:
             text = self.spec_file.read_text(encoding="utf-8")
             node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -125,6 +137,8 @@ class RunDir:
             raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
+        if code is not None:
+            values["workload"] = f"{code.resolve()}:{str(values.get('workload')).rpartition(':')[2]}"
         try:
             return build(values, dict(_read_origins(node, "", text.split("\n"))))
         except UserError as error:

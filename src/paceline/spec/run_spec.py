@@ -105,12 +105,12 @@ class RunSpec(BaseModel):
             else:
                 yield name, value, _unit(info), info.description or ""
 
-    def replace(self, overrides: Mapping[str, Any]) -> RunSpec:
+    def replace(self, overrides: Mapping[str, Any], origin: str = "changed in Python") -> RunSpec:
         """The same spec with some dotted values changed, validated again."""
         values = self.dump()
         for key, value in overrides.items():
             put(values, key, value)
-        return build(values, {**self._origins, **dict.fromkeys(overrides, "changed in Python")})
+        return build(values, {**self._origins, **dict.fromkeys(overrides, origin)})
 
 
 def _unit(info: Any) -> str:

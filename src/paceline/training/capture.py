@@ -63,7 +63,7 @@ class PackedBatch:
 class PinnedBuffers:
     """Pinned memory that is used again: to pin some anew takes as long as a whole step of a small model.
 
-    The thread that makes batches takes rows from here, and calls CUDA only for one that is not there yet; the thread
+    A thread that makes batches takes rows from here, and calls CUDA only for one that is not there yet; the thread
     that sends them puts them back.
     """
 
@@ -73,8 +73,10 @@ class PinnedBuffers:
 
     def row(self, size: int) -> Tensor:
         """One that is free, of just this size: batches come in few."""
-        rows = self.free[size]
-        return rows.pop() if rows else torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        try:
+            return self.free[size].pop()
+        except IndexError:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def give_back(self, row: Tensor) -> None:
         """Once the copy to the device that was just begun is over."""

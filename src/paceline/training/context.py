@@ -15,7 +15,7 @@ from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
 from paceline.record.pauses import Pauses
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Train
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.workload import BaseWorkload
@@ -84,6 +84,10 @@ class Job(ABC):
     @property
     def why(self) -> str:
         """For people: why it is done before its last step; empty where it is not."""
+        return ""
+
+    def change_of_length(self, old: Train) -> str:
+        """For people: what is different now that the run is longer than the section `old` says."""
         return ""
 
     @abstractmethod

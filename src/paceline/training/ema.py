@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from paceline.parallel.local_parameters import LocalParameters
 
@@ -57,7 +56,7 @@ class WeightAverage:
             kept.copy_(own)
         self.local.after_update()
         for module in (module for part in self.parts for module in part.modules()):
-            if isinstance(module, FSDPModule):
+            if hasattr(module, "reshard"):
                 module.reshard()  # what is still gathered is of the weights before
 
     def tensors(self) -> dict[str, Tensor]:

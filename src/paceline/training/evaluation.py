@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, fsum
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from paceline.data.held_out import evaluated, evaluated_ids
 from paceline.data.order import Order
-from paceline.data.prefetch import move
+from paceline.data.prefetch import batches_of, move
 from paceline.data.samples import samples_of
 from paceline.errors import UserError
 from paceline.launch.group import gather_objects
@@ -40,16 +41,16 @@ class HeldOut:
     def of(cls, workload: Workload, order: Order) -> HeldOut | None:
         """None where nothing is held out."""
         samples = samples_of(workload, "test")
-        if not samples:
+        if samples is None:
             return None
         count = evaluated(workload.spec.train, order, len(samples), workload.evaluation_chunk)
         return cls(samples, evaluated_ids(len(samples), count))
 
-    def batch(self, chunk: int, size: int) -> Any:
-        """The samples of a chunk, from cheap to dear."""
-        ids = self.ids[chunk * size : (chunk + 1) * size]
-        ids = ids[np.argsort(self.samples.cost(ids), kind="stable")]
-        return self.samples.batch(ids, np.zeros_like(ids))
+    def batches(self, chunks: Iterable[int], size: int) -> Iterator[Any]:
+        """The samples of these chunks, each from cheap to dear."""
+        ids = (self.ids[chunk * size : (chunk + 1) * size] for chunk in chunks)
+        sorted_ids = (some[np.argsort(self.samples.cost(some), kind="stable")] for some in ids)
+        return batches_of(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
 
 
 @torch.no_grad()
@@ -68,11 +69,9 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     mine = ChunkSums()
     was_training = model.training
     model.eval()
-    for begin in range(0, chunks, layout.data):
-        chunk = begin + data_rank
-        if chunk >= chunks and layout.plain:
-            break
-        batch = held_out.batch(chunk if chunk < chunks else 0, size)
+    rounds = range(data_rank, chunks if layout.plain else ceil(chunks / layout.data) * layout.data, layout.data)
+    batches = held_out.batches((chunk if chunk < chunks else 0 for chunk in rounds), size)
+    for chunk, batch in zip(rounds, batches, strict=True):
         with computed_as(job.context.spec.train.precision, device):
             sums = workload.evaluate(model, move(batch, device))
         if chunk < chunks:
@@ -95,7 +94,7 @@ def _recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def computed_as(precision: str, device: torch.device) -> Iterator[None]:
     """How an evaluation computes, of a run and of its finished model: in the run's precision, and layers that are
     compiled for training as they are written, since a compilation would take longer than it saves."""
-    uncompiled = torch.compiler.set_stance("force_eager") if device.type == "cuda" else nullcontext()
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with autocast(precision, device), uncompiled:
         yield
 

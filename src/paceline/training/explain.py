@@ -54,13 +54,15 @@ def group_lines(workload: BaseWorkload) -> list[str]:
 
 def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     """How much of the held-out split is evaluated during a run."""
+    if not isinstance(workload, Workload):
+        return []
     from paceline.data.held_out import equation
     from paceline.data.order import Order
     from paceline.data.samples import samples_of
 
-    if not isinstance(workload, Workload) or not (held_out := samples_of(workload, "test")):
+    held_out = samples_of(workload, "test")
+    if held_out is None:
         return []
-
     train = workload.spec.train
     order = Order(samples, train.global_batch, train.seed)
     return [equation(train, order, len(held_out), workload.evaluation_chunk)]

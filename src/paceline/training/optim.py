@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,9 +26,9 @@ def optimizer_of(train: Train, local: LocalParameters, groups: Groups) -> torch.
     lr, betas = parts[0]["lr"], (train.beta1, train.beta2)
     match train.optimizer:
         case "adamw":
-            return torch.optim.AdamW(parts, lr=lr, betas=betas, fused=True, capturable=device.type == "cuda")
+            return AdamW(parts, lr=lr, betas=betas, fused=True, capturable=device.type == "cuda")
         case "sgd":
-            return torch.optim.SGD(parts, lr=lr, momentum=train.momentum, fused=True)
+            return SGD(parts, lr=lr, momentum=train.momentum, fused=True)
         case "lars":
             return LARS(parts, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
         case _:
@@ -61,6 +62,22 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr * group["lr_factor"])
         else:
             group["lr"] = lr * group["lr_factor"]
+
+
+class _WithoutCompiler(torch.optim.Optimizer):
+    """An optimiser of torch as it is below its decorators, which import the compiler to keep it away: that would take
+    longer than many a run."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class AdamW(_WithoutCompiler, torch.optim.AdamW):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class SGD(_WithoutCompiler, torch.optim.SGD):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
 class _LayerWise(torch.optim.Optimizer):

@@ -7,7 +7,7 @@ import resource
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import to_flat, write_json
 from paceline.record.run_dir import RunDir
@@ -25,7 +26,8 @@ from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
-from paceline.workload import BaseWorkload, workload_of
+from paceline.training.keeping import keep_for_use
+from paceline.workload import BaseWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +64,23 @@ def run_rank(
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
-    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, together as device:
-        speak = say if show and place.rank == 0 else silent
-        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
-        summary = train_rank(run, spec, workload or workload_of(spec), place, device, stop, show)
-        return run.path, _from_main(place, lambda: summary)
+    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop:
+        workload = workload or workload_of(spec)
+        with _samples_ready(workload, place), together as device:
+            speak = say if show and place.rank == 0 else silent
+            run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
+            summary = train_rank(run, spec, workload, place, device, stop, show)
+            return run.path, _from_main(place, lambda: summary)
+
+
+def _samples_ready(workload: BaseWorkload, place: Place) -> AbstractContextManager[None]:
+    """The processes that make samples are forks of this one, and so must be there before its device and threads."""
+    from paceline.data.workers import worker_processes
+
+    if not isinstance(workload, Workload):
+        return nullcontext()
+    layout = layout_of(workload.spec)
+    return worker_processes(workload, place, -(-layout.global_batch // layout.data))
 
 
 def _from_main(place: Place, get: Callable[[], Any]) -> Any:
@@ -119,7 +133,9 @@ def train_rank(
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, first, again, speak)
-            if not main:
+            if main:
+                _prepare_folder(run, spec, job, speak)
+            else:
                 job.run()
                 checkpoints.wait()
                 _peaks(device)
@@ -137,14 +153,29 @@ def train_rank(
                 _note_failure(run, events, job, error)
             raise
     if show:
-        from rich.console import Console
-
-        show_summary(summary, Console())
-        speak(f"run folder {run.path}")
-        if summary.status == Status.STOPPED:
-            resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-            speak(f"stopped after a checkpoint, as asked; go on with  {resume}")
+        _show_end(run, summary, speak)
     return summary
+
+
+def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
+    from rich.console import Console
+
+    show_summary(summary, Console())
+    say(f"run folder {run.path}")
+    if summary.status == Status.STOPPED:
+        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
+        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
+
+
+def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: Say) -> None:
+    """What the main rank writes before the first step."""
+    from paceline.training.extension import extension_of, write_longer
+
+    keep_for_use(run, job.workload)
+    if (extension := extension_of(run, spec)) is not None:
+        job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
+        say(f"  {extension}: {job.change_of_length(extension.old)}")
+        write_longer(run, extension)
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -201,7 +232,14 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
     summary = replace(
-        summarise(spec, facts.layout, read_steps(run.events_file(0)), status, facts.order.samples),
+        summarise(
+            spec,
+            facts.layout,
+            read_steps(run.events_file(0)),
+            status,
+            facts.order.samples,
+            facts.notes.get("workers", 1),
+        ),
         why=why,
         seconds=seconds_of(run.events_file(0)),
         parameters=facts.parameters,

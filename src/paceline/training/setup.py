@@ -10,6 +10,7 @@ import torch
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
 from paceline.data.samples import training_samples
+from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
@@ -78,10 +79,11 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
             *evaluation_lines(workload, order.samples),
             *step.state.model.groups.words(),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
+            *worker_words(samples),
             *said,
         ],
-        {"execution": execution.words(), **notes_of(start)},
-        Pauses.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
+        pauses=Pauses.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
+        notes={"execution": execution.words(), **worker_notes(spec, samples), **notes_of(start)},
     )
     schedule = schedule_of(train, order.seen(steps), workload)
     return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import gather_objects
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints import storage
+from paceline.training.checkpoints.staging import flatten
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -152,9 +151,11 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
     The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
     `partly`: it may lack names, which other ranks have.
     """
+    from paceline.training.checkpoints import storage
+
     wrong: PacelineError | None = None
     try:
-        flat = storage.flatten(state)
+        flat = flatten(state)
         metadata = storage.read_metadata(checkpoint.path)
         _must_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
         read_into(checkpoint, flat, metadata)
@@ -169,6 +170,8 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
 
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
     """All tensors whose names begin with the prefix, whole and on the CPU, under their names without it."""
+    from paceline.training.checkpoints import storage
+
     metadata = storage.read_metadata(checkpoint.path)
     described, names = metadata.state_dict_metadata, names_in(metadata, prefix)
     tensors = {
@@ -192,10 +195,12 @@ def names_in(metadata: Any, prefix: str = "model.") -> dict[str, str]:
 
 def read_into(checkpoint: Checkpoint, into: dict[str, Tensor], metadata: Any) -> None:
     """Fill tensors in place, on one rank; of a divided tensor what that rank holds."""
+    from paceline.training.checkpoints import storage
+
     path = checkpoint.path
     try:
         storage.read(path, metadata, into)
-    except CheckpointException as failure:
+    except storage.CheckpointException as failure:
         _, error = first_failure(failure)
         if isinstance(error, UnpicklingError):
             raise storage.refusal(path, error) from None
@@ -217,7 +222,7 @@ def _must_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor], 
             raise UserError(f"{path}: this checkpoint {what}: {name} is {said[0]} there and {said[1]} here")
 
 
-def first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
+def first_failure(failure: Any) -> tuple[int, BaseException]:
     """The lowest rank that failed, and its error."""
     rank = min(failure.failures)
     return rank, failure.failures[rank][0]

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from paceline.data.files import digest_of_value
 from paceline.errors import RunFailed, UserError, did_you_mean
+from paceline.parallel.local_parameters import is_sharded
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints import saved, storage
+from paceline.training.checkpoints import saved
 
 KEY = "model.start"
 SINGLE = "model.safetensors"
@@ -150,7 +150,7 @@ class SafetensorsWeights:
 
 def _held(tensor: Tensor) -> list[tuple[Tensor, tuple[slice, ...]]]:
     """What this rank holds of a tensor, and where that lies in the whole."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return [(tensor, ())]
     local, chunks = tensor.to_local(), tensor.__create_chunk_list__()
     assert len(chunks) == 1, "one rank holds one part"
@@ -171,6 +171,8 @@ class SavedWeights:
     @classmethod
     def of_run(cls, path: Path, say: Callable[[str], None]) -> SavedWeights:
         """The newest of a run; where another one was better, that is said."""
+        from paceline.training.checkpoints import storage
+
         run = RunDir.open(path)
         newest = saved.newest(run.checkpoints, say)
         if newest is None:
@@ -184,6 +186,8 @@ class SavedWeights:
 
     @classmethod
     def of(cls, path: Path) -> SavedWeights:
+        from paceline.training.checkpoints import storage
+
         try:
             checkpoint = saved.verified(path)
         except saved.DamagedCheckpoint as damage:

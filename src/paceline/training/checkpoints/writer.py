@@ -24,12 +24,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import CheckpointException
 
 from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects
 from paceline.record.files import sync_file, sync_folder
-from paceline.training.checkpoints import saved, storage
+from paceline.training.checkpoints import saved, staging
 
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ class CheckpointWriter:
         self._group = dist.new_group(backend="gloo") if together else None
         self._rank: int = dist.get_rank() if together else 0
         self._ranks: int = dist.get_world_size() if together else 1
-        self._staging = storage.Staging()
+        self._staging = staging.Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
         self._proven: set[Path] = set()  # their checksums were computed by this process
@@ -61,9 +60,9 @@ class CheckpointWriter:
         score = float(score) if score is not None and math.isfinite(score) else None
         manifest = {"format": saved.FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
         manifest = json.loads(json.dumps(manifest))
-        flat = storage.flatten(state)
+        flat = staging.flatten(state)
         try:
-            mine = storage.share(flat, self._group)
+            mine = staging.share(flat, self._group)
         except RuntimeError as error:
             raise RunFailed(_lost(manifest["step"], error)) from error
         self._staging.copy({name: flat[name] for name in mine}, self._ranks)
@@ -125,7 +124,9 @@ class CheckpointWriter:
         writing.mkdir(parents=True)
 
     def _write_own(self, writing: Path) -> dict[str, Any]:
-        self._staging.write(writing, self._group)
+        from paceline.training.checkpoints import storage
+
+        storage.write(self._staging, writing, self._group)
         own = sorted(writing.glob(f"__{self._rank}_*.distcp")) + [writing / storage.METADATA] * (self._rank == 0)
         return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in own}
 
@@ -173,6 +174,8 @@ class CheckpointWriter:
 
     def _on_all(self, work: Callable[[], T]) -> list[T]:
         """Do something on every rank, with the answers of all; a failure of one is the failure of all."""
+        from paceline.training.checkpoints.storage import CheckpointException
+
         mine: tuple[T | None, _Failed | None]
         try:
             mine = (work(), None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
 from paceline.data.corpora.stream import TokenStreams
+from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
@@ -65,9 +67,16 @@ class LanguageModel(Workload):
     def corpus(self) -> TokenStreams:
         return TokenStreams.prepare(self.spec.data)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
+
+    def keep(self, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+
     @property
     def shape(self) -> DecoderShape:
-        return cast(LMModel, self.spec.model).shape(self.corpus.vocab, self.sequence)
+        return cast(LMModel, self.spec.model).shape(self.vocabulary.size, self.sequence)
 
     def model(self) -> Decoder:
         return Decoder(self.shape)

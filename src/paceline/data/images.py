@@ -1,0 +1,110 @@
+"""A folder of images as a data set: the name of a sub-folder is the class of the images in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.data.files import not_there
+from paceline.errors import RunFailed, UserError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+CHECKED = 500
+"""Images whose sizes are compared, where none is asked for."""
+
+Pixels = tuple[int, int]
+"""Height and width."""
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Item i is (image, class): a tensor of channels × height × width from 0 to 1, or what `transform` makes of it."""
+
+    files: Sequence[Path]
+    labels: Sequence[int]
+    classes: Sequence[str]
+    mode: str
+    size: Pixels | None
+    transform: Callable[[Any], Any] | None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
+        file = self.files[index]
+        try:
+            with Image.open(file) as opened:
+                image = opened.convert(self.mode)
+        except (OSError, UnidentifiedImageError) as error:
+            reason = str(error).splitlines()[0].split(" '")[0]
+            raise RunFailed(f"{file}: not a readable image ({reason}); copy it again or take it away") from None
+        if self.size is not None:
+            image = ImageOps.fit(image, self.size[::-1])
+        if self.transform is not None:
+            return self.transform(image), self.labels[index]
+        pixels = np.asarray(image, np.float32) / 255
+        return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()), self.labels[
+            index
+        ]
+
+
+def image_folder(
+    path: str | Path,
+    size: int | Pixels | None = None,
+    mode: str = "RGB",
+    transform: Callable[[Any], Any] | None = None,
+    classes: Sequence[str] | None = None,
+) -> ImageFolder:
+    """The images below a folder, each in a sub-folder with the name of its class.
+
+    `size` (pixels of a side, or height and width) scales images and cuts what stands out; without it they must have
+    one size. `mode` is Pillow's: "RGB", or "L" for grey. `transform` gets the Pillow image. `classes` are those of
+    another split, so that both give a class the same number.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise not_there(folder, "image_folder", "folder")
+    found = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    names = list(found if classes is None else classes)
+    if unknown := [name for name in found if name not in names]:
+        raise UserError(f"image_folder={folder}: {unknown[0]!r} is none of the classes {', '.join(names)}")
+    files = [(file, number) for number, name in enumerate(names) for file in _images(folder / name)]
+    if not files:
+        raise UserError(
+            f"image_folder={folder}: there are no images in its {len(found)} sub-folders; "
+            f"put them in one folder per class, as  {folder}/cat/1.png"
+        )
+    sides = (size, size) if isinstance(size, int) else size
+    if sides is None and transform is None:
+        _refuse_sizes([file for file, _ in files])
+    return ImageFolder([file for file, _ in files], [number for _, number in files], names, mode, sides, transform)
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+
+
+def _refuse_sizes(files: list[Path]) -> None:
+    """Images of different sizes make no batch. Their headers say so, and are read for a part of them."""
+    from PIL import Image, UnidentifiedImageError
+
+    first: tuple[Path, Pixels] | None = None
+    for file in files[:: -(-len(files) // CHECKED)]:
+        try:
+            with Image.open(file) as image:
+                size = image.size
+        except (OSError, UnidentifiedImageError):
+            raise UserError(f"{file}: not a readable image; copy it again or take it away") from None
+        first = first or (file, size)
+        if size != first[1]:
+            raise UserError(
+                f"{first[0]} has {first[1][0]} × {first[1][1]} pixels and {file} {size[0]} × {size[1]}; "
+                f"bring them to one size with  image_folder(…, size={min(size)})"
+            )

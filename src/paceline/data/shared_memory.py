@@ -1,0 +1,101 @@
+"""Batches from one process to another: their tensors through shared memory, the rest through a pipe.
+
+All tensors of a message lie in one anonymous file, of which the descriptor is sent. It has no name that could be left
+behind, takes no room in /dev/shm, and is gone when the last tensor of it is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+
+TensorPlace = tuple[int, torch.dtype, torch.Size]
+"""Of a tensor in the file: where it begins, its type, its shape."""
+
+
+class _Packer(ForkingPickler):
+    """Leaves plain tensors out of the pickle, and notes where in the file they belong."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[tuple[TensorPlace, Tensor]] = []
+        self.bytes = 0
+
+    def persistent_id(self, thing: Any) -> TensorPlace | None:
+        if type(thing) is not Tensor or thing.layout != torch.strided or thing.device.type != "cpu":
+            return None
+        if thing.is_quantized or thing.is_conj() or thing.is_neg() or thing.requires_grad:
+            return None
+        place = self.bytes, thing.dtype, thing.shape
+        self.tensors.append((place, thing))
+        self.bytes = -(-(self.bytes + thing.nbytes) // ALIGNMENT) * ALIGNMENT
+        return place
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, memory: Tensor | None) -> None:
+        super().__init__(file)
+        self.memory = memory
+
+    def persistent_load(self, place: TensorPlace) -> Tensor:
+        if self.memory is None:
+            return torch.empty(place[2], dtype=place[1])
+        return _at(self.memory, place)
+
+
+def send(pipe: Connection, thing: Any) -> None:
+    """To the process at the other end of a pipe that is a pair of sockets."""
+    file = io.BytesIO()
+    packer = _Packer(file)
+    packer.dump(thing)
+    if not packer.bytes:
+        _send_both(pipe, 0, file)
+        return
+    descriptor = os.memfd_create("paceline-batch")
+    try:
+        os.ftruncate(descriptor, packer.bytes)
+        memory = _mapped(descriptor, packer.bytes)
+        for place, tensor in packer.tensors:
+            _at(memory, place).copy_(tensor)
+        _send_both(pipe, packer.bytes, file)
+        send_handle(pipe, descriptor, None)
+    finally:
+        os.close(descriptor)
+
+
+def receive(pipe: Connection) -> Any:
+    """What `send` sent; from a process of ours, so that it may be unpickled."""
+    size = int.from_bytes(pipe.recv_bytes(), "little")
+    packed = io.BytesIO(pipe.recv_bytes())
+    if not size:
+        return _Unpacker(packed, None).load()
+    descriptor = recv_handle(pipe)
+    try:
+        memory = _mapped(descriptor, size)
+    finally:
+        os.close(descriptor)
+    return _Unpacker(packed, memory).load()
+
+
+def _send_both(pipe: Connection, size: int, packed: io.BytesIO) -> None:
+    pipe.send_bytes(size.to_bytes(8, "little"))
+    pipe.send_bytes(packed.getbuffer())
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    """The file as bytes; the mapping outlives the descriptor."""
+    return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+
+
+def _at(memory: Tensor, place: TensorPlace) -> Tensor:
+    begin, dtype, shape = place
+    return memory[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)

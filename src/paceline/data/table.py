@@ -1,0 +1,138 @@
+"""A table of the user's (csv, tsv, jsonl, parquet) in columns: texts, numbers, and categories as whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data.corpora.tables import csv_records
+from paceline.data.files import check_file, json_lines
+from paceline.errors import UserError, did_you_mean
+
+KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+class Columns:
+    """Those of a file, by name; row i of each belongs to sample i."""
+
+    def __init__(self, path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.path, self.columns = path, columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def texts(self, name: str) -> list[str]:
+        """A column as words; what is missing is an empty text."""
+        return ["" if value is None else _word(value) for value in self._column(name)]
+
+    def numbers(self, *names: str) -> np.ndarray:
+        """Columns as numbers, one row per sample."""
+        return np.stack([self._numbers(name) for name in names], axis=1)
+
+    def categories(self, *names: str) -> dict[str, list[str]]:
+        """The words that occur in each of these columns, in alphabetical order."""
+        return {name: sorted(set(self.texts(name))) for name in names}
+
+    def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """Columns as the place of each word among its categories, one row per sample.
+
+        Give a test split the categories of the training split, so that numbers mean the same in both.
+        """
+        return np.stack([self._codes(name, words) for name, words in categories.items()], axis=1)
+
+    def _codes(self, name: str, words: Sequence[str]) -> np.ndarray:
+        place = {word: number for number, word in enumerate(words)}
+        texts = self.texts(name)
+        for row, text in enumerate(texts, 1):
+            if text not in place:
+                raise UserError(
+                    f"{self.path} row {row}: {name!r} is {text!r}, which is none of the {len(place)} categories"
+                    f"{did_you_mean(text, place)}; add it to them, or leave the row out"
+                )
+        return np.array([place[text] for text in texts], np.int64)
+
+    def _numbers(self, name: str) -> np.ndarray:
+        found = np.empty(len(self), np.float32)
+        for row, value in enumerate(self._column(name)):
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number):
+                said = "missing" if value in (None, "") else repr(value)
+                raise UserError(
+                    f"{self.path} row {row + 1}: {name!r} is {said}, a number was expected; read it with  "
+                    f"texts({name!r})  or leave the row out"
+                )
+            found[row] = number
+        return found
+
+    def _column(self, name: str) -> Sequence[Any]:
+        if name not in self.columns:
+            there = ", ".join(self.columns)
+            raise UserError(
+                f"{self.path}: there is no column {name!r}{did_you_mean(name, self.columns)} (there: {there})"
+            )
+        return self.columns[name]
+
+
+def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
+    """The table in a file. `names` are those of the columns, for a csv or tsv file without a header."""
+    file = check_file(Path(path), "read_table")
+    suffix = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
+    kind = KINDS.get(suffix.lower())
+    if kind is None:
+        raise UserError(f"read_table={file}: the name must end in one of {', '.join(KINDS)}; .gz may follow")
+    columns = (
+        {"jsonl": _jsonl, "parquet": _parquet}[kind](file)
+        if kind in ("jsonl", "parquet")
+        else _csv(file, "\t" if kind == "tsv" else ",", names)
+    )
+    if not columns or not len(next(iter(columns.values()))):
+        raise UserError(f"{file}: there are no rows")
+    return Columns(file, columns)
+
+
+def _csv(file: Path, delimiter: str, names: Sequence[str] | None) -> dict[str, list[str]]:
+    records = csv_records(file, delimiter)
+    header = [name.strip() for name in (next(records, (0, []))[1] if names is None else names)]
+    rows: list[list[str]] = []
+    for number, fields in records:
+        if len(fields) != len(header):
+            raise UserError(
+                f"{file} row {number + (names is not None)} has {len(fields)} columns, {len(header)} were expected "
+                f"({', '.join(header)}); quote a text that holds commas or line breaks"
+            )
+        rows.append([field.strip() for field in fields])
+    return {name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)} if rows else {}
+
+
+def _jsonl(file: Path) -> dict[str, list[Any]]:
+    rows = []
+    for number, _, row in json_lines(file):
+        if not isinstance(row, dict):
+            raise UserError(f'{file} line {number}: each line holds one object:  {{"text": "some words", "label": 1}}')
+        rows.append(row)
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _parquet(file: Path) -> dict[str, list[Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError("a parquet file needs pyarrow; type  pip install 'paceline[parquet]'") from None
+    try:
+        return pyarrow.parquet.read_table(file).to_pydict()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file}: not a readable parquet file ({reason}); write it again or copy it again") from None
+
+
+def _word(value: Any) -> str:
+    """3 means the same in every kind of file."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,109 @@
+"""Worker processes: the same answer with any number of them, and plain words when one ends badly."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline import train
+from paceline.errors import RunFailed
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+from paceline.spec import build
+from paceline.training.run import resumed_spec
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+FILE = Path(__file__).with_name("noisy_data.py")
+
+
+def spec_of(**data):
+    return build(
+        {
+            "workload": f"{FILE}:NoisyData",
+            "data": data,
+            "train": {"steps": 9, "global_batch": 8, "lr": 1e-2, "checkpoint_every": 3, "log_every": 1},
+            "parallel": {"threads": 1, "timeout_s": 60},
+        }
+    )
+
+
+def losses(run, kind="step"):
+    return {event["step"]: event["loss"] for event in read_events(RunDir(run.path).events_file(0), kind)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Without workers, on one rank."""
+    return train(spec_of(workers=0), tmp_path_factory.mktemp("alone"), show=False)
+
+
+@pytest.mark.parametrize(("workers", "ranks"), [(1, 1), (3, 1), (0, 2), (2, 2), ("auto", 1)])
+def test_the_answer_does_not_depend_on_who_makes_the_samples(workers, ranks, alone, tmp_path):
+    run = train(spec_of(workers=workers).replace({"parallel.ranks": ranks}), tmp_path, show=False)
+    for kind in ("step", "evaluate"):
+        expected = losses(alone, kind)
+        assert losses(run, kind) == (expected if ranks == 1 else pytest.approx(expected, rel=2e-6))
+    started = next(read_events(RunDir(run.path).events_file(0), "start"))
+    assert started["workers"] == (workers if workers != "auto" else 1)
+
+
+def test_a_killed_worker_is_named_and_the_run_resumes(alone, tmp_path):
+    notes = tmp_path / "notes"
+    spec = spec_of(workers=2, kills_at=40, notes=str(notes))
+    with pytest.raises(RunFailed, match=r"data worker \d \(pid \d+\) was killed by SIGKILL .* the samples of step \d"):
+        train(spec, tmp_path, show=False)
+    folder = next(path for path in tmp_path.iterdir() if path.is_dir())
+    run = train(resumed_spec(folder, {"data.workers": 1}), resume=folder, show=False)
+    assert losses(run) == losses(alone)
+
+
+def test_a_worker_that_raises_shows_the_users_traceback(tmp_path):
+    with pytest.raises(RunFailed) as failed:
+        train(spec_of(workers=1, fails_at=17), tmp_path, show=False)
+    said = str(failed.value)
+    assert said.startswith("the workload failed in a data worker: ValueError: this sample cannot be read\n\nTraceback")
+    assert 'noisy_data.py", line' in said
+    assert said.endswith("(sample 17 of data('train'))")
+    assert "paceline/data" not in said
+
+
+def test_workers_do_not_outlive_a_rank_that_is_killed(tmp_path):
+    notes = tmp_path / "notes"
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"workload: {FILE}:NoisyData\ndata: {{workers: 2, sleeps_s: 0.02, notes: {notes}}}\n"
+        "train: {steps: 1000, global_batch: 8}\n"
+    )
+    command = [sys.executable, "-m", "paceline", "train", str(file), "--out", str(tmp_path / "runs")]
+    rank = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        workers = wait_for(lambda: len(found := pids(notes)) == 2 and found)
+    finally:
+        rank.send_signal(signal.SIGKILL)
+        rank.wait()
+    assert wait_for(lambda: not any(alive(pid) for pid in workers))
+
+
+def pids(notes):
+    return {int(line) for line in notes.read_text().split()} if notes.exists() else set()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    return condition()

@@ -1,0 +1,106 @@
+"""Exported folders load without Paceline, and give the same numbers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import paceline
+from paceline import UserError, export
+
+TEXTS = ["goal team match", "star", "bank market " * 30, ""]
+ALONE = "import sys; sys.modules['paceline'] = None; import json, torch; from load import load; model = load()"
+
+
+def in_folder(folder, code):
+    """What a process prints that has the folder and no Paceline."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-B", "-c", f"{ALONE}; {code}"]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def news(classifier_run, tmp_path_factory):
+    return export(classifier_run.path, tmp_path_factory.mktemp("exported") / "news", onnx=True)
+
+
+@pytest.fixture(scope="module")
+def circle(circle_run, tmp_path_factory):
+    return export(circle_run.path, tmp_path_factory.mktemp("exported") / "circle", onnx=True)
+
+
+def test_a_classifier_gives_the_same_logits_by_its_own_loader_and_by_onnx(classifier_run, news):
+    import onnxruntime
+
+    wanted = paceline.open(classifier_run.path).predict(TEXTS)
+    found = in_folder(
+        news,
+        f"ids, mask = model.encode({TEXTS!r}); "
+        f"print(json.dumps([model(ids, mask).tolist(), model.predict({TEXTS!r}), ids.tolist(), mask.tolist()]))",
+    )
+    logits, answers, ids, mask = found
+    assert np.abs(np.array(logits) - wanted["logits"]).max() < 1e-6
+    assert [label for label, _ in answers] == wanted.labels
+    session = onnxruntime.InferenceSession(str(news / "model.onnx"))
+    (by_onnx,) = session.run(None, {"ids": np.array(ids), "mask": np.array(mask)})
+    assert np.abs(by_onnx - wanted["logits"]).max() < 1e-5
+
+
+def test_a_model_of_ones_own_gives_the_same_by_its_own_file_and_by_onnx(circle_run, circle):
+    import onnxruntime
+
+    points = [[0.1, -0.2], [3.0, 1.0], [0.5, 0.5]]
+    wanted = paceline.open(circle_run.path).predict(points).probabilities
+    found = in_folder(circle, f"print(json.dumps(model(torch.tensor({points})).softmax(1).tolist()))")
+    assert np.array(found) == pytest.approx(wanted, abs=1e-7)
+    session = onnxruntime.InferenceSession(str(circle / "model.onnx"))
+    (logits,) = session.run(None, {"points": np.array(points, np.float32)})
+    assert torch.from_numpy(logits).softmax(1).numpy() == pytest.approx(wanted, abs=1e-6)
+    assert sorted(file.name for file in circle.iterdir()) == [
+        *("circle.py", "config.json", "kept", "load.py", "model.onnx", "model.safetensors")
+    ]
+
+
+def test_the_best_weights_as_one_file(classifier_run, tmp_path):
+    from safetensors.torch import load_file
+
+    file = export(classifier_run.path, tmp_path / "w.safetensors", "best")
+    found, wanted = load_file(file), classifier_run.weights()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("out", "onnx", "said"),
+    [
+        (".", False, "'.' is a folder with files in it; name one that is not there yet"),
+        ("taken.txt", False, "'taken.txt' is a file; name a folder that is not there yet"),
+        ("no/model", False, "there is no folder 'no'; make it with  mkdir -p no"),
+        ("model.pt", False, "does not end in .safetensors; write it as  --out model.safetensors"),
+        ("w.safetensors", True, "--onnx writes a folder, and 'w.safetensors' is a file"),
+    ],
+)
+def test_a_bad_target_is_refused_and_nothing_is_left(classifier_run, out, onnx, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        export(classifier_run.path, out, onnx=onnx)
+    assert said in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["taken.txt"]
+
+
+def test_a_model_that_torch_cannot_export_is_refused_in_one_line(circle_run, circle_file, tmp_path):
+    odd = tmp_path / "circle.py"
+    text = circle_file.read_text(encoding="utf-8")
+    line = "return self.layers(points)"
+    odd.write_text(text.replace(line, f"{line} if points.sum().item() > 0 else points"), encoding="utf-8")
+    with pytest.raises(UserError, match="--onnx: torch cannot export this model: ") as error:
+        export(circle_run.path, tmp_path / "model", onnx=True, code=odd)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model").exists()
