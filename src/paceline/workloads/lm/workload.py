@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from paceline.data.corpora.stream import TokenStreams
