@@ -29,6 +29,7 @@ BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
+    "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
 
