@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from paceline.record.files import write_atomic
+from paceline.using.export import WEIGHTS, write_weights
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.folder import BESIDE, CONFIG, TOKENIZER
 from paceline.workloads.transformers.sections import ModelFolder
@@ -29,7 +30,7 @@ def write_model(model: nn.Module, config: Any, kept: Path, folder: Path) -> None
             write_atomic(folder / name, (kept / name).read_bytes())
     if not (folder / TOKENIZER_CONFIG).is_file():
         write_atomic(folder / TOKENIZER_CONFIG, json.dumps(ANY_TOKENIZER))
-    _write_tensors(folder / "model.safetensors", whole_weights(model))
+    write_weights(folder / WEIGHTS, whole_weights(model))
     write_atomic(folder / CONFIG, config.to_json_string(use_diff=False))
 
 
@@ -63,11 +64,5 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
         "modules_to_save": sorted({name.split(".")[0] for name in others}) or None,
         "bias": "none",
     }
-    _write_tensors(folder / "adapter_model.safetensors", tensors)
+    write_weights(folder / "adapter_model.safetensors", tensors)
     write_atomic(folder / "adapter_config.json", json.dumps(config, indent=2))
-
-
-def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save
-
-    write_atomic(file, save({name: t.contiguous() for name, t in tensors.items()}, metadata={"format": "pt"}))

@@ -45,6 +45,8 @@ from paceline.workloads.transformers.folder import (
 from paceline.workloads.transformers.sections import ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
+ONNX_TOKENS = 8
+"""Of the two texts that a model is traced with."""
 LENGTH_STEP = 32
 """Of padded texts, where few shapes may occur."""
 
@@ -99,6 +101,18 @@ class LabelledTexts:
     def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
         texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
         return padded(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
+
+
+class OnlyLogits(nn.Module):
+    """A model of the library whose answer is one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        return logits
 
 
 class TransformersModel(Workload):
@@ -266,6 +280,11 @@ class TransformersModel(Workload):
         return [str(name) for _, name in sorted(self.config.id2label.items())]
 
     def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
+        if not self.classifies:
+            raise UserError(
+                "predict names classes, and model.task=causal_lm has none; to generate text, write the model for "
+                "transformers with  paceline export RUN --out FOLDER"
+            )
         found = bpe.encode(*self._tokenizer, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
         return padded(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
@@ -278,8 +297,6 @@ class TransformersModel(Workload):
         return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
 
     def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
-        if not self.classifies:
-            raise UserError("predict names classes, and model.task=causal_lm has none; export the run to generate text")
         return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
 
     def export(self, model: nn.Module, folder: Path) -> None:
@@ -288,6 +305,11 @@ class TransformersModel(Workload):
         write_model(model, self.config, self.kept, folder)
         if self.section.lora_rank:
             write_adapters(model, self.section, folder / "adapter")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.vocab_size
+        masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
+        return OnlyLogits(model), {"input_ids": tokens, **masked}
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
