@@ -24,7 +24,8 @@ from typing import Any
 
 MODULES = (
     *("paceline.launch.group", "paceline.training.setup", "paceline.workloads.lm.workload"),
-    *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
+    *("paceline.workloads.classifier.workload", "paceline.workloads.unet.workload"),
+    *("paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.compress"),
     *("paceline.record.loggers", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),

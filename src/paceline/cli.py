@@ -165,6 +165,8 @@ def do_check(arguments: argparse.Namespace) -> int:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
         say(f"paceline: the answer depends on the layout: {by}")
+        for cause in parity.causes:
+            say(f"  cause: {cause}")
         return 1
     print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
     return 0

@@ -30,6 +30,7 @@ BUILT_IN = {
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
     "transformers": "paceline.workloads.transformers:ENTRY",
+    "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
 
