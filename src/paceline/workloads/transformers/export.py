@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,10 +60,17 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
         "r": section.lora_rank,
         "lora_alpha": section.lora_scale * section.lora_rank,
         "lora_dropout": 0.0,
-        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+        "target_modules": _targets(model, layers),
         "fan_in_fan_out": not all(isinstance(layer, nn.Linear) for layer in layers.values()),
         "modules_to_save": sorted({name.split(".")[0] for name in others}) or None,
         "bias": "none",
     }
     write_weights(folder / "adapter_model.safetensors", tensors)
     write_atomic(folder / "adapter_config.json", json.dumps(config, indent=2))
+
+
+def _targets(model: nn.Module, layers: Collection[str]) -> list[str]:
+    """The layers by the last words of their names, or by whole names where those would mean others too."""
+    words = {name.rpartition(".")[2] for name in layers}
+    meant = [name for name, module in model.named_modules() if lora.sides(module) and name.rpartition(".")[2] in words]
+    return sorted(words if set(meant) == set(layers) else layers)

@@ -180,18 +180,20 @@ class TransformersModel(Workload):
             config.id2label = dict(enumerate(names))
             config.label2id = {name: number for number, name in enumerate(names)}
             config.problem_type = "single_label_classification"
-            if config.pad_token_id is None:
+            if getattr(config, "pad_token_id", None) is None:
                 config.pad_token_id = self._pad()
         return config
 
     def _pad(self) -> int:
         """A token to fill up with, for a model that has none of its own."""
         known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
-        end = self._plain_config().eos_token_id
-        return next((number for number in (*known, end) if isinstance(number, int)), 0)
+        end = getattr(self._plain_config(), "eos_token_id", None)
+        ends = end if isinstance(end, list) else [end]
+        return next((number for number in (*known, *ends) if number is not None), 0)
 
     def _check_sizes(self) -> None:
-        rows, longest = self.config.vocab_size, getattr(self.config, "max_position_embeddings", None)
+        text = self.config.get_text_config()
+        rows, longest = text.vocab_size, getattr(text, "max_position_embeddings", None)
         if self.corpus.vocab > rows:
             raise UserError(
                 f"the tokeniser has {self.corpus.vocab:,} tokens and the model rows for {rows:,}; "
@@ -307,7 +309,7 @@ class TransformersModel(Workload):
             write_adapters(model, self.section, folder / "adapter")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
-        tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.vocab_size
+        tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
         masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
         return OnlyLogits(model), {"input_ids": tokens, **masked}
 
