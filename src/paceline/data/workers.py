@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from paceline.data.samples import adapted
-from paceline.data.shared_memory import receive, send
+from paceline.data.shared_memory import Message, message_of, receive, send
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch import blame
 from paceline.launch.environment import Place
@@ -235,17 +235,18 @@ def _work(
         other.close()
     gc.freeze()
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):  # the rank is gone, or wants no more
         while True:
             split, what, *arguments = pipe.recv()
-            try:
-                samples = splits[split]
-                make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
-                send(pipe, make(*arguments))
-            except (EOFError, BrokenPipeError):
-                raise
-            except Exception as error:
-                send(pipe, _told(error, reference))
+            send(pipe, _answer(splits[split], what, arguments, reference))
+
+
+def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> Message:
+    try:
+        make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
+        return message_of(make(*arguments))
+    except Exception as error:
+        return message_of(_told(error, reference))
 
 
 def _told(error: Exception, reference: str) -> PacelineError:

@@ -6,12 +6,12 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
@@ -55,22 +55,39 @@ def run_rank(
     `folder` is the run's, or what the main rank must do to get one where no process before it was asked. `workload` is
     that of the spec, where this process has built it already.
     """
-    import torch
-
     from paceline.launch.group import joined
 
     place = detect(os.environ) or ALONE
-    kind = spec.parallel.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
-    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop:
+    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
         workload = workload or workload_of(spec)
-        with _samples_ready(workload, place), together as device:
-            speak = say if show and place.rank == 0 else silent
-            run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
-            summary = train_rank(run, spec, workload, place, device, stop, show)
-            return run.path, _from_main(place, lambda: summary)
+        with _noted(folder, place):
+            held.enter_context(_samples_ready(workload, place))
+        together = joined(place, _device_kind(spec), spec.parallel.threads, spec.parallel.timeout_s)
+        device = held.enter_context(together)
+        speak = say if show and place.rank == 0 else silent
+        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
+        summary = train_rank(run, spec, workload, place, device, stop, show)
+        return run.path, _from_main(place, lambda: summary)
+
+
+def _device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
+    import torch
+
+    if spec.parallel.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return spec.parallel.device
+
+
+@contextmanager
+def _noted(folder: RunDir | Callable[[Say], RunDir], place: Place) -> Iterator[None]:
+    """A failure before there is a job, in the folder of the run if it has one."""
+    try:
+        yield
+    except Exception as error:
+        if place.rank == 0 and isinstance(folder, RunDir):
+            with EventWriter(folder.events_file(0)) as events:
+                _note_failure(folder, events, None, error)
+        raise
 
 
 def _samples_ready(workload: BaseWorkload, place: Place) -> AbstractContextManager[None]:

@@ -117,9 +117,6 @@ def test_what_a_run_keeps_is_read_by_people_too(classifier_run):
     assert not list(classifier_run.path.glob(".kept*"))
 
 
-def test_a_workload_without_predictions_says_what_to_add_or_use(tmp_path, tiny_lm):
-    from paceline import train
-
-    lm = train(tiny_lm.replace({"train.steps": 1, "train.evaluate_on": 1}), tmp_path, show=False)
+def test_a_workload_without_predictions_says_what_to_use(lm_run):
     with pytest.raises(UserError, match=r"is a run of lm, .*; use  paceline sample .*/tiny"):
-        paceline.open(lm.path).predict(["a text"])
+        paceline.open(lm_run.path).predict(["a text"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,11 +20,14 @@ from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.record.files import write_json
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec
+from paceline.using.export import WEIGHTS, write_loader, write_weights
 from paceline.workload import Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
+from paceline.workloads.lm.standalone import ExportedDecoder
 
 EVALUATION_TOKENS = 65_536
 
@@ -185,3 +189,19 @@ class LanguageModel(Workload):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         metrics = super().metrics(sums)
         return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", self._config())
+        write_loader(folder, "paceline.workloads.lm", "standalone")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        alone = ExportedDecoder(self._config())
+        alone.load_state_dict(model.state_dict())
+        return alone.eval(), {"ids": torch.arange(10).view(2, 5)}
+
+    def _config(self) -> dict[str, Any]:
+        """All sizes, and how many of the rows of the embedding are tokens."""
+        facts = {"tokens": self.vocabulary.size, "end": self.vocabulary.special, "sequence": self.sequence}
+        return {**asdict(self.shape), **facts}
