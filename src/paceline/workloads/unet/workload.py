@@ -18,6 +18,7 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.record.files import read_json, write_json
 from paceline.spec import RunSpec
+from paceline.using.export import WEIGHTS, write_loader, write_weights
 from paceline.workload import Workload
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
@@ -158,6 +159,13 @@ class Segmentation(Workload):
         masks = np.empty(len(found), object)  # of images that differ in size
         masks[:] = [mask.cpu().numpy() for mask, _ in found]
         return {"mask": masks, "found": np.array([self._names(mask) for mask in masks]), "sure": [s for _, s in found]}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        shape = self.shape.model_dump(include={"width", "depth", "norm"})
+        kind = {"channels": self.kind.channels, "classes": self.kind.classes}
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", {**shape, **kind, "size": self.images.size})
+        write_loader(folder, "paceline.workloads.unet", "standalone")
 
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         """Tile by tile, as in evaluation."""
