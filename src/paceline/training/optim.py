@@ -71,11 +71,13 @@ def put_numbers(optimizer: torch.optim.Optimizer, data: Tensor, name: str, read:
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The learning rate of all groups, each by its factor."""
+    filled: set[int] = set()  # groups of one factor share a tensor
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr * group["lr_factor"])
-        else:
+        if not isinstance(group["lr"], Tensor):
             group["lr"] = lr * group["lr_factor"]
+        elif id(group["lr"]) not in filled:
+            group["lr"].fill_(lr * group["lr_factor"])
+            filled.add(id(group["lr"]))
 
 
 class _WithoutCompiler(torch.optim.Optimizer):
