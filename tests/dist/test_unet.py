@@ -1,7 +1,11 @@
 """A segmentation on several ranks: the same answer, and pictures that one of them writes."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from PIL import Image
 
 import paceline
@@ -76,3 +80,27 @@ def test_masks_of_new_images(run, tmp_path, capsys):
             assert np.array_equal(np.asarray(written), mask)
         assert mask.shape == images[name].shape
     assert [row["found"] for row in found.rows()] == found["found"].tolist()
+
+
+def test_an_exported_folder_finds_the_same_masks_without_paceline(run, tmp_path):
+    paceline.export(run.path, tmp_path / "exported")
+    large = np.random.default_rng(0).integers(0, 256, (40, 50), np.uint8)
+    np.save(tmp_path / "large.npy", large)
+    alone = (
+        "import sys, numpy; sys.path.insert(0, 'exported'); from load import load; "
+        "numpy.save('mask.npy', load().predict(numpy.load('large.npy'))); assert 'paceline' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", alone], cwd=tmp_path, check=True)
+    (expected,) = paceline.open(run.path).predict([large])["mask"]
+    assert np.array_equal(np.load(tmp_path / "mask.npy"), expected)
+
+
+def test_the_diffusion_example_gives_the_same_answer_and_draws(tmp_path):
+    small = {"model.width": 4, "model.depth": 2, "data.digits": 24, "train.warmup": 0.5, "train.precision": "fp64"}
+    spec = paceline.load(REPOSITORY / "docs/examples/diffusion.yaml").replace({**small, "parallel.threads": 1})
+    parity = check(spec, [1, 2], steps=2, out=tmp_path)
+    assert parity.holds, parity.causes
+    for run in tmp_path.iterdir():
+        (file,) = RunDir(run).pictures.iterdir()
+        with Image.open(file) as picture:
+            assert picture.size == (8 * 32, 2 * 32)

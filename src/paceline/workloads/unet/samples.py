@@ -47,18 +47,8 @@ class Tiles:
         return image, mask
 
     def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> Batch:
-        return self._stacked(ids, keys, len(ids))
-
-    def padded(self, ids: NDArray[np.int64], keys: NDArray[np.int64], rows: int) -> Batch:
-        return self._stacked(ids, keys, rows)
-
-    def fixed_shape_batches(self, cuts: list[tuple[NDArray[np.int64], NDArray[np.int64]]], most: int) -> list[Batch]:
-        return [self._stacked(ids, keys, most) for ids, keys in cuts]
-
-    def _stacked(self, ids: NDArray[np.int64], keys: NDArray[np.int64], rows: int) -> Batch:
-        """Rows beyond the samples are of ignored pixels, and count nothing."""
-        images = np.zeros((rows, self.images.channels, self.size, self.size), np.uint8)
-        masks = np.full((rows, self.size, self.size), IGNORED, np.uint8)
+        images = np.empty((len(ids), self.images.channels, self.size, self.size), np.uint8)
+        masks = np.empty((len(ids), self.size, self.size), np.uint8)
         for row, (index, key) in enumerate(zip(ids.tolist(), keys.tolist(), strict=True)):
             image, masks[row] = self.pair(index, key)
             images[row] = image.transpose(2, 0, 1)

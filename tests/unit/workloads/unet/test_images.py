@@ -8,7 +8,7 @@ from PIL import Image
 
 from paceline.errors import UserError
 from paceline.spec import build
-from paceline.workload import workload_of
+from paceline.workload import traits_of, workload_of
 from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
 from paceline.workloads.unet.sections import ImageData
@@ -128,13 +128,12 @@ def test_a_key_decides_the_crop_and_all_that_is_random(folder, tmp_path):
     assert not hasattr(train, "resident")
 
 
-def test_batches_of_one_shape_and_resident_samples(cache):
-    train = workload(cache, **SCENES).data("train")
+def test_whole_images_can_be_resident(cache):
+    """Where nothing is random, a batch is no more than rows of all samples."""
+    found = workload(cache, **SCENES)
+    train = found.data("train")
+    assert traits_of(found, train).few_shapes, "its steps can be recorded"
     ids, keys = np.array([3, 1]), np.array([7, 8])
-    (padded,) = train.fixed_shape_batches([(ids, keys)], 5)
-    assert [part.shape[0] for part in padded] == [5, 5]
-    assert padded[0][:2].equal(train.batch(ids, keys)[0])
-    assert bool((padded[1][2:] == IGNORED).all())
     for everything, batch in zip(train.resident(), train.batch(ids, keys), strict=True):
         assert everything[ids].equal(batch)
     assert not hasattr(crops_of(train.images, ImageData(size=16 * 2, flip="both")), "resident")
