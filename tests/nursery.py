@@ -29,6 +29,7 @@ MODULES = (
     *("paceline.parallel.fsdp", "paceline.parallel.compress"),
     *("paceline.record.loggers", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
+    *("paceline.workloads.transformers.workload", "transformers.models.llama.modeling_llama"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )
 MOST_DESCRIPTORS = 64

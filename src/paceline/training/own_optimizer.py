@@ -44,9 +44,15 @@ def made_by(
             f"workload: optimizer(groups) leaves out {len(names)} parameters, such as {next(iter(names.values()))}; "
             'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
         )
+    first = {p: {key: _copied(value) for key, value in state.items()} for p, state in optimizer.state.items()}
     allocate(optimizer)
     optimizer.state.clear()
+    optimizer.state.update(first)
     return optimizer
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _made(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
