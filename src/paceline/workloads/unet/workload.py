@@ -145,10 +145,11 @@ class Segmentation(Workload):
         """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
-        for number, one in enumerate(images):
+        for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
             if one.ndim != 3 or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
+                name = given if isinstance(given, str | Path) else f"image {number}"
                 raise UserError(
-                    f"image {number + 1} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
+                    f"{name} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
                     f"8 bits with {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
                 )
         return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
