@@ -37,7 +37,7 @@ SEEDED: dict[str, Callable[[int], Any]] = {
 MOST_NAMES = 4
 
 
-class Cause(Enum):
+class LayoutCause(Enum):
     """The value is what is said of it, and what to do."""
 
     WEIGHTS = (
@@ -71,7 +71,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class FoundCause:
-    cause: Cause
+    cause: LayoutCause
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ def _causes(spec: RunSpec) -> list[FoundCause]:
     found = [*_other_weights(workload, spec), *_other_samples(spec, samples, whole.ids, whole.keys)]
     if found or len(whole.ids) < 3:
         return found
-    return Trial(workload, new_model(workload, spec), samples, whole.ids, whole.keys).causes()
+    return SplitTrial(workload, new_model(workload, spec), samples, whole.ids, whole.keys).causes()
 
 
 def seeded(seed: int, *others: str) -> None:
@@ -135,7 +135,7 @@ def new_model(workload: Workload, spec: RunSpec) -> nn.Module:
 def _other_weights(workload: Workload, spec: RunSpec) -> Iterator[FoundCause]:
     first, second = (dict(new_model(workload, spec).named_parameters()) for _ in range(2))
     if names := tuple(name for name in first if not torch.equal(first[name], second[name])):
-        yield FoundCause(Cause.WEIGHTS, names)
+        yield FoundCause(LayoutCause.WEIGHTS, names)
 
 
 def _other_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.ndarray) -> Iterator[FoundCause]:
@@ -144,7 +144,7 @@ def _other_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.nd
     seeded(1)
     batches = [tree_leaves(some.batch(ids, keys)) for some in (samples, training_samples(again))]
     if not all(_alike(a, b) for a, b in zip(*batches, strict=True)):
-        yield FoundCause(Cause.DATA)
+        yield FoundCause(LayoutCause.DATA)
 
 
 def _close(a: float, b: float) -> bool:
@@ -158,7 +158,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 @dataclass
-class Trial:
+class SplitTrial:
     """A model and a few samples, taken through the loss in different ways."""
 
     workload: Workload
@@ -204,11 +204,11 @@ class Trial:
             kept = [self._kept(part) for part in (slice(None), self.parts[0])]
             moved = {name.rpartition(".")[0] for name in kept[0] if not _alike(kept[0][name], kept[1][name])}
             every = not apart_without and self.apart()
-        by_kind: dict[Cause, list[tuple[str, nn.Module]]] = {}
+        by_kind: dict[LayoutCause, list[tuple[str, nn.Module]]] = {}
         for name, module in self.statistics:
             if every or name in moved:
                 synchronised = isinstance(module, nn.SyncBatchNorm)
-                kind = Cause.SYNCHRONISED_STATISTICS if synchronised else Cause.BATCH_STATISTICS
+                kind = LayoutCause.SYNCHRONISED_STATISTICS if synchronised else LayoutCause.BATCH_STATISTICS
                 by_kind.setdefault(kind, []).append((name, module))
         return [FoundCause(kind, _named(modules)) for kind, modules in by_kind.items()]
 
@@ -221,7 +221,7 @@ class Trial:
         if not self.dropout or draws_without:
             return []
         with _calm(self.statistics):
-            return [FoundCause(Cause.DROPOUT, _named(self.dropout))] if self._draws_from(TORCHS) else []
+            return [FoundCause(LayoutCause.DROPOUT, _named(self.dropout))] if self._draws_from(TORCHS) else []
 
     def _draws_from(self, generator: str) -> bool:
         return not _close(self.loss().total, self.loss(slice(None), generator).total)
@@ -231,7 +231,7 @@ class Trial:
         for generator in filter(self._draws_from, SEEDED):
             where = _first_apart(self._calls(slice(None)), self._calls(slice(None), generator))
             found.append(f"{where or 'loss()'} draws from {generator}")
-        return [FoundCause(Cause.OWN_DRAWS, tuple(found))] if found else []
+        return [FoundCause(LayoutCause.OWN_DRAWS, tuple(found))] if found else []
 
     def _loss(self) -> list[FoundCause]:
         """Nothing random is left: is it a mean, a wrong count, or samples that are mixed?"""
@@ -243,12 +243,12 @@ class Trial:
             if _close(mean, whole.total):
                 of_parts = " and ".join(f"{part.total:.4g} for {part.samples} of them" for part in parts)
                 told = f"the loss was {whole.total:.4g} for {whole.samples} samples, and {of_parts}"
-                return [FoundCause(Cause.MEAN, (told,))]
+                return [FoundCause(LayoutCause.MEAN, (told,))]
         if _close(sum(part.total for part in parts), whole.total):
             counts = " and ".join(f"{p.count:g} for {p.samples}" for p in (whole, *parts))
-            return [FoundCause(Cause.COUNT, (counts,))]
+            return [FoundCause(LayoutCause.COUNT, (counts,))]
         mixing = _first_apart(self._calls(slice(None)), self._calls(self.parts[0]))
-        return [FoundCause(Cause.SHARED, (mixing or "loss()",))]
+        return [FoundCause(LayoutCause.SHARED, (mixing or "loss()",))]
 
     def _calls(self, part: slice, *others: str) -> list[Call]:
         """Every call of a module during a loss, the inner ones before those around them."""

@@ -23,8 +23,9 @@ RECORDED_OPTIMIZERS = ("adamw", "sgd")
 
 START_COMPILER_S = 8.0
 """To import the compiler and start its processes."""
-COMPILE_OPERATION_S = 0.1
-"""To compile what one operation of the forward pass and its gradient become."""
+COMPILE_OPERATION_S = 0.2
+"""To compile what one operation of the forward pass and its gradient become; 0.1 for many small ones, 0.3 for
+convolutions."""
 SAVED_PER_ELEMENT_S = 5.5e-12
 """By compiled kernels in a whole step, for each element that the forward pass as it is written moves between its
 products. On an H200 a CNN with group norms saved 6.3e-12, a text classifier 5.1e-12."""

@@ -29,8 +29,8 @@ BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
-    "unet": "paceline.workloads.unet:ENTRY",
     "transformers": "paceline.workloads.transformers:ENTRY",
+    "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
 

@@ -1,5 +1,7 @@
 """Weights to begin with are the same under every layout, wherever they come from; and longer runs on several ranks."""
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 
 TWO = ("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "pipeline:2")
 FOUR = ("fsdp:2+tensor:2", "hsdp:2x2", "fsdp:2+pipeline:2")
+CONSTANT = {"train.schedule": "constant", "train.warmup": 0.0, "train.steps": 2}
 
 
 def under(spec, words, **fields):
@@ -26,7 +29,7 @@ def under(spec, words, **fields):
 def begun(tiny_lm, tmp_path_factory):
     """A run that was saved under fsdp:2, and the same weights in a file, in half precision."""
     folder = tmp_path_factory.mktemp("start")
-    run = train(under(tiny_lm, "fsdp:2", **{"train.steps": 2}), folder, show=False)
+    run = train(under(tiny_lm, "fsdp:2", **CONSTANT), folder, show=False)
     half = {name: value.to(torch.bfloat16) for name, value in run.weights().items()}
     save_file({name: value.float() for name, value in half.items()}, folder / "exact.safetensors")
     save_file(half, folder / "half.safetensors")
@@ -67,8 +70,9 @@ def test_what_one_stage_misses_is_refused_by_all(tiny_lm, begun, tmp_path):
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_a_longer_run_on_two_ranks_is_one_of_that_length(tiny_lm, tmp_path):
-    constant = under(tiny_lm, "fsdp:2", **{"train.schedule": "constant", "train.warmup": 0.0, "train.steps": 2})
-    whole = train(constant.replace({"train.steps": 4}), tmp_path, show=False).weights()
-    longer = resume(train(constant, tmp_path, show=False).path, ["train.steps=+2"], show=False).weights()
+def test_a_longer_run_on_two_ranks_is_one_of_that_length(tiny_lm, begun, tmp_path):
+    _, run = begun
+    shutil.copytree(run, tmp_path / "longer")
+    longer = resume(tmp_path / "longer", ["train.steps=+2"], show=False).weights()
+    whole = train(under(tiny_lm, "fsdp:2", **{**CONSTANT, "train.steps": 4}), tmp_path, show=False).weights()
     assert all(torch.equal(whole[name], longer[name]) for name in whole)

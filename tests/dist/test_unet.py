@@ -1,5 +1,8 @@
 """A segmentation on several ranks: the same answer, and pictures that one of them writes."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import REPOSITORY
@@ -77,6 +80,19 @@ def test_masks_of_new_images(run, tmp_path, capsys):
             assert np.array_equal(np.asarray(written), mask)
         assert mask.shape == images[name].shape
     assert [row["found"] for row in found.rows()] == found["found"].tolist()
+
+
+def test_an_exported_folder_finds_the_same_masks_without_paceline(run, tmp_path):
+    paceline.export(run.path, tmp_path / "exported")
+    large = np.random.default_rng(0).integers(0, 256, (40, 50), np.uint8)
+    np.save(tmp_path / "large.npy", large)
+    alone = (
+        "import sys, numpy; sys.path.insert(0, 'exported'); from load import load; "
+        "numpy.save('mask.npy', load().predict(numpy.load('large.npy'))); assert 'paceline' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", alone], cwd=tmp_path, check=True)
+    (expected,) = paceline.open(run.path).predict([large])["mask"]
+    assert np.array_equal(np.load(tmp_path / "mask.npy"), expected)
 
 
 def test_the_diffusion_example_gives_the_same_answer_and_draws(tmp_path):

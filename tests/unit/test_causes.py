@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from paceline.causes import Cause, causes_of
+from paceline.causes import LayoutCause, causes_of
 from paceline.parity import check
 from paceline.spec import build
 
@@ -106,19 +106,27 @@ def own(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "cause", "named"),
     [
-        ("BatchNorm", Cause.BATCH_STATISTICS, r"middle\.0 \(BatchNorm1d\): .*use GroupNorm"),
-        ("SyncBatchNorm", Cause.SYNCHRONISED_STATISTICS, r"middle\.0 \(SyncBatchNorm\): .*no passes are accumulated"),
-        ("Remembers", Cause.BATCH_STATISTICS, r"middle\.0 \(KeepsMean\)"),
-        ("Dropout", Cause.DROPOUT, r"middle\.1 \(Dropout\): .*key"),
-        ("OwnDraws", Cause.OWN_DRAWS, r"middle\.0 draws from torch's generator"),
-        ("LossDraws", Cause.OWN_DRAWS, r"loss\(\) draws from numpy's"),
-        ("Mean", Cause.MEAN, r"did you return a mean\? the loss was [\d.]+ for 12 samples, and [\d.]+ for 8 of them"),
-        ("MeanOfOne", Cause.MEAN, r"did you return a mean\?"),
-        ("Count", Cause.COUNT, r"1 for 12 and 1 for 8 and 1 for 4"),
-        ("Mixes", Cause.SHARED, r"middle\.1 gives a sample another value"),
-        ("Contrast", Cause.SHARED, r"loss\(\) gives a sample another value"),
-        ("Weights", Cause.WEIGHTS, r"first\.weight"),
-        ("Data", Cause.DATA, r"data\('train'\) gives other samples"),
+        ("BatchNorm", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(BatchNorm1d\): .*use GroupNorm"),
+        (
+            "SyncBatchNorm",
+            LayoutCause.SYNCHRONISED_STATISTICS,
+            r"middle\.0 \(SyncBatchNorm\): .*no passes are accumulated",
+        ),
+        ("Remembers", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(KeepsMean\)"),
+        ("Dropout", LayoutCause.DROPOUT, r"middle\.1 \(Dropout\): .*key"),
+        ("OwnDraws", LayoutCause.OWN_DRAWS, r"middle\.0 draws from torch's generator"),
+        ("LossDraws", LayoutCause.OWN_DRAWS, r"loss\(\) draws from numpy's"),
+        (
+            "Mean",
+            LayoutCause.MEAN,
+            r"did you return a mean\? the loss was [\d.]+ for 12 samples, and [\d.]+ for 8 of them",
+        ),
+        ("MeanOfOne", LayoutCause.MEAN, r"did you return a mean\?"),
+        ("Count", LayoutCause.COUNT, r"1 for 12 and 1 for 8 and 1 for 4"),
+        ("Mixes", LayoutCause.SHARED, r"middle\.1 gives a sample another value"),
+        ("Contrast", LayoutCause.SHARED, r"loss\(\) gives a sample another value"),
+        ("Weights", LayoutCause.WEIGHTS, r"first\.weight"),
+        ("Data", LayoutCause.DATA, r"data\('train'\) gives other samples"),
     ],
 )
 def test_the_cause_is_named_with_what_to_do(own, kind, cause, named):
@@ -133,7 +141,7 @@ def test_nothing_is_named_without_evidence(own, kind):
 
 
 def test_each_of_two_causes_is_named(own):
-    assert [found.cause for found in causes_of(own("Both"))] == [Cause.BATCH_STATISTICS, Cause.DROPOUT]
+    assert [found.cause for found in causes_of(own("Both"))] == [LayoutCause.BATCH_STATISTICS, LayoutCause.DROPOUT]
 
 
 def test_a_check_that_fails_names_the_cause(own):

@@ -103,7 +103,7 @@ def test_a_script_runs_before_and_after(name, data_folder, monkeypatch, capsys, 
     before = float(re.findall(r"accuracy (\S+)", capsys.readouterr().out)[-1])
     spec = paceline.load(EXAMPLES / f"after_{name}.yaml", ["parallel.threads=1"])
     after = paceline.train(spec, tmp_path, show=False).metrics["accuracy"]
-    assert min(before, after) > {"mnist": 0.1, "census": 0.9, "reviews": 0.9}[name]
+    assert min(before, after) > {"mnist": 0.2, "census": 0.9, "reviews": 0.9}[name]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -116,6 +116,8 @@ def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:
 
     They are given out from dear to cheap, back and forth, so that no share is favoured.
     """
+    if shares == 1 and len(cost) and (cost == cost[0]).all():
+        return [np.arange(len(cost))[::-1]]  # as below, and much sooner
     order = np.argsort(-cost, kind="stable")
     rows = -(-len(order) // shares)
     table = np.full((rows, shares), -1, dtype=np.int64)

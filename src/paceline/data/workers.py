@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -74,6 +75,11 @@ class Worker:
                 raise WorkerDied(f"{who} does not answer") from None
             raise WorkerDied(blame.of_exit(who, code, time.time(), echo=False).message) from None
 
+    def ask_no_more(self) -> None:
+        """The worker sees the end of its questions. The pipe stays open for a thread that waits for an answer."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
+            ours.shutdown(socket.SHUT_WR)
+
 
 class Workers:
     """The worker processes of one rank; each is asked by one thread at a time."""
@@ -116,13 +122,14 @@ class Workers:
     def close(self) -> None:
         """They have nothing to save: one that does not leave at once is ended."""
         for worker in self.all:
-            worker.pipe.close()
+            worker.ask_no_more()
         deadline = time.monotonic() + FAREWELL_S
         for worker in self.all:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.exitcode is None:
                 worker.process.kill()
             worker.process.join()
+            worker.pipe.close()
         self.all.clear()
 
 

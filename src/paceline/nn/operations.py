@@ -14,7 +14,8 @@ VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_st
 
 
 class OperationCounter(TorchDispatchMode):
-    """`with OperationCounter() as counter: model(x)` counts what is dispatched; views are no operations."""
+    """`with OperationCounter() as counter: model(x)` counts what is dispatched. Views are no operations, nor are
+    casts, most of which are those of autocast."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,6 +24,11 @@ class OperationCounter(TorchDispatchMode):
         """Read and written by all but products and attention."""
         self.counting = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports the compiler, for seconds, to keep it away from here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if self.counting and func.namespace == "aten" and (name := func.overloadpacket.__name__) not in VIEWS:
@@ -30,8 +36,9 @@ class OperationCounter(TorchDispatchMode):
         return out
 
     def count(self, name: str, args: Any, out: Any) -> None:
-        self.operations += 1
-        self.moved_elements += moved_by(name, args, out)
+        if name != "_to_copy":
+            self.operations += 1
+            self.moved_elements += moved_by(name, args, out)
 
 
 def is_product(name: str) -> bool:

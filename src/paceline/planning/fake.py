@@ -6,8 +6,9 @@ and what autograd keeps. A second, larger batch tells what grows with the sample
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from paceline.data.samples import samples_of, training_samples
 from paceline.errors import UserError
 from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
+from paceline.parallel.groups import groups_of
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
@@ -89,7 +91,10 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     try:
         with mode:
             model = workload.model()
+            groups = groups_of(workload, spec.train, model)
         passes = [_watched(mode, model, workload, batch) for batch in batches]
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"workload: {spec.workload} cannot be built on fake tensors, which is how a plan sees its shape without "
@@ -97,9 +102,9 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         ) from None
     layers = workload.blocks(model)
     repeat = max(1, len(layers))
-    inside = sum(p.numel() for layer in layers for p in layer.parameters())
-    total = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    blocks = _blocks(passes, sizes, repeat, inside, total)
+    inside, total = [p for layer in layers for p in layer.parameters()], count_of(model.parameters())
+    blocks = _blocks(passes, sizes, repeat, count_of(inside), total)
+    blocks = _with_frozen(blocks, count_of(p for p in inside if not p.requires_grad), groups.frozen)
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
     mean = float(costs.mean())
     return TrainingSubject.of(
@@ -154,6 +159,22 @@ def _blocks(
     middle = _block("layer", repeat, inside / repeat, layer, sizes)
     ends = _block("rest", 1, float(total - inside), rest, sizes)
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
+
+
+def _with_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
+    """The same blocks, of whose parameters so many are not trained: in the repeated layers, and in all."""
+    first, layer, rest = blocks
+    if not rest.params:
+        inside = total
+    return (
+        first,
+        replace(layer, frozen_params=inside / layer.repeat),
+        replace(rest, frozen_params=float(total - inside)),
+    )
+
+
+def count_of(parameters: Iterable[Tensor]) -> int:
+    return sum(p.numel() for p in parameters)
 
 
 def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes: list[int]) -> BlockShape:

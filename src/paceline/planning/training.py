@@ -180,7 +180,7 @@ class TrainingSubject(Subject):
 
     @property
     def checkpoint_bytes(self) -> float:
-        return self.params * (self.numbers.weight_bytes + self.numbers.state_bytes)
+        return self.params * self.numbers.weight_bytes + self.trained_params * self.numbers.state_bytes
 
     def pauses_s(self, price: Price) -> dict[str, float]:
         if (pauses := self.pauses) is None:

@@ -34,6 +34,8 @@ WARM_UP = 3
 """Times that the first step is run before it is recorded; later shapes need one."""
 MOST_GRAPHS = 32
 """Shapes beyond these are run without a graph: a workload with so many is not what graphs are for."""
+LEAF = tree_flatten(0)[1]
+"""The structure of a batch that is one tensor."""
 RESIDENT_SHARE = 0.25
 """Of the device's free memory, that a data set may take to live there."""
 
@@ -101,6 +103,13 @@ def pack(batch: Any, buffers: PinnedBuffers) -> PackedBatch:
     return PackedBatch(row, described, tree)
 
 
+def pack_ids(ids: np.ndarray, buffers: PinnedBuffers) -> PackedBatch:
+    """What `pack` makes of a tensor of them, without its detours: a step may take as long as they do."""
+    row = buffers.row(ids.nbytes)
+    row.numpy().view(np.int64)[:] = ids
+    return PackedBatch(row, ((torch.int64, ids.shape),), LEAF)
+
+
 def resident_rows(samples: Any, order: Order, steps: int, device: torch.device) -> Any:
     """All samples on the device, or None: they may be too large for it, and a short run never sees them all."""
     if not hasattr(samples, "resident") or order.seen(steps) < len(samples):
@@ -112,7 +121,7 @@ def resident_rows(samples: Any, order: Order, steps: int, device: torch.device) 
     return tree_map_only(Tensor, lambda leaf: leaf.to(device), rows)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recorded:
     """A graph and all the tensors outside its own memory that it reads or writes: it does not keep them alive."""
 
@@ -121,6 +130,8 @@ class Recorded:
     samples: Tensor
     effective: Tensor
     stats: Tensor
+    filled: int = 1
+    """What `samples` holds."""
 
 
 @dataclass
@@ -149,7 +160,7 @@ class RecordedStep(Step):
         if self.any_shape:
             make = partial(samples.fixed_shape_batches, most=layout.micro_batch)
         elif self.resident is not None:
-            make = collated(lambda ids, keys: torch.from_numpy(ids))
+            return lambda wanted: [pack_ids(ids, self.buffers) for ids, _ in wanted]
         else:
             make = collated(samples.batch)
         return lambda wanted: [pack(batch, self.buffers) for batch in make(wanted)]
@@ -165,7 +176,9 @@ class RecordedStep(Step):
             return super().__call__(replace(batch, micro_batches=[micro]), stop)
         recorded.row.copy_(sent.row, non_blocking=True)
         self.buffers.give_back(sent.row)
-        recorded.samples.fill_(batch.samples)
+        if recorded.filled != batch.samples:
+            recorded.samples.fill_(batch.samples)
+            recorded.filled = batch.samples
         if self.draws:
             self.seed(batch, 0)
         recorded.graph.replay()

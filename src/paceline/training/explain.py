@@ -77,9 +77,11 @@ def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
     if spec.parallel.device != "cuda":
         lines.append(f"on CPU cores a step is {execution_of(spec.train, layout, CPU, entry.traits).words()}")
     if spec.parallel.device != "cpu":
-        work = entry.work(spec, samples) if spec.train.compile == "auto" else None
-        weighed = compiling(work, _steps(spec, samples), layout) if work else None
-        found = execution_of(spec.train, layout, CUDA, entry.traits, weighed)
+        found = execution_of(spec.train, layout, CUDA, entry.traits)
+        weighs = found.compiled and spec.train.compile == "auto"
+        if weighs and (work := entry.work(spec, samples)) is not None:
+            weighed = compiling(work, _steps(spec, samples), layout)
+            found = execution_of(spec.train, layout, CUDA, entry.traits, weighed)
         lines.append(f"on a CUDA device a step is {found.words()}")
         if found.recorded and not entry.subject:  # a model of one's own is known when it has run
             lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import RunFailed
@@ -21,18 +23,26 @@ def keep_for_use(run: RunDir, workload: BaseWorkload) -> None:
         return
     aside = run.path / f".kept.{os.getpid()}"
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        with _writing(run.kept):
+            aside.mkdir()
         workload.keep(aside)
-        if (own := own_file(workload.spec.workload)) is not None:
-            (aside / SOURCE).mkdir()
-            write_atomic(aside / SOURCE / own.name, own.read_bytes())
-        sync_folder(aside)
-        aside.rename(run.kept)
-    except OSError as error:
-        raise RunFailed(f"cannot write {run.kept}: {error.strerror}") from error
+        with _writing(run.kept):
+            if (own := own_file(workload.spec.workload)) is not None:
+                (aside / SOURCE).mkdir()
+                write_atomic(aside / SOURCE / own.name, own.read_bytes())
+            sync_folder(aside)
+            aside.rename(run.kept)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """What fails here is the disk; what fails in `Workload.keep` may be the user's own code."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"cannot write {folder}: {error.strerror}") from error
 
 
 def own_file(workload: str) -> Path | None:

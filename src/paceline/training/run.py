@@ -25,6 +25,7 @@ from paceline.training import engines
 from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import Say, run_rank, say, silent
+from paceline.training.vocabulary_check import same_vocabulary, tokenizer_beside
 from paceline.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -120,7 +121,11 @@ def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     if not entry_of(old.workload).batched:
         raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
     given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
-    return load(folder.spec_file, {"name": f"{old.name}-next", "model.start": str(folder.path), **given})
+    begin = {"name": f"{old.name}-next", "model.start": str(folder.path)}
+    learned = getattr(old.data, "tokenizer", "") is None
+    if learned and any(key.startswith("data.") for key in given) and (own := tokenizer_beside(folder.path)) is not None:
+        begin["data.tokenizer"] = str(own)  # other texts would have another vocabulary
+    return load(folder.spec_file, {**begin, **given})
 
 
 def open_run(
@@ -149,6 +154,8 @@ def open_run(
         workload = workload or workload_of(spec)
         workload.suits(layout)
         workload.prepare(say)
+        if run is None and start is not None:
+            same_vocabulary(workload, start, say)
         began = {} if run is None else next(read_events(run.events_file(0), "start"), {})
         if run is not None and "data" in began and began["data"] != workload.fingerprint():
             raise UserError(

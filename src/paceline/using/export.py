@@ -43,14 +43,7 @@ def export(
     try:
         aside.mkdir()
         with expected_failures(trained.workload.spec):
-            if type(trained.workload).export is Workload.export:
-                _export_own(trained, aside)
-            else:
-                trained.workload.export(trained.model.cpu(), aside)
-            if onnx:
-                from paceline.using.onnx_file import write_onnx
-
-                write_onnx(trained.workload, trained.model.cpu(), aside / "model.onnx")
+            _fill(trained, aside, onnx)
         aside.rename(out)
     except OSError as error:
         raise RunFailed(f"cannot write {out}: {error.strerror}") from error
@@ -105,22 +98,32 @@ def _check_parent(out: Path) -> None:
         raise UserError(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
 
 
-def _export_own(trained: TrainedModel, folder: Path) -> None:
-    """A model of the user's: its weights, its own file, what the run kept, and how to load it."""
+def _fill(trained: TrainedModel, folder: Path, onnx: bool) -> None:
+    """By the workload's own method, else with the user's own file, else with ONNX, which needs no code of ours."""
+    workload, model = trained.workload, trained.model.cpu()
+    file = own_file(workload.spec.workload)
+    if has_loader := type(workload).export is not Workload.export:
+        workload.export(model, folder)
+    else:
+        _write_parts(trained, folder, file)
+    if onnx or not (has_loader or file):
+        from paceline.using.onnx_file import write_onnx
+
+        otherwise = "leave --onnx out" if has_loader or file else f"use  --out {trained.run.name}.safetensors"
+        write_onnx(workload, model, folder / "model.onnx", otherwise)
+
+
+def _write_parts(trained: TrainedModel, folder: Path, file: Path | None) -> None:
+    """The weights, what the run kept and its values; of a model of the user's own, its file and how to load it."""
     spec = trained.workload.spec
-    file = own_file(spec.workload)
-    if file is None:
-        raise UserError(
-            f"workload {spec.workload} is in an installed package and says nothing of its export; give its class a "
-            f"method export(model, folder), or write the weights alone with  --out {trained.run.name}.safetensors"
-        )
     write_weights(folder / WEIGHTS, trained.model.state_dict())
-    write_atomic(folder / file.name, file.read_bytes())
     if trained.run.kept.is_dir():
         shutil.copytree(trained.run.kept, folder / "kept", ignore=shutil.ignore_patterns(SOURCE))
     values: dict[str, Any] = spec.dump()
     sections = {name: values.get(name) or {} for name in ("model", "data", "train")}
     made = {"paceline": __version__, "step": trained.step, "classes": list(trained.classes)}
-    kind = spec.workload.rpartition(":")[2]
-    write_json(folder / "config.json", {"file": file.name, "class": kind, **sections, **made})
-    write_loader(folder, "paceline.using", "own_loader")
+    own = {} if file is None else {"file": file.name, "class": spec.workload.rpartition(":")[2]}
+    write_json(folder / "config.json", {"workload": spec.workload, **own, **sections, **made})
+    if file is not None:
+        write_atomic(folder / file.name, file.read_bytes())
+        write_loader(folder, "paceline.using", "own_loader")

@@ -25,39 +25,40 @@ CLOSE = 1e-4
 """Largest difference of an output, relative to the largest of them, at which the file counts as the same model."""
 
 
-def write_onnx(workload: Workload, model: nn.Module, file: Path) -> None:
-    """Write it with every size left open that the model leaves open, and compare its numbers with the model's."""
+def write_onnx(workload: Workload, model: nn.Module, file: Path, otherwise: str) -> None:
+    """Write it with every size left open that the model leaves open, and compare its numbers with the model's.
+
+    Where torch cannot, `otherwise` is what to do.
+    """
     for name in ("onnx", "onnxscript"):
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"--onnx needs {name}, which is not installed: pip install 'paceline[onnx]'")
+            raise UserError(f"an ONNX file needs {name}, which is not installed: pip install 'paceline[onnx]'")
     import torch
 
     own = type(workload).onnx is not Workload.onnx
-    model, inputs = workload.onnx(model) if own else example_call(workload, model)
-    _export(model, inputs, "samples", file) or _export(model, inputs, torch.export.Dim.AUTO, file, last=True)
+    model, inputs = workload.onnx(model) if own else example_call(workload, model, otherwise)
+    why = _attempt(model, inputs, "samples", file) and _attempt(model, inputs, torch.export.Dim.AUTO, file)
+    if why is not None:
+        raise UserError(f"torch cannot export this model as ONNX: {one_line(why)}; {otherwise}")
     _compare(file, model, inputs)
 
 
-def _export(model: nn.Module, inputs: dict[str, Tensor], first: Any, file: Path, last: bool = False) -> bool:
-    """With this for the first size of each input; False where torch cannot, and this is not the last attempt."""
+def _attempt(model: nn.Module, inputs: dict[str, Tensor], first: Any, file: Path) -> BaseException | None:
+    """With this for the first size of each input; returns why it failed."""
     import torch
 
-    rest = torch.export.Dim.AUTO
-    sizes = {name: {i: rest if i else first for i in range(x.ndim)} for name, x in inputs.items()}
+    sizes = {name: {i: torch.export.Dim.AUTO if i else first for i in range(x.ndim)} for name, x in inputs.items()}
     try:
         with _quietly(), torch.no_grad():
             made = torch.onnx.export(model, kwargs=inputs, dynamic_shapes=sizes, dynamo=True, verbose=False)
             assert made is not None
             made.save(str(file))
     except Exception as error:
-        if not last:
-            return False
-        why = one_line(_innermost(error))
-        raise UserError(f"--onnx: torch cannot export this model: {why}; leave --onnx out") from None
-    return True
+        return _innermost(error)
+    return None
 
 
-def example_call(workload: Workload, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+def example_call(workload: Workload, model: nn.Module, otherwise: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """The model, and what it is called with for two samples: the user's own loss makes the call, and we listen."""
     import torch
 
@@ -72,8 +73,8 @@ def example_call(workload: Workload, model: nn.Module) -> tuple[nn.Module, dict[
     hook.remove()
     bound = inspect.signature(model.forward).bind(*heard[0][0], **heard[0][1]).arguments
     if wrong := [name for name, value in bound.items() if not isinstance(value, torch.Tensor)]:
-        said = f"--onnx: forward takes {wrong[0]!r}, which is not a tensor"
-        raise UserError(f"{said}; give the workload a method onnx(model), or leave --onnx out")
+        said = f"torch cannot export this model as ONNX: its forward takes {wrong[0]!r}, which is not a tensor"
+        raise UserError(f"{said}; give the workload a method onnx(model), or {otherwise}")
     return model, dict(bound)
 
 
@@ -95,7 +96,7 @@ def _compare(file: Path, model: nn.Module, inputs: dict[str, Tensor]) -> None:
     wanted = (wanted if isinstance(wanted, torch.Tensor) else next(iter(wanted))).numpy()
     off = float(np.abs(got - wanted).max() / max(1e-30, np.abs(wanted).max()))
     if off > CLOSE:
-        raise RunFailed(f"--onnx: the file gives other numbers than the model (off by {off:.1e}); it was not written")
+        raise RunFailed(f"the ONNX file gives other numbers than the model (off by {off:.1e}); it was not written")
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -7,12 +7,14 @@ evaluations of the run did, so that it agrees with them to the last digit on the
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
+from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
@@ -33,6 +35,8 @@ class TrainedModel:
     model: nn.Module
     step: int
     device: torch.device
+    threads: int | None
+    """Of the main rank, where it was known: sums of fp32 depend on how many cores share them."""
 
     @property
     def classes(self) -> Sequence[str]:
@@ -51,7 +55,7 @@ class TrainedModel:
         if not inputs:
             raise UserError("there is nothing to predict: the list of inputs is empty")
         chunk, parts = self.workload.evaluation_chunk, []
-        with expected_failures(self.workload.spec), torch.no_grad():
+        with expected_failures(self.workload.spec), torch.no_grad(), _threads(self.threads):
             for begin in range(0, len(inputs), chunk):
                 some = inputs[begin : begin + chunk]
                 with computed_as(self.workload.spec.train.precision, self.device):
@@ -84,7 +88,20 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
             model = workload.model()
     _take(model, read_tensors(checkpoint), folder)
     device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
-    return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device)
+    threads = next(read_events(folder.events_file(0), "start"), {}).get("threads")
+    return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:

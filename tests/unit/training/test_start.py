@@ -224,3 +224,19 @@ def test_reading_a_file_leaves_it_as_it_is(tmp_path, weights, save):
     file = save(weights)
     begun(tmp_path, **{"model.start": file})
     assert all(torch.equal(value, weights[name]) for name, value in load_file(file).items())
+
+
+def test_weights_and_texts_have_one_vocabulary(tmp_path, small, monkeypatch, ask):
+    """Another run on other texts has the vocabulary of the first, unless its own is asked for, which is refused."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{word} number {i},{i % 2}" for i, word in enumerate(["wheel", "road", "hill", "chain"] * 10)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    data = {"data.source": "csv", "data.path": tmp_path / "rows.csv", "data.vocab": 300, "train.steps": 1}
+    first = train(small.replace({"model.layers": 1, **data}), tmp_path, show=False).path
+    Path("more.csv").write_text("\n".join(["text,label", *(row.replace("wheel", "saddle") for row in rows)]) + "\n")
+    ask(["train", "--from", str(first), "data.path=more.csv", "--quiet"], 0)
+    assert RunDir(Path("runs/small-next")).spec().data.tokenizer == first / "kept" / "tokenizer.json"
+
+    words = ["train", "--from", str(first), "data.path=more.csv", "data.tokenizer=null", "--quiet"]
+    said = ask(words, 2)
+    assert "was trained with another vocabulary than these texts have; tokenise them with its own, by  data.tok" in said

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import paceline
-from paceline import UserError, export
+from paceline import UserError, Workload, export, train
+from paceline.spec import build
 
 TEXTS = ["goal team match", "star", "bank market " * 30, ""]
 ALONE = "import sys; sys.modules['paceline'] = None; import json, torch; from load import load; model = load()"
@@ -83,6 +84,23 @@ def test_a_language_model_gives_the_same_logits_by_its_own_loader(lm_run, tmp_pa
     assert paceline.sample(lm_run.path, "The run", tokens=3).startswith("The run")
 
 
+class Line(Workload):
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def data(self, split):
+        return torch.ones(4, 1) if split == "train" else None
+
+    def loss(self, model, batch):
+        return model(batch).square().sum(), len(batch)
+
+
+def test_a_model_without_a_loader_has_onnx_beside_its_weights(tmp_path):
+    values = {"workload": f"{__name__}:Line", "train": {"steps": 1, "global_batch": 2}, "parallel": {"device": "cpu"}}
+    folder = export(train(build({"name": "line", **values}), tmp_path, show=False).path, tmp_path / "out")
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "kept", "model.onnx", "model.safetensors"]
+
+
 def test_the_best_weights_as_one_file(classifier_run, tmp_path):
     from safetensors.torch import load_file
 
@@ -116,7 +134,7 @@ def test_a_model_that_torch_cannot_export_is_refused_in_one_line(circle_run, cir
     text = circle_file.read_text(encoding="utf-8")
     line = "return self.layers(points)"
     odd.write_text(text.replace(line, f"{line} if points.sum().item() > 0 else points"), encoding="utf-8")
-    with pytest.raises(UserError, match="--onnx: torch cannot export this model: ") as error:
+    with pytest.raises(UserError, match=r"torch cannot export this model as ONNX: .*; leave --onnx out") as error:
         export(circle_run.path, tmp_path / "model", onnx=True, code=odd)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()

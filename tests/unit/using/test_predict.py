@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import paceline
-from paceline import UserError
+from paceline import RunFailed, UserError, train
 from paceline.cli import main
 from paceline.record.files import read_json
+from paceline.spec import build
 
 
 def ask(*words):
@@ -120,3 +121,15 @@ def test_what_a_run_keeps_is_read_by_people_too(classifier_run):
 def test_a_workload_without_predictions_says_what_to_use(lm_run):
     with pytest.raises(UserError, match=r"is a run of lm, .*; use  paceline sample .*/tiny"):
         paceline.open(lm_run.path).predict(["a text"])
+
+
+def test_a_mistake_in_keep_is_shown_with_its_line(circle_file, tmp_path):
+    wrong = tmp_path / "circle.py"
+    text = circle_file.read_text(encoding="utf-8")
+    lines = '    def keep(self, folder):\n        (folder / "no" / "file").write_text("")\n\n    def classes(self):'
+    wrong.write_text(text.replace("    def classes(self):", lines), encoding="utf-8")
+    values = {"workload": f"{wrong}:Circle", "train": {"steps": 1}, "parallel": {"device": "cpu"}}
+    with pytest.raises(RunFailed, match=r"(?s)the workload failed: FileNotFoundError.*in keep"):
+        train(build({"name": "wrong", **values}), tmp_path, show=False)
+    assert not (tmp_path / "wrong" / "kept").exists()
+    assert not list((tmp_path / "wrong").glob(".kept*"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from paceline.record.files import write_atomic
+from paceline.using.export import WEIGHTS, write_weights
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.folder import BESIDE, CONFIG, TOKENIZER
 from paceline.workloads.transformers.sections import ModelFolder
@@ -29,7 +31,7 @@ def write_model(model: nn.Module, config: Any, kept: Path, folder: Path) -> None
             write_atomic(folder / name, (kept / name).read_bytes())
     if not (folder / TOKENIZER_CONFIG).is_file():
         write_atomic(folder / TOKENIZER_CONFIG, json.dumps(ANY_TOKENIZER))
-    _write_tensors(folder / "model.safetensors", whole_weights(model))
+    write_weights(folder / WEIGHTS, whole_weights(model))
     write_atomic(folder / CONFIG, config.to_json_string(use_diff=False))
 
 
@@ -58,16 +60,17 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
         "r": section.lora_rank,
         "lora_alpha": section.lora_scale * section.lora_rank,
         "lora_dropout": 0.0,
-        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+        "target_modules": _targets(model, layers),
         "fan_in_fan_out": not all(isinstance(layer, nn.Linear) for layer in layers.values()),
         "modules_to_save": sorted({name.split(".")[0] for name in others}) or None,
         "bias": "none",
     }
-    _write_tensors(folder / "adapter_model.safetensors", tensors)
+    write_weights(folder / "adapter_model.safetensors", tensors)
     write_atomic(folder / "adapter_config.json", json.dumps(config, indent=2))
 
 
-def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save
-
-    write_atomic(file, save({name: t.contiguous() for name, t in tensors.items()}, metadata={"format": "pt"}))
+def _targets(model: nn.Module, layers: Collection[str]) -> list[str]:
+    """The layers by the last words of their names, or by whole names where those would mean others too."""
+    words = {name.rpartition(".")[2] for name in layers}
+    meant = [name for name, module in model.named_modules() if lora.sides(module) and name.rpartition(".")[2] in words]
+    return sorted(words if set(meant) == set(layers) else layers)

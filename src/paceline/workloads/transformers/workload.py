@@ -45,6 +45,8 @@ from paceline.workloads.transformers.folder import (
 from paceline.workloads.transformers.sections import ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
+ONNX_TOKENS = 8
+"""Of the two texts that a model is traced with."""
 LENGTH_STEP = 32
 """Of padded texts, where few shapes may occur."""
 
@@ -99,6 +101,18 @@ class LabelledTexts:
     def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
         texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
         return padded(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
+
+
+class OnlyLogits(nn.Module):
+    """A model of the library whose answer is one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        return logits
 
 
 class TransformersModel(Workload):
@@ -166,18 +180,20 @@ class TransformersModel(Workload):
             config.id2label = dict(enumerate(names))
             config.label2id = {name: number for number, name in enumerate(names)}
             config.problem_type = "single_label_classification"
-            if config.pad_token_id is None:
+            if getattr(config, "pad_token_id", None) is None:
                 config.pad_token_id = self._pad()
         return config
 
     def _pad(self) -> int:
         """A token to fill up with, for a model that has none of its own."""
         known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
-        end = self._plain_config().eos_token_id
-        return next((number for number in (*known, end) if isinstance(number, int)), 0)
+        end = getattr(self._plain_config(), "eos_token_id", None)
+        ends = end if isinstance(end, list) else [end]
+        return next((number for number in (*known, *ends) if number is not None), 0)
 
     def _check_sizes(self) -> None:
-        rows, longest = self.config.vocab_size, getattr(self.config, "max_position_embeddings", None)
+        text = self.config.get_text_config()
+        rows, longest = text.vocab_size, getattr(text, "max_position_embeddings", None)
         if self.corpus.vocab > rows:
             raise UserError(
                 f"the tokeniser has {self.corpus.vocab:,} tokens and the model rows for {rows:,}; "
@@ -266,6 +282,11 @@ class TransformersModel(Workload):
         return [str(name) for _, name in sorted(self.config.id2label.items())]
 
     def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
+        if not self.classifies:
+            raise UserError(
+                "predict names classes, and model.task=causal_lm has none; to generate text, write the model for "
+                "transformers with  paceline export RUN --out FOLDER"
+            )
         found = bpe.encode(*self._tokenizer, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
         return padded(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
@@ -278,8 +299,6 @@ class TransformersModel(Workload):
         return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
 
     def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
-        if not self.classifies:
-            raise UserError("predict names classes, and model.task=causal_lm has none; export the run to generate text")
         return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
 
     def export(self, model: nn.Module, folder: Path) -> None:
@@ -288,6 +307,11 @@ class TransformersModel(Workload):
         write_model(model, self.config, self.kept, folder)
         if self.section.lora_rank:
             write_adapters(model, self.section, folder / "adapter")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
+        masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
+        return OnlyLogits(model), {"input_ids": tokens, **masked}
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

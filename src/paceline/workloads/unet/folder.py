@@ -124,5 +124,7 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
             if colours and picture.mode in ("P", "RGBA", "CMYK", "YCbCr", "LA", "1"):
                 picture = picture.convert("L" if picture.mode in ("LA", "1") else "RGB")
             return np.asarray(picture)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {str(file)!r}") from None
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{file} cannot be read as an image: {one_line(error)}") from None

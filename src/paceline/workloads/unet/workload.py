@@ -18,6 +18,7 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.record.files import read_json, write_json
 from paceline.spec import RunSpec
+from paceline.using.export import WEIGHTS, write_loader, write_weights
 from paceline.workload import Workload
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
@@ -31,6 +32,8 @@ from paceline.workloads.unet.shelf import Shelf, prepare
 EVALUATED_PIXELS = 1 << 17
 """In one pass."""
 KEPT = "images.json"
+SHOWN_SHARE = 0.001
+"""Of an image: classes with fewer pixels are in its mask, but not listed."""
 
 
 @dataclass(frozen=True)
@@ -142,20 +145,28 @@ class Segmentation(Workload):
         """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
-        for number, one in enumerate(images):
+        for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
             if one.ndim != 3 or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
+                name = given if isinstance(given, str | Path) else f"image {number}"
                 raise UserError(
-                    f"image {number + 1} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
+                    f"{name} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
                     f"8 bits with {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
                 )
         return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
 
     def predict(self, model: nn.Module, batch: Sequence[Tensor]) -> Mapping[str, Any]:
-        """Of each image: its mask, which classes are in it, the largest first, and how sure the model is on average."""
+        """Of each image: its mask, the share of each class in it, and how sure the model is on average over pixels."""
         found = [self._mask(model, image) for image in batch]
         masks = np.empty(len(found), object)  # of images that differ in size
         masks[:] = [mask.cpu().numpy() for mask, _ in found]
         return {"mask": masks, "found": np.array([self._names(mask) for mask in masks]), "sure": [s for _, s in found]}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        shape = self.shape.model_dump(include={"width", "depth", "norm"})
+        kind = {"channels": self.kind.channels, "classes": self.kind.classes}
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", {**shape, **kind, "size": self.images.size})
+        write_loader(folder, "paceline.workloads.unet", "standalone")
 
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         """Tile by tile, as in evaluation."""
@@ -172,8 +183,9 @@ class Segmentation(Workload):
         return mask, sure / (height * width)
 
     def _names(self, mask: NDArray[np.uint8]) -> str:
-        areas = np.bincount(mask.flat, minlength=len(self.kind.classes))
-        return ", ".join(self.kind.classes[k] for k in np.argsort(-areas, kind="stable") if areas[k] and k)
+        shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
+        largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
+        return ", ".join(f"{self.kind.classes[k]} {100 * shares[k]:.1f} %" for k in largest)
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

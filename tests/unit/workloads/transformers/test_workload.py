@@ -7,9 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import paceline
 from hf_models import TEXTS
 from paceline import train
 from paceline.cli import main
+from paceline.data.corpora.sources import open_source
 from paceline.errors import UserError
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
@@ -18,18 +20,6 @@ from paceline.training.checkpoints.saved import newest, read_tensors
 from paceline.workload import workload_of
 
 CLASSIFY = {"model.task": "sequence_classification", "model.match": "some"}
-
-
-def opened(spec, weights, folder):
-    """(the workload of a run that is used, its model with trained weights)"""
-    workload = workload_of(spec)
-    folder.mkdir(parents=True, exist_ok=True)
-    workload.keep(folder)
-    workload = workload_of(spec)
-    workload.kept = folder
-    model = workload.model()
-    model.load_state_dict(weights)
-    return workload, model.eval()
 
 
 def logits(model, ids):
@@ -69,11 +59,11 @@ def test_the_first_loss_is_that_of_the_library(tuned, run_file, hf):
     assert tuned.summary.loss_last < tuned.summary.loss_first
 
 
-def test_from_pretrained_reads_what_is_exported(tuned, run_file, tmp_path):
+def test_from_pretrained_reads_what_is_exported(tuned, tmp_path):
     import transformers
 
-    workload, model = opened(run_file("gpt2"), tuned.weights(), tmp_path / "kept")
-    workload.export(model, tmp_path / "out")
+    model = paceline.open(tuned.path).model
+    paceline.export(tuned.path, tmp_path / "out")
     there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = [tokenizer("good number 3 of a list").input_ids]
@@ -96,12 +86,24 @@ def test_adapters_leave_the_base_as_it_was(adapted, hf):
     assert adapted.summary.loss_last < adapted.summary.loss_first
 
 
+def test_a_language_model_names_no_classes(tuned):
+    with pytest.raises(UserError, match="to generate text, write the model for transformers with  paceline export"):
+        paceline.open(tuned.path).predict(["good"])
+
+
+def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
+    """Its architecture and its tokeniser are those that the run kept."""
+    spec = run_file("gpt2", **{"model.start": str(tuned.path), "train.steps": 1, "train.lr": 1e-9})
+    first = train(spec, tmp_path, show=False).summary.loss_first
+    assert first < 0.99 * tuned.summary.loss_first
+
+
 def test_adapters_are_exported_merged_and_for_peft(adapted, hf, tmp_path):
     import peft
     import transformers
 
-    workload, model = opened(RunDir(adapted.path).spec(), adapted.weights(), tmp_path / "kept")
-    workload.export(model, tmp_path / "out")
+    model = paceline.open(adapted.path).model
+    paceline.export(adapted.path, tmp_path / "out")
     ids = [list(range(5, 25))]
     ours = logits(model, ids)
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -151,20 +153,17 @@ def test_a_classifier_learns_and_tells_classes(run_file, tmp_path):
     spec = run_file("bert", **CLASSIFY, **{"train.steps": 40, "train.evaluate_every": 40, "train.lr": 3e-3})
     result = train(spec, tmp_path, show=False)
     assert result.metrics["accuracy"] == 1.0
-    workload, model = opened(spec, result.weights(), tmp_path / "kept")
-    assert workload.classes() == ["bad", "good"]
-    held_out = workload_of(spec).data("test")
-    ids = np.arange(len(held_out))
-    with torch.no_grad():
-        loss, count = workload.loss(model, held_out.batch(ids, ids))
-        found = workload.predict(model, workload.encode(TEXTS[:2]))["probabilities"]
-    assert float(loss / count) == pytest.approx(result.metrics["loss"], rel=1e-6)
-    assert found.argmax(1).tolist() == [1, 0]
-    workload.export(model, tmp_path / "out")
+    found = paceline.open(result.path).predict(TEXTS[:2])
+    assert found.labels == ["good", "bad"]
+    held_out = [(text, label) for text, label in open_source(spec.data).test()]
+    told = paceline.open(result.path).predict([text for text, _ in held_out])
+    losses = [-np.log(row[label]) for row, (_, label) in zip(told.probabilities, held_out, strict=True)]
+    assert float(np.mean(losses)) == pytest.approx(result.metrics["loss"], rel=1e-6)
+    paceline.export(result.path, tmp_path / "out")
     there = transformers.pipeline("text-classification", str(tmp_path / "out"))
     said = there(TEXTS[0])[0]
     assert said["label"] == "good"
-    assert said["score"] == pytest.approx(float(found[0, 1]), abs=1e-6)
+    assert said["score"] == pytest.approx(float(found.probabilities[0, 1]), abs=1e-6)
 
 
 def test_a_bare_model_begins_a_classifier(hf, run_file, tmp_path):

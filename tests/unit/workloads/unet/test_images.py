@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import SHARED
 from paceline.errors import UserError
 from paceline.spec import build
 from paceline.workload import traits_of, workload_of
@@ -73,6 +74,16 @@ def test_scenes_of_real_digits():
         image, mask = next(Scenes(ImageData(**SCENES, digits="sklearn")).pairs(split))
         assert image.max() > 100
         assert 0 < (mask > 0).mean() < 0.5
+
+
+def test_scenes_of_mnist():
+    folder = SHARED / "data" / "mnist"
+    if not folder.is_dir():
+        pytest.skip("MNIST's files are not here")
+    source = Scenes(ImageData(**SCENES, digits="mnist", path=folder))
+    train, test = (next(source.pairs(split)) for split in ("train", "test"))
+    assert not np.array_equal(train[0], test[0])
+    assert 0 < (train[1] > 0).mean() < 0.5
 
 
 def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
