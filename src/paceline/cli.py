@@ -165,6 +165,8 @@ def do_check(arguments: argparse.Namespace) -> int:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
         say(f"paceline: the answer depends on the layout: {by}")
+        for cause in parity.causes:
+            say(f"  cause: {cause}")
         return 1
     print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
     return 0
@@ -181,12 +183,44 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
     parser.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
+    for option, (_, what) in registry.plan_options().items():
+        parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)
 
 
 def do_plan(arguments: argparse.Namespace) -> int:
     from paceline.planning.verb import run
 
-    return run(_load(arguments.words, "plan"), Path(arguments.words[0]), arguments, _console())
+    spec = _spec_of_options(arguments) or _load(arguments.words, "plan")
+    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, _console())
+
+
+def _spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
+    """The run that options describe in place of a run file; None where there are none."""
+    given = {
+        option: (workload, what.key, str(vars(arguments)[what.key]))
+        for option, (workload, what) in registry.plan_options().items()
+        if vars(arguments)[what.key] is not None
+    }
+    if not given:
+        return None
+    workload = next(iter(given.values()))[0]
+    first = next(iter(registry.entry_of(workload).plan_options))
+    if first not in given:
+        option, (_, key, _) = next(iter(given.items()))
+        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
+    if files := [word for word in arguments.words if "=" not in word]:
+        raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
+    if arguments.emit:
+        raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
+    from paceline.spec import COMMAND_LINE, build, split_override
+    from paceline.spec.yaml_file import put
+
+    values: dict[str, Any] = {"name": workload, "workload": workload}
+    settings = dict(split_override(word) for word in arguments.words)
+    settings |= {key: value for _, key, value in given.values()}
+    for key, value in settings.items():
+        put(values, key, value)
+    return build(values, dict.fromkeys(settings, COMMAND_LINE))
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -217,6 +217,11 @@ class Workload(BaseWorkload):
         first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
         return {}
 
+    def pictures(self, model: nn.Module, batch: Any) -> Mapping[str, np.ndarray]:
+        """Optional: what the model finds in a few held-out samples, as pictures [H, W, 3] of bytes, by name. They are
+        written after each evaluation, as `pictures/NAME-STEP.png` of the run's folder, and shown in its report."""
+        return {}
+
     def start_name(self, name: str) -> str | None:
         """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
         return name

@@ -37,6 +37,8 @@ class RegionWork:
     """(rows, inner, outer)."""
     moved: float = 0.0
     saved: float = 0.0
+    given: float = 0.0
+    """What layers are called with: all that is kept of a layer whose activations are computed again."""
     kernels: int = 0
 
 
@@ -48,9 +50,10 @@ class _Watch(OperationCounter):
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
 
-    def enter(self, region: str) -> None:
-        """What follows is work of a repeated layer, or of the rest."""
+    def enter(self, region: str, given: Any = ()) -> None:
+        """What follows is work of a repeated layer, called with `given`, or of the rest."""
         self.region = region
+        self.seen[region].given += sum(leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
@@ -134,7 +137,7 @@ def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) 
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with ExitStack() as regions, watch, saved:
             for layer in workload.blocks(model):
-                regions.enter_context(layer.register_forward_pre_hook(lambda *_: watch.enter("layer")))
+                regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
             total, _ = workload.loss(model, fake)
             watch.counting = False
@@ -167,6 +170,8 @@ def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes:
         pairs = zip(small.products, large.products, strict=True)
         sides = [(each(a[0], b[0]) * repeat, b[1], b[2]) for a, b in pairs]
     share = max(1, len(sides) // repeat)
+    if sides != sides[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
+        sides, share = [(rows / repeat, inner, outer) for rows, inner, outer in sides], len(sides)
     saved = each(small.saved, large.saved)
     products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
     return BlockShape(
@@ -174,6 +179,6 @@ def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes:
         moved_elements=each(small.moved, large.moved),
         saved_split_elements=0.0,
         saved_whole_elements=saved,
-        edge_elements=products[0].rows * products[0].inner if products else saved,
+        edge_elements=each(small.given, large.given) or saved,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
     )

@@ -85,6 +85,11 @@ class Subject(ABC):
     def params(self) -> float: ...
 
     @property
+    def trained_params(self) -> float:
+        """Those that are updated; others are frozen."""
+        return self.params
+
+    @property
     @abstractmethod
     def flops_per_sample(self) -> float:
         """Of a step."""

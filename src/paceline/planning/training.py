@@ -112,6 +112,10 @@ class TrainingSubject(Subject):
         return sum(b.repeat * b.params for b in self.blocks)
 
     @property
+    def trained_params(self) -> float:
+        return sum(b.repeat * b.trained_params for b in self.blocks)
+
+    @property
     def work(self) -> StepWork:
         """What compiling could make shorter."""
         compiled = [max(self.blocks, key=lambda b: b.repeat)] if self.traits.equal_layers else self.blocks
@@ -132,7 +136,8 @@ class TrainingSubject(Subject):
     def headline(self) -> str:
         each = f" × {number(self.units_per_sample, 3)} {self.unit}" if self.unit != "samples" else ""
         steps = f", {self.steps:,} steps" if self.steps else ""
-        size = f"{count(self.params)} parameters, batch {self.global_batch:,}{each}"
+        trained = f" ({count(self.trained_params)} trained)" if self.trained_params < self.params else ""
+        size = f"{count(self.params)} parameters{trained}, batch {self.global_batch:,}{each}"
         return f"{self.name}: {size}, {self.train.precision}{steps}"
 
     def layout_name(self, price: Price) -> str:

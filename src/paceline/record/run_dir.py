@@ -54,6 +54,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def pictures(self) -> Path:
+        """Of what the model found at each evaluation, `NAME-STEP.png`."""
+        return self.path / "pictures"
+
+    @property
     def kept(self) -> Path:
         """What using the model takes beside its weights: a tokeniser, the names of classes."""
         return self.path / "kept"

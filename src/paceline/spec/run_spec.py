@@ -21,7 +21,11 @@ from paceline.spec.yaml_file import put, read_yaml, split_override
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-PATHS = {"model": ("start",), "data": ("path", "test_path", "cache", "tokenizer"), "parallel": ("engine_config",)}
+PATHS = {
+    "model": ("start", "config"),
+    "data": ("path", "test_path", "cache", "tokenizer"),
+    "parallel": ("engine_config",),
+}
 """What is a path, relative to the run file."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 

@@ -25,6 +25,7 @@ from paceline.training.callbacks import saved_state, told_of_evaluation, told_of
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
+from paceline.training.pictures import write_pictures
 from paceline.training.schedule import change_of_schedule, schedule_of
 from paceline.training.step import State, Step
 from paceline.workload import Passes, Workload
@@ -129,6 +130,7 @@ class GradientJob(Job):
         began = perf_counter()
         with self.state.for_evaluation():
             self.evaluation = evaluate(self, held_out)
+            write_pictures(self, held_out)
         score = self.workload.goodness(self.evaluation)
         better = score > (-inf if self.best is None else self.best)
         self.best, self.stale = (score, 0) if better else (self.best, self.stale + 1)

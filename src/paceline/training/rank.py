@@ -170,14 +170,18 @@ def train_rank(
                 _note_failure(run, events, job, error)
             raise
     if show:
-        from rich.console import Console
-
-        show_summary(summary, Console())
-        speak(f"run folder {run.path}")
-        if summary.status == Status.STOPPED:
-            resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-            speak(f"stopped after a checkpoint, as asked; go on with  {resume}")
+        _show_end(run, summary, speak)
     return summary
+
+
+def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
+    from rich.console import Console
+
+    show_summary(summary, Console())
+    say(f"run folder {run.path}")
+    if summary.status == Status.STOPPED:
+        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
+        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
 
 
 def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: Say) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paceline.data.order import Order
 from paceline.errors import RunFailed
 from paceline.spec import Train
 from paceline.workload import Workload
+
+if TYPE_CHECKING:
+    from paceline.data.order import Order
 
 Rate = Callable[[int], float]
 """The learning rate after a number of samples."""

@@ -19,7 +19,7 @@ from paceline.data.order import stream
 from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated, move
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.parallel.ddp import without_sync
+from paceline.parallel.ddp import refuse_unused, without_sync
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.parallel.wrapping import ParallelModel
@@ -258,6 +258,7 @@ class Step:
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """What follows the micro-batches: one sum over ranks of what they found (sum of losses, count), the update."""
         model = self.state.model
+        refuse_unused(model.net, model.local_parameters)
         if model.reduction.own_models:
             return self._finish_own_model(found, samples, stop)
         model.local_parameters.gradients()

@@ -48,9 +48,15 @@ class Predictions:
     def of_classes(self) -> bool:
         return PROBABILITIES in self.columns
 
+    @property
+    def pictures(self) -> dict[str, np.ndarray]:
+        """The columns of pictures: bytes [H, W] or [H, W, 3] for each input, of one size or of several."""
+        return {name: column for name, column in self.columns.items() if len(column) and _is_picture(column[0])}
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """As a table has them: the label and its probability, then that of each class, then what else there is."""
-        others = {name: column for name, column in self.columns.items() if name not in NOT_WRITTEN and column.ndim < 3}
+        left_out = (*NOT_WRITTEN, *self.pictures)
+        others = {name: column for name, column in self.columns.items() if name not in left_out and column.ndim < 3}
         for row in range(len(self)):
             found: dict[str, Any] = {}
             if self.of_classes:
@@ -68,3 +74,7 @@ class Predictions:
         some = [f"{label} {p:.3f}" for label, p in zip(self.labels, best, strict=False)]
         more = [f"… {len(self) - SHOWN:,} more"] if len(self) > SHOWN else []
         return f"Predictions({', '.join([*some, *more])})"
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3)

@@ -14,6 +14,7 @@ from paceline.classification import CONFUSION, class_metrics
 from paceline.errors import UserError
 from paceline.record.files import finite, write_atomic
 from paceline.record.units import metrics_text
+from paceline.training.pictures import write_picture
 from paceline.using.inputs import Inputs, read_inputs
 from paceline.using.predictions import Predictions
 from paceline.using.trained import check_predicts
@@ -35,6 +36,8 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     found = trained.predict(inputs.values)
     if out is None:
         _show(inputs, found, console)
+    elif not out.suffix:
+        console.print(f"{out}: {_write_pictures(out, inputs, found):,} pictures")
     else:
         _write(out, inputs, found)
         console.print(f"{out}: {len(found):,} predictions")
@@ -62,9 +65,12 @@ def agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, label: str)
 
 
 def _check_out(out: Path) -> None:
-    if out.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"--out {out}: predictions are written as .csv or .jsonl; type  --out {out.stem or 'out'}.csv")
-    if out.is_dir():
+    if out.suffix not in (".csv", ".jsonl", ""):
+        raise UserError(
+            f"--out {out}: predictions are written as .csv or .jsonl, pictures into a folder; "
+            f"type  --out {out.stem or 'out'}.csv"
+        )
+    if out.is_dir() and out.suffix:
         raise UserError(f"--out {out}: this is a folder; name a file that is not there yet, or may be replaced")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
@@ -80,6 +86,19 @@ def _write(out: Path, inputs: Inputs, found: Predictions) -> None:
     table.writeheader()
     table.writerows(rows)
     write_atomic(out, text.getvalue())
+
+
+def _write_pictures(out: Path, inputs: Inputs, found: Predictions) -> int:
+    """Each under the name of the file that it was found in; how many there are."""
+    if not found.pictures:
+        raise UserError(f"--out {out}: this model predicts no pictures; type  --out {out}.csv")
+    names = [v.stem if isinstance(v, Path) else f"{number:06d}" for number, v in enumerate(inputs.values, 1)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--out {out}: two inputs are called {twice[0]}, and one would replace the other")
+    for column, pictures in found.pictures.items():
+        for name, picture in zip(names, pictures, strict=True):
+            write_picture(out / (f"{name}.png" if len(found.pictures) == 1 else f"{name}-{column}.png"), picture)
+    return len(names) * len(found.pictures)
 
 
 def _show(inputs: Inputs, found: Predictions, console: Any) -> None:

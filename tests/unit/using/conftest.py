@@ -54,6 +54,16 @@ def classifier_run(tables, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def lm_run(tiny_lm, tmp_path_factory):
+    """With tied weights and a gate; its cache is gone."""
+    folder = tmp_path_factory.mktemp("lm")
+    changes = {"train.steps": 2, "train.evaluate_on": 1, "model.tied": True, "data.cache": str(folder / "cache")}
+    result = train(tiny_lm.replace(changes), folder, show=False)
+    (folder / "cache").rename(folder / "gone")
+    return result
+
+
+@pytest.fixture(scope="session")
 def circle_run(tmp_path_factory, circle_file):
     return train(
         load(circle_file.with_suffix(".yaml"), ["parallel.threads=1"]), tmp_path_factory.mktemp("own"), show=False

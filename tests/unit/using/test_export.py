@@ -1,5 +1,6 @@
 """Exported folders load without Paceline, and give the same numbers."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -65,6 +66,21 @@ def test_a_model_of_ones_own_gives_the_same_by_its_own_file_and_by_onnx(circle_r
     assert sorted(file.name for file in circle.iterdir()) == [
         *("circle.py", "config.json", "kept", "load.py", "model.onnx", "model.safetensors")
     ]
+
+
+def test_a_language_model_gives_the_same_logits_by_its_own_loader(lm_run, tmp_path):
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        wanted = paceline.open(lm_run.path).model(ids)
+    folder = export(lm_run.path, tmp_path / "lm")
+    spec = importlib.util.spec_from_file_location("exported_lm", folder / "load.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.load(folder)
+    with torch.no_grad():
+        assert (model(ids) - wanted).abs().max() < 1e-6
+    assert model.write("The run", tokens=3).startswith("The run")
+    assert paceline.sample(lm_run.path, "The run", tokens=3).startswith("The run")
 
 
 def test_the_best_weights_as_one_file(classifier_run, tmp_path):

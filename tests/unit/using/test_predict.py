@@ -99,7 +99,8 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
         (("missing.csv",), "there is no file 'missing.csv'"),
         (("TABLE", "--column", "txt"), "there is no column 'txt', did you mean 'text'?"),
         (("TABLE", "more"), "is a table; give it alone, or texts without it"),
-        (("TABLE", "--out", "x.xls"), "--out x.xls: predictions are written as .csv or .jsonl; type  --out x.csv"),
+        (("TABLE", "--out", "x.xls"), "or .jsonl, pictures into a folder; type  --out x.csv"),
+        (("a text", "--out", "masks"), "--out masks: this model predicts no pictures; type  --out masks.csv"),
         (("TABLE", "--out", "no/x.csv"), "there is no folder 'no'; make it with  mkdir -p no"),
         (("a text", "--code", "no.py"), "--code no.py: there is no such file"),
     ],
@@ -116,9 +117,6 @@ def test_what_a_run_keeps_is_read_by_people_too(classifier_run):
     assert not list(classifier_run.path.glob(".kept*"))
 
 
-def test_a_workload_without_predictions_says_what_to_add_or_use(tmp_path, tiny_lm):
-    from paceline import train
-
-    lm = train(tiny_lm.replace({"train.steps": 1, "train.evaluate_on": 1}), tmp_path, show=False)
+def test_a_workload_without_predictions_says_what_to_use(lm_run):
     with pytest.raises(UserError, match=r"is a run of lm, .*; use  paceline sample .*/tiny"):
-        paceline.open(lm.path).predict(["a text"])
+        paceline.open(lm_run.path).predict(["a text"])
