@@ -254,11 +254,7 @@ class Workload(BaseWorkload):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""
-        from torch.nn import ModuleDict, ModuleList
-
-        lists = [list(m.children()) for m in model.modules() if isinstance(m, ModuleList | ModuleDict)]
-        alike = [members for members in lists if len({type(member) for member in members}) == 1]
-        return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
+        return repeated_layers(model)
 
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the model cannot take, before a process starts."""
@@ -326,6 +322,15 @@ class PassWorkload(BaseWorkload):
     def passes(self, device: Any) -> Passes:
         """This rank's part of the work, with the ranks joined already."""
         raise NotImplementedError
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """See `Workload.blocks`."""
+    from torch.nn import ModuleDict, ModuleList
+
+    lists = [list(m.children()) for m in model.modules() if isinstance(m, ModuleList | ModuleDict)]
+    alike = [members for members in lists if len({type(member) for member in members}) == 1]
+    return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
 
 
 def workload_of(spec: RunSpec) -> Any:

@@ -132,7 +132,7 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any) -> t
 
 def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     """The sizes of a model that the library can build, with its parameters as they are."""
-    from paceline.workload import Workload
+    from paceline.workload import repeated_layers
     from paceline.workloads.transformers.build import build, config_of
     from paceline.workloads.transformers.lora import sides
 
@@ -140,7 +140,7 @@ def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     if classes:
         config.num_labels = classes
     model = build(config, task)
-    layers = Workload.blocks(None, model)  # type: ignore[arg-type]
+    layers = repeated_layers(model)
     text = config.get_text_config()
     names = ("hidden_size", "num_attention_heads", "vocab_size")
     if not layers or any(not getattr(text, name, None) for name in names):

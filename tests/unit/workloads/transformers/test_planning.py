@@ -12,7 +12,7 @@ from paceline.errors import UserError
 from paceline.planning.plan import plan
 from paceline.planning.subject import subject_of
 from paceline.spec import build
-from paceline.workload import Workload
+from paceline.workload import repeated_layers
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.architectures import READERS, sizes_of
 
@@ -54,7 +54,7 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
         with torch.device("meta"):
             model = auto.from_config(config)
         assert sizes.parameters(classes) == sum(p.numel() for p in model.parameters())
-        blocks = Workload.blocks(None, model)
+        blocks = repeated_layers(model)
         lora.adapt(blocks, (), 4, 1.0)
         added = [p for name, p in blocks[0].named_parameters() if "lora" in name]
         assert sizes.adapters(4) == sum(p.numel() for p in added)
