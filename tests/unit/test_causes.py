@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from paceline.causes import LayoutCause, causes_of
-from paceline.parity import check
+from paceline.cli import main
 from paceline.spec import build
 
 MODELS = """
@@ -144,10 +144,13 @@ def test_each_of_two_causes_is_named(own):
     assert [found.cause for found in causes_of(own("Both"))] == [LayoutCause.BATCH_STATISTICS, LayoutCause.DROPOUT]
 
 
-def test_a_check_that_fails_names_the_cause(own):
-    parity = check(own("BatchNorm"), [1], [1, 3], steps=2)
-    assert not parity.holds
-    assert "middle.0 (BatchNorm1d)" in parity.causes[0]
+def test_a_check_that_fails_names_the_cause(own, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"workload: {own('BatchNorm').workload}\ntrain: {{global_batch: 12}}\nparallel: {{threads: 1}}\n")
+    with pytest.raises(SystemExit) as left:
+        main(["check", str(file), "--ranks", "1", "--accumulate", "1,3", "--steps", "2"])
+    assert left.value.code == 1
+    assert "\n  cause: middle.0 (BatchNorm1d): statistics over the samples of one pass" in capsys.readouterr().err
 
 
 def test_trying_out_leaves_the_generators_as_they_were(own):
