@@ -30,6 +30,8 @@ from paceline.training.step import Step, update
 
 AT_ONCE = 16
 """Batches made at a time, where making one takes about as long as a step."""
+TOGETHER = 8
+"""Batches whose memory is used again at the same time."""
 WARM_UP = 3
 """Times that the first step is run before it is recorded; later shapes need one."""
 MOST_GRAPHS = 32
@@ -69,9 +71,12 @@ class PinnedBuffers:
     that sends them puts them back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 1) -> None:
+        """Rows given back wait for the device in groups of so many: to ask it costs as much as to send one."""
+        self.together = together
+        self.sent: list[Tensor] = []
         self.free: defaultdict[int, list[Tensor]] = defaultdict(list)
-        self.in_flight: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        self.in_flight: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
     def row(self, size: int) -> Tensor:
         """One that is free, of just this size: batches come in few."""
@@ -82,12 +87,16 @@ class PinnedBuffers:
 
     def give_back(self, row: Tensor) -> None:
         """Once the copy to the device that was just begun is over."""
+        self.sent.append(row)
+        if len(self.sent) < self.together:
+            return
         event = torch.cuda.Event()
         event.record()
-        self.in_flight.append((event, row))
+        self.in_flight.append((event, self.sent))
+        self.sent = []
         while self.in_flight and self.in_flight[0][0].query():
-            row = self.in_flight.popleft()[1]
-            self.free[len(row)].append(row)
+            for row in self.in_flight.popleft()[1]:
+                self.free[len(row)].append(row)
 
 
 def pack(batch: Any, buffers: PinnedBuffers) -> PackedBatch:
@@ -144,7 +153,7 @@ class RecordedStep(Step):
     """All samples on the device, where batches are numbers of rows."""
     draws: bool = field(default=False, kw_only=True)
     """The model draws from the generator of the device."""
-    buffers: PinnedBuffers = field(default_factory=PinnedBuffers, kw_only=True)
+    buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(TOGETHER), kw_only=True)
 
     def __post_init__(self) -> None:
         self.recorded: dict[Any, Recorded] = {}

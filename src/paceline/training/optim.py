@@ -76,8 +76,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = lr * group["lr_factor"]
         elif id(group["lr"]) not in filled:
-            group["lr"].fill_(lr * group["lr_factor"])
             filled.add(id(group["lr"]))
+            if group.get("lr_now") != lr * group["lr_factor"]:
+                group["lr_now"] = lr * group["lr_factor"]
+                group["lr"].fill_(group["lr_now"])
 
 
 class _WithoutCompiler(torch.optim.Optimizer):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
-from paceline.layout import SPREADING, layout_of
+from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status, read_events
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
@@ -153,6 +153,8 @@ def open_run(
     with expected_failures(spec):
         workload = workload or workload_of(spec)
         workload.suits(layout)
+        if isinstance(workload, Workload):
+            _import_ahead(spec, layout)
         workload.prepare(say)
         if run is None and start is not None:
             same_vocabulary(workload, start, say)
@@ -163,6 +165,16 @@ def open_run(
                 "bring it back, or start a new run"
             )
     return run or RunDir.claim(out, spec.name, spec), workload
+
+
+def _import_ahead(spec: RunSpec, layout: Layout) -> None:
+    """While data are prepared, where a device will make short work of the steps and no worker processes are forked."""
+    import torch
+
+    if layout.ranks == 1 and layout.plain and not hasattr(spec.data, "workers") and torch.cuda.is_available():
+        from paceline.training import ahead, setup  # noqa: F401 - before the thread imports
+
+        ahead.begin()
 
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:

@@ -17,7 +17,7 @@ from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, paral
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
 from paceline.registry import Traits, entry_of
-from paceline.training import engines
+from paceline.training import ahead, engines
 from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
@@ -61,10 +61,14 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     if (start := start_of(workload, context)) is not None:
         setup = replace(setup, begin=start)
     torch.manual_seed(train.seed)
+    if execution.compiled_layers:
+        ahead.finish()
     if spec.parallel.engine == "torch":
         step, execution = _settled(setup, samples, order, steps)
     else:
         step, execution = engines.start(setup, context), setup.execution
+    if execution.recorded and not execution.compiled:
+        ahead.begin()
     step.notice = lambda text: context.event("notice", text=text)
     collate = step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
@@ -149,6 +153,7 @@ def recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> 
     compiled = None
     if execution.compiled_whole:
         options: dict[str, Any] = {"dynamic": False} if one_shape else {"dynamic": True, "options": compiler_options()}
+        ahead.finish()
         compiled = torch.compile(step.state.model.unwrapped, **options)
     at_once = 1 if one_shape or execution.compiled_layers else AT_ONCE
     return RecordedStep(
