@@ -22,7 +22,7 @@ import yaml
 from paceline import __version__
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.files import write_atomic
-from paceline.spec import DEFAULT, PATHS, RunSpec, build
+from paceline.spec import DEFAULT, RunSpec, build
 
 COMMENT_COLUMN = 44
 LISTED = 10
@@ -184,7 +184,7 @@ def _say_runs(path: Path) -> str:
 
 def _write_spec(spec: RunSpec, file: Path) -> str:
     """Every value on a line of its own with its origin behind it."""
-    lines = list(_lines(_anchored(spec.dump()), spec, "", ""))
+    lines = list(_lines(_anchored(spec), spec, "", ""))
     width = min(COMMENT_COLUMN, max(len(text) for text, _ in lines))
     head = f"# Every value of this run and where it came from. Run it again (paceline {__version__}) with\n"
     head += f"#   paceline train {shlex.quote(str(file.resolve()))}\n"
@@ -215,14 +215,14 @@ def _one_document(value: Any, **style: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _anchored(values: dict[str, Any]) -> dict[str, Any]:
-    """Paths given relative to the current folder, made to mean the same from the run folder."""
-    for section, keys in PATHS.items():
-        inside = values.get(section, {})
-        for key in keys:
-            path = inside.get(key)
+def _anchored(spec: RunSpec) -> dict[str, Any]:
+    """All values, in which paths relative to the current folder are made to mean the same from the run folder."""
+    values = spec.dump()
+    for name in ("model", "data", "parallel"):
+        for key in getattr(spec, name).paths():
+            path = values[name][key]
             if isinstance(path, str) and not path.startswith("~"):
-                inside[key] = os.path.abspath(path)
+                values[name][key] = os.path.abspath(path)
     place, colon, cls = values["workload"].rpartition(":")
     if colon and os.path.isfile(place):
         values["workload"] = f"{os.path.abspath(place)}:{cls}"

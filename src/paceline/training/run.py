@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = (
     "name",
-    "model.start",
     "parallel.",
     *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint_every", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
@@ -145,7 +144,7 @@ def open_run(
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
-    start = getattr(spec.model, "start", None)
+    start = spec.start
     if run is None and start is not None:
         from paceline.training.checkpoints.weights import open_weights
 
@@ -179,7 +178,7 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
-    may_change = MAY_CHANGE + LENGTHS * entry_of(spec.workload).batched
+    may_change = MAY_CHANGE + (*LENGTHS, "model.start") * entry_of(spec.workload).batched
     old = {key: value for key, value, _, _ in run.spec().fields()}
     for key, value, _, _ in spec.fields():
         if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
