@@ -38,7 +38,7 @@ from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.groups import Groups, groups_of
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
-from paceline.parallel.precision import use_fp8
+from paceline.parallel.precision import IN_BF16, use_fp8
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.workload import Workload
@@ -226,5 +226,10 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
-    groups = groups_of(setup.workload, setup.spec.train, found)
-    return found.to(torch.float64 if setup.spec.train.precision == "fp64" else torch.float32), groups
+    train = setup.spec.train
+    groups = groups_of(setup.workload, train, found)
+    model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
+    if train.precision in IN_BF16 and setup.spec.parallel.engine == "torch":
+        for weight in setup.workload.kept_in_bf16(model):
+            weight.data = weight.data.to(torch.bfloat16)
+    return model, groups

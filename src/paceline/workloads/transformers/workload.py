@@ -218,6 +218,10 @@ class TransformersModel(Workload):
             cast(Any, model).initialise(self.spec.train.seed)
         return model
 
+    def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
+        """What was bf16 stays so, and is neither rounded nor widened."""
+        return lora.frozen_products(model) if config_file(self.section, self.kept).bf16 else ()
+
     def _given(self, model: nn.Module) -> set[str]:
         """Parameters that are read after all, from `model.start` or from a checkpoint."""
         if self.kept is not None:

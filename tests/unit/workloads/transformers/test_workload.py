@@ -1,6 +1,7 @@
 """Training, adapters and export of models that the library saved; compared with the library itself."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -84,6 +85,33 @@ def test_adapters_leave_the_base_as_it_was(adapted, hf):
     assert states == weights.keys() - base.keys()
     assert any(weights[name].any() for name in states if name.endswith("lora_B"))
     assert adapted.summary.loss_last < adapted.summary.loss_first
+
+
+def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_path):
+    """Half the memory of one that is widened, of which products take bf16 all the same; nothing is lost in the end."""
+    import transformers
+
+    wide = tmp_path / "wide"
+    shutil.copytree(hf / "llama_bf16", wide)
+    config = (wide / "config.json").read_text()
+    assert '"bfloat16"' in config
+    (wide / "config.json").write_text(config.replace('"bfloat16"', '"float32"'))
+    given = {"model.lora_rank": 2, "train.precision": "bf16"}
+    result, other = (
+        train(run_file("llama_bf16", **given, **{"model.start": str(start), "name": start.name}), tmp_path, show=False)
+        for start in (hf / "llama_bf16", wide)
+    )
+    losses = [[e["loss"] for e in read_events(RunDir(r.path).events_file(0), "step")] for r in (result, other)]
+    assert losses[0] == losses[1]
+    weights, base = result.weights(), load_file(hf / "llama_bf16" / "model.safetensors")
+    assert weights["model.layers.0.mlp.up_proj.weight"].dtype == torch.bfloat16
+    assert weights["model.layers.0.mlp.up_proj.lora_A"].dtype == torch.float32
+    assert all(torch.equal(weights[name], tensor.to(weights[name].dtype)) for name, tensor in base.items())
+    paceline.export(result.path, tmp_path / "out")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = [list(range(5, 25))]
+    ours = logits(paceline.open(result.path).model, ids)
+    torch.testing.assert_close(logits(merged, ids), ours, rtol=1e-5, atol=1e-5)
 
 
 def test_a_language_model_names_no_classes(tuned):
