@@ -303,7 +303,8 @@ class TransformersModel(Workload):
         return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
 
     def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
-        return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
+        logits_BC = self._class_losses(model, batch)[0]
+        return {"probabilities": logits_BC.softmax(1), "logits": logits_BC}
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """A folder that `from_pretrained` reads; adapters are merged, and lie beside as PEFT reads them."""
