@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError, UserError
 from paceline.launch.group import gather_objects
+from paceline.parallel.local_parameters import is_sharded
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.weights import KEY, Weights, hugging_face_model, open_weights
@@ -65,6 +66,15 @@ class Start:
     def __init__(self, workload: Workload, context: RunContext) -> None:
         self.workload, self.context = workload, context
         self.match: Match | None = None
+        self._found: tuple[Weights, str] | None = None
+
+    def gives_all(self, model: nn.Module | None) -> bool:
+        """Whether every rank has a model of which each tensor is in `model.start`."""
+        shapes, mine = self._opened()[0].shapes, False
+        if model is not None:
+            part = self._fit([model], shapes)[1]
+            mine = not (part.drawn or part.missing or part.other_shape)
+        return all(gather_objects(mine))
 
     def __call__(self, parts: Sequence[nn.Module]) -> None:
         """Into the modules that this rank holds. Whatever is wrong on one rank is raised on all of them."""
@@ -77,6 +87,7 @@ class Start:
         wrong: PacelineError | None = None
         try:
             weights.read(into)
+            _refuse_nan(into, self._path)
         except PacelineError as error:
             wrong = error
         for outcome in gather_objects(wrong):
@@ -85,6 +96,8 @@ class Start:
 
     def _opened(self) -> tuple[Weights, str]:
         """By the main rank; what a run began with must still be there if it begins once more."""
+        if self._found is not None:
+            return self._found
         found: tuple[Weights, str] | PacelineError | None = None
         if self.context.place.rank == 0:
             try:
@@ -97,6 +110,7 @@ class Start:
         if isinstance(opened, PacelineError):
             raise opened
         assert opened is not None
+        self._found = opened
         return opened
 
     @property
@@ -162,6 +176,14 @@ class Start:
         here = sorted({*part.missing, *part.other_shape})
         there = listed(left) if left else "other shapes"
         return f"nothing in it fits the model, which has {listed(here)}; it has {there}"
+
+
+def _refuse_nan(read: Mapping[str, Tensor], path: Any) -> None:
+    """A damaged file, or a run that diverged: its first loss would be no number either."""
+    for name, tensor in read.items():
+        local = tensor.to_local() if is_sharded(tensor) else tensor
+        if bool(local.isnan().any()):
+            raise UserError(f"{KEY}={path}: {name} has values that are not numbers (nan), so nothing can begin with it")
 
 
 def _shared(part: nn.Module) -> dict[str, list[str]]:
