@@ -165,6 +165,7 @@ class RecordedStep(Step):
         self.ring = torch.zeros(RING, 4, dtype=torch.float64, device=self.device)
         self.place = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Of the ring, where the next step writes what it found."""
+        self.no_stop = torch.zeros((), dtype=torch.float64, device=self.device)
         self.replayed = 0
 
     def collate(self, samples: Any, layout: Layout) -> Collate:
@@ -228,7 +229,6 @@ class RecordedStep(Step):
         row = sent.row.to(device, copy=True)
         samples = torch.ones((), device=device)
         effective = torch.zeros((), dtype=torch.bool, device=device)
-        none = torch.zeros((), dtype=torch.float64, device=device)
         kept = [t.clone() for t in state.scaler.state().values()]
         local = state.model.local_parameters
 
@@ -236,7 +236,7 @@ class RecordedStep(Step):
             local.clear()
             found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
             norm = update(state, self.train, samples, found, local.square(), effective)
-            self.ring.index_copy_(0, self.place, torch.stack([*found, norm.double(), none])[None])
+            self.ring.index_copy_(0, self.place, torch.stack([*found, norm.double(), self.no_stop])[None])
             self.place.add_(1).remainder_(RING)
 
         self.side.wait_stream(torch.cuda.current_stream())
