@@ -24,10 +24,12 @@ from typing import Any
 
 MODULES = (
     *("paceline.launch.group", "paceline.training.setup", "paceline.workloads.lm.workload"),
-    *("paceline.workloads.classifier.workload", "paceline.parallel.pipeline", "paceline.parallel.tensor"),
+    *("paceline.workloads.classifier.workload", "paceline.workloads.unet.workload"),
+    *("paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.compress"),
     *("paceline.record.loggers", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
+    *("paceline.workloads.transformers.workload", "transformers.models.llama.modeling_llama"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )
 MOST_DESCRIPTORS = 64

@@ -10,7 +10,8 @@ from paceline.reporting.report import report as report
 from paceline.spec import RunSpec as RunSpec
 from paceline.spec import load as load
 from paceline.training.run import RunResult as RunResult
-from paceline.training.run import export as export
+from paceline.using.export import export as export
+from paceline.using.trained import open as open
 from paceline.verbs import resume as resume
 from paceline.verbs import train as train
 from paceline.workload import Workload as Workload

@@ -27,7 +27,10 @@ EXAMPLES = """examples:
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
-  paceline export runs/docstrings --out model.safetensors
+  paceline train --resume runs/docstrings train.epochs=+2
+  paceline train --from runs/docstrings train.lr=1e-4
+  paceline predict runs/docstrings "Returns the sum of an array"
+  paceline export runs/docstrings --out model
 """
 
 
@@ -74,17 +77,22 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
+    parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def do_train(arguments: argparse.Namespace) -> int:
-    from paceline.training.run import resumed_spec
+    from paceline.training.run import resumed_spec, started_spec
     from paceline.verbs import train
 
-    words, show = arguments.words, not arguments.quiet
-    unchanged = arguments.resume and (not words or "=" in words[0])
-    spec = resumed_spec(arguments.resume, words) if unchanged else _load(words, "train")
-    result = train(spec, arguments.out, resume=arguments.resume, show=show)
+    words, resume, start = arguments.words, arguments.resume, arguments.start
+    if resume and start:
+        raise UserError("--resume goes on with a run, --from begins another; give one of them")
+    if (resume or start) and (not words or "=" in words[0]):
+        spec = resumed_spec(resume, words) if resume else started_spec(start, words)
+    else:
+        spec = _load([*words, f"model.start={start}"] if start else words, "train")
+    result = train(spec, arguments.out, resume=resume, show=not arguments.quiet)
     return 0 if result.status in ("finished", "stopped") else 1
 
 
@@ -157,6 +165,8 @@ def do_check(arguments: argparse.Namespace) -> int:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
         say(f"paceline: the answer depends on the layout: {by}")
+        for cause in parity.causes:
+            say(f"  cause: {cause}")
         return 1
     print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
     return 0
@@ -173,12 +183,44 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
     parser.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
+    for option, (_, what) in registry.plan_options().items():
+        parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)
 
 
 def do_plan(arguments: argparse.Namespace) -> int:
     from paceline.planning.verb import run
 
-    return run(_load(arguments.words, "plan"), Path(arguments.words[0]), arguments, _console())
+    spec = _spec_of_options(arguments) or _load(arguments.words, "plan")
+    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, _console())
+
+
+def _spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
+    """The run that options describe in place of a run file; None where there are none."""
+    given = {
+        option: (workload, what.key, str(vars(arguments)[what.key]))
+        for option, (workload, what) in registry.plan_options().items()
+        if vars(arguments)[what.key] is not None
+    }
+    if not given:
+        return None
+    workload = next(iter(given.values()))[0]
+    first = next(iter(registry.entry_of(workload).plan_options))
+    if first not in given:
+        option, (_, key, _) = next(iter(given.items()))
+        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
+    if files := [word for word in arguments.words if "=" not in word]:
+        raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
+    if arguments.emit:
+        raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
+    from paceline.spec import COMMAND_LINE, build, split_override
+    from paceline.spec.yaml_file import put
+
+    values: dict[str, Any] = {"name": workload, "workload": workload}
+    settings = dict(split_override(word) for word in arguments.words)
+    settings |= {key: value for _, key, value in given.values()}
+    for key, value in settings.items():
+        put(values, key, value)
+    return build(values, dict.fromkeys(settings, COMMAND_LINE))
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,17 +287,38 @@ def do_watch(arguments: argparse.Namespace) -> int:
     return watch(arguments.run, once=arguments.once)
 
 
+def predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt")
+    parser.add_argument("--column", default="", metavar="NAME", help="of the file: the column of inputs (data.text)")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv|.jsonl", help="write all columns and probabilities there")
+    _add_which(parser)
+
+
+def do_predict(arguments: argparse.Namespace) -> int:
+    from paceline.using.verb import run
+
+    return run(arguments, _console())
+
+
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors")
-    parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors|FOLDER")
+    parser.add_argument("--onnx", action="store_true", help="a model.onnx too, in the folder")
+    _add_which(parser)
 
 
 def do_export(arguments: argparse.Namespace) -> int:
-    from paceline.training.run import export
+    from paceline.using.export import export
 
-    print(export(arguments.run, arguments.out, "best" if arguments.best else "newest"))
+    which = "best" if arguments.best else "newest"
+    print(export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code))
     return 0
+
+
+def _add_which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -271,7 +334,8 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
-    "export": ("write the weights of a run as safetensors", export_arguments, do_export),
+    "predict": ("say what a trained model makes of new texts or rows", predict_arguments, do_predict),
+    "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from pathlib import Path
@@ -19,6 +19,7 @@ from paceline.errors import RunFailed, UserError
 from paceline.layout import SPREADING, from_words, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
+from paceline.registry import one_line
 from paceline.spec import Parallel, RunSpec
 from paceline.training.run import RunResult, train
 
@@ -90,6 +91,8 @@ class Parity:
     rows: list[LayoutDifference]
     tolerance: float
     steps: int
+    causes: tuple[str, ...] = ()
+    """Why the answer depends on the layout, and what to do about it; a sentence each."""
 
     @property
     def holds(self) -> bool:
@@ -126,7 +129,21 @@ def check(
             if (status := results[-1].status) != "finished":
                 raise RunFailed(f"the run on {variant.name} was {status}: nothing is proved")
         rows = [_compare(results[0], result, variant) for variant, result in zip(variants, results, strict=True)]
-    return Parity(rows, TOLERANCE[spec.train.precision], steps)
+    parity = Parity(rows, TOLERANCE[spec.train.precision], steps)
+    return parity if parity.holds else replace(parity, causes=_causes(spec))
+
+
+def _causes(spec: RunSpec) -> tuple[str, ...]:
+    from paceline.causes import causes_of
+
+    try:
+        found = tuple(map(str, causes_of(spec)))
+    except Exception as error:  # of the user's code, which may not run here: what was compared is said all the same
+        return (f"none was found: trying out the model in one process failed ({one_line(error)})",)
+    if found:
+        return found
+    rounding = "; with train.precision=fp64 rounding shrinks and a mistake stays"
+    return (f"none shows in the model and its data in one process{rounding * (spec.train.precision != 'fp64')}",)
 
 
 def _refuse_impossible(variants: Sequence[Variant]) -> None:

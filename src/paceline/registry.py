@@ -29,6 +29,8 @@ BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
+    "transformers": "paceline.workloads.transformers:ENTRY",
+    "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
 
@@ -40,6 +42,15 @@ class Verb:
     help: str
     module: str
     example: str = ""
+
+
+@dataclass(frozen=True)
+class PlanOption:
+    """A way to plan a workload from the command line alone, without a run file: an option that sets one of its keys."""
+
+    key: str
+    metavar: str
+    help: str
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,8 @@ class Entry:
     """See `RunClass.batched`."""
     traits: Traits = Traits()
     verbs: Mapping[str, Verb] = field(default_factory=dict)
+    plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
+    """The first of them is enough for a plan."""
 
     def sections(self) -> dict[str, type[Section]]:
         """The types of the sections `model` and `data`."""
@@ -155,6 +168,15 @@ def verbs() -> dict[str, Verb]:
     for name in names():
         with suppress(UserError):  # said when its name is used
             found = {**entry_of(name).verbs, **found}
+    return found
+
+
+def plan_options() -> dict[str, tuple[str, PlanOption]]:
+    """The options of `plan` that stand for a run file: (workload, what it sets), by option."""
+    found: dict[str, tuple[str, PlanOption]] = {}
+    for name in names():
+        with suppress(UserError):
+            found = {**{option: (name, what) for option, what in entry_of(name).plan_options.items()}, **found}
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -26,6 +26,12 @@ STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_num
 
 class Section(BaseModel):
     model_config = STRICT
+
+    @classmethod
+    def paths(cls) -> list[str]:
+        """The fields that name a file or a folder: relative to the run file, where they stand in one."""
+        types = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
+        return [name for name, kinds in types.items() if Path in kinds or name == "path"]
 
     @model_validator(mode="before")
     @classmethod

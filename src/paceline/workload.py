@@ -217,6 +217,11 @@ class Workload(BaseWorkload):
         first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
         return {}
 
+    def pictures(self, model: nn.Module, batch: Any) -> Mapping[str, np.ndarray]:
+        """Optional: what the model finds in a few held-out samples, as pictures [H, W, 3] of bytes, by name. They are
+        written after each evaluation, as `pictures/NAME-STEP.png` of the run's folder, and shown in its report."""
+        return {}
+
     def start_name(self, name: str) -> str | None:
         """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
         return name
@@ -249,11 +254,7 @@ class Workload(BaseWorkload):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""
-        from torch.nn import ModuleDict, ModuleList
-
-        lists = [list(m.children()) for m in model.modules() if isinstance(m, ModuleList | ModuleDict)]
-        alike = [members for members in lists if len({type(member) for member in members}) == 1]
-        return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
+        return repeated_layers(model)
 
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the model cannot take, before a process starts."""
@@ -286,6 +287,16 @@ class Workload(BaseWorkload):
         """Optional: the names of classes, where the model tells classes apart."""
         return ()
 
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Optional: write the trained model into a folder that loads without Paceline. Without it, the folder has the
+        weights, the file of the workload, and a `load.py` that builds the model from both."""
+        raise NotImplementedError
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Optional: what ONNX is made of, a module and an example of what it is called with, by name and with a row
+        for each sample. Without it, the model and what `evaluate` calls it with."""
+        raise NotImplementedError
+
     def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """For pipelines: (what the first stage is called with, what every stage gets by name)."""
         raise NotImplementedError
@@ -311,6 +322,15 @@ class PassWorkload(BaseWorkload):
     def passes(self, device: Any) -> Passes:
         """This rank's part of the work, with the ranks joined already."""
         raise NotImplementedError
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """See `Workload.blocks`."""
+    from torch.nn import ModuleDict, ModuleList
+
+    lists = [list(m.children()) for m in model.modules() if isinstance(m, ModuleList | ModuleDict)]
+    alike = [members for members in lists if len({type(member) for member in members}) == 1]
+    return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
 
 
 def workload_of(spec: RunSpec) -> Any:

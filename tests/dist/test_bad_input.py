@@ -122,6 +122,24 @@ def test_failure_on_two_ranks(name, folder, ask):
         assert why in end["why"]
 
 
+def test_a_parameter_that_takes_no_part_is_named(folder, ask):
+    spare = """
+class Spare(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.spare, self.frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+"""
+    text = (folder / "own.py").read_text().replace("return nn.Linear(", "return Spare(")
+    (folder / "own.py").write_text(text + spare)
+    code, err = ask("train run.yaml --quiet")
+    assert code == 1
+    assert "spare.weight, spare.bias had no gradient; use them in forward()" in err
+    assert "requires_grad_(False)" in err
+    assert err.count("paceline: ") == 1
+    assert "frozen" not in err
+    assert ask("train run.yaml --quiet parallel.ranks=1")[0] == 0, "one rank waits for nobody"
+
+
 def test_disk_full_at_a_checkpoint(folder, ask, tmp_path_factory):
     disk = tmp_path_factory.mktemp("disk")
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True)

@@ -9,7 +9,7 @@ from paceline.layout import from_words
 from paceline.parity import relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
-from paceline.training.run import export
+from paceline.using.export import export
 from paceline import resume, train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")

@@ -24,7 +24,7 @@ from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
 from paceline.spec import build, load
-from paceline.training.run import export
+from paceline.using.export import export
 from paceline import RunResult, resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")

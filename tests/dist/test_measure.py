@@ -176,9 +176,11 @@ def test_another_measurement_is_not_mixed_in(swept, run_file):
 
 
 def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
-    found = measure(run_file("SlowInput"), [1], steps=12, repeats=1, out=tmp_path / "input")
+    slow_input = run_file("SlowInput").replace({"data.workers": 0})
+    found = measure(slow_input, [1], steps=12, repeats=1, out=tmp_path / "input")
     (finding,) = found.findings
     assert finding.cause == "input", finding.text
+    assert "(now 0): one process takes" in finding.advice
     found = measure(run_file("SlowRank"), [1, 2], steps=12, repeats=1, out=tmp_path / "rank")
     finding = next(f for f in found.findings if f.label == "2 ranks")
     assert finding.cause == "slow rank", finding.text

@@ -10,7 +10,7 @@ from paceline.parity import check, table
 from paceline.reporting.report import report
 from paceline.reporting.watch import watch
 from paceline.spec import build
-from paceline.training.run import export
+from paceline.using.export import export
 from paceline import train
 from paceline.workloads.lm.sample import sample
 

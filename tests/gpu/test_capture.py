@@ -24,6 +24,15 @@ def test_recorded_and_plain_steps_agree(small, tmp_path, precision):
     assert result.summary.trained.skipped_steps == 0
 
 
+def test_averages_groups_and_cut_gradients_are_recorded_too(small, tmp_path):
+    options = {"train.ema": 0.9, "train.clip_value": 0.01, "train.groups": {"head.*": {"lr": 1e-3}}}
+    spec = small.replace({"train.precision": "bf16", "train.steps": 40, "model.class_weights": "balanced", **options})
+    plain, eager = losses(spec.replace({"train.compile": "off"}), tmp_path)
+    recorded, result = losses(spec, tmp_path)
+    assert max(abs(a - b) / a for a, b in zip(plain, recorded, strict=True)) < 0.03
+    assert abs(result.metrics["loss"] - eager.metrics["loss"]) < 0.03 * eager.metrics["loss"]
+
+
 def test_bf16_on_the_device_follows_fp32_on_the_cpu(small, tmp_path):
     spec = small.replace({"train.steps": 30, "data.limit": 0})
     reference, _ = losses(spec.replace({"parallel.device": "cpu"}), tmp_path)

@@ -237,7 +237,32 @@ TABLE = {
         "train --resume was train.lr=0.5", ("train.lr=0.001", "train.lr=0.5", "start a new run")
     ),
     "resume with another batch": Row("train --resume was train.global_batch=4", ("train.global_batch=8",)),
-    "resume with another length": Row("train --resume was train.epochs=9", ("train.epochs=None", "train.epochs=9")),
+    "resume that counts otherwise": Row("train --resume was train.epochs=9", ("train.steps=4", "train.epochs=9")),
+    "resume for less": Row("train --resume was train.steps=1", ("train.steps=4", "cannot become shorter", "=+2")),
+    "resume for more of no number": Row("train --resume was train.steps=+a", ("train.steps=+a", "train.steps=+2")),
+    "more of a run that is not there": Row("train run.yaml train.epochs=+2", ("adds to a run", "--resume RUN_FOLDER")),
+    # weights to begin with
+    "weights from nowhere": Row("train run.yaml model.start=ws", ("model.start=", "no such file or folder", "'was'?")),
+    "weights from a folder": Row("train run.yaml model.start=.", ("is not a run", "no .safetensors file")),
+    "weights from a table": Row("train run.yaml model.start=rows.csv", ("rows.csv", "not a whole safetensors file")),
+    "weights from a pickle": Row(
+        "train run.yaml model.start=w.pt", ("w.pt", "may be a pickle", "save_file"), files={"w.pt": "0123456789"}
+    ),
+    "weights from a folder of pickles": Row(
+        "train run.yaml model.start=hf", ("pytorch_model.bin", "may be a pickle"), files={"hf/pytorch_model.bin": "0"}
+    ),
+    "weights from a broken index": Row(
+        "train run.yaml model.start=hf",
+        ("model.safetensors.index.json names b.safetensors, which is not there",),
+        files={"hf/model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'},
+    ),
+    "weights from no index": Row(
+        "train run.yaml model.start=hf",
+        ("is not an index of safetensors files",),
+        files={"hf/model.safetensors.index.json": "[1]"},
+    ),
+    "from and resume": Row("train --from was --resume was", ("give one of them",)),
+    "from a folder": Row("train --from .", (". is not a run folder: it has no spec.yaml", "was")),
     "resume with another vocabulary": Row("train --resume was data.vocab=400", ("data.vocab=300", "data.vocab=400")),
     "resume with another workload": Row(
         "train other.yaml --resume was",

@@ -12,6 +12,7 @@ import pytest
 
 import paceline
 from paceline.cli import parser
+from paceline.section import DataSection
 from paceline.spec import RunSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -150,12 +151,26 @@ def test_the_own_model_page_shows_the_example_as_it_is():
             assert line in example, line
 
 
+def test_the_own_training_page_shows_the_example_as_it_is():
+    page = (DOCS / "own_training.md").read_text(encoding="utf-8")
+    example = (DOCS / "examples" / "own_training.py").read_text(encoding="utf-8")
+    assert (DOCS / "examples" / "own_training.yaml").read_text(encoding="utf-8").split("\n", 1)[1] in page
+    shown = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)).splitlines()
+    assert len([line for line in shown if line.startswith("def ")]) == 5
+    for line in shown:
+        assert line.strip().split("(")[0] in example, line
+        assert line.startswith("def ") or line.strip() in example, line
+
+
 @pytest.mark.parametrize("page", PAGES, **ID)
 def test_keys_of_the_run_file_on_pages_are_known(page):
     known = {key for sections in _sections() for key, *_ in RunSpec(**sections).fields()}
+    known |= {f"data.{name}" for name in DataSection.model_fields}  # of a user's own workload
     spans = re.findall(r"`((?:model|data|train|parallel)\.\w+)(?:=[^`]*)?`", page.read_text(encoding="utf-8"))
     unknown = [
-        key for key in spans if key not in known and not key.endswith((".csv", ".md", ".py", ".yaml", ".safetensors"))
+        key
+        for key in spans
+        if key not in known and not key.endswith((".csv", ".md", ".py", ".yaml", ".safetensors", ".onnx"))
     ]
     assert not unknown, f"{page.name} names {unknown}"
 

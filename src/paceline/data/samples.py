@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,7 @@ class DatasetSamples:
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> None:
         self.dataset, self.collate, self.said = dataset, collate, said
         self.own_cost = getattr(dataset, "cost", None)
+        self.seeders = list(_seeders(dataset))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -155,6 +157,8 @@ class DatasetSamples:
 
     def _sample(self, number: int, key: int) -> Any:
         seed_generators(key)
+        for seed in self.seeders:
+            seed(key)
         try:
             return self.dataset[number]
         except Exception as error:
@@ -167,6 +171,26 @@ def seed_generators(key: int) -> None:
     random.seed(key)
     np.random.seed(key)  # noqa: NPY002 - it is what users' data sets draw from
     torch.default_generator.manual_seed(key)
+
+
+def _seeders(dataset: Any) -> Iterator[Callable[[int], object]]:
+    """Of the generators that a data set keeps as attributes, or the one that it wraps."""
+    seen: list[Any] = []
+    while dataset is not None and not any(dataset is one for one in seen):
+        for value in getattr(dataset, "__dict__", {}).values():
+            match value:
+                case np.random.Generator():
+                    yield partial(_seed_numpy, value)
+                case np.random.RandomState() | random.Random():
+                    yield value.seed
+                case torch.Generator():
+                    yield value.manual_seed
+        seen.append(dataset)
+        dataset = getattr(dataset, "dataset", None)
+
+
+def _seed_numpy(generator: np.random.Generator, key: int) -> None:
+    generator.bit_generator.state = type(generator.bit_generator)(key).state
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
 from typing import Any
@@ -22,7 +23,7 @@ TensorPlace = tuple[int, torch.dtype, torch.Size]
 """Of a tensor in the file: where it begins, its type, its shape."""
 
 
-class _Packer(ForkingPickler):
+class _TensorPickler(ForkingPickler):
     """Leaves plain tensors out of the pickle, and notes where in the file they belong."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -41,7 +42,7 @@ class _Packer(ForkingPickler):
         return place
 
 
-class _Unpacker(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, memory: Tensor | None) -> None:
         super().__init__(file)
         self.memory = memory
@@ -52,21 +53,34 @@ class _Unpacker(pickle.Unpickler):
         return _at(self.memory, place)
 
 
-def send(pipe: Connection, thing: Any) -> None:
-    """To the process at the other end of a pipe that is a pair of sockets."""
+@dataclass(frozen=True)
+class Message:
+    """A message: its pickle, and where its tensors belong in a file of so many bytes."""
+
+    pickle: bytes
+    tensors: list[tuple[TensorPlace, Tensor]]
+    bytes: int
+
+
+def message_of(thing: Any) -> Message:
     file = io.BytesIO()
-    packer = _Packer(file)
-    packer.dump(thing)
-    if not packer.bytes:
-        _send_both(pipe, 0, file)
+    pickler = _TensorPickler(file)
+    pickler.dump(thing)
+    return Message(file.getvalue(), pickler.tensors, pickler.bytes)
+
+
+def send(pipe: Connection, message: Message) -> None:
+    """To the process at the other end of a pipe that is a pair of sockets."""
+    pipe.send_bytes(message.bytes.to_bytes(8, "little"))
+    pipe.send_bytes(message.pickle)
+    if not message.bytes:
         return
     descriptor = os.memfd_create("paceline-batch")
     try:
-        os.ftruncate(descriptor, packer.bytes)
-        memory = _mapped(descriptor, packer.bytes)
-        for place, tensor in packer.tensors:
+        os.ftruncate(descriptor, message.bytes)
+        memory = _mapped(descriptor, message.bytes)
+        for place, tensor in message.tensors:
             _at(memory, place).copy_(tensor)
-        _send_both(pipe, packer.bytes, file)
         send_handle(pipe, descriptor, None)
     finally:
         os.close(descriptor)
@@ -75,20 +89,15 @@ def send(pipe: Connection, thing: Any) -> None:
 def receive(pipe: Connection) -> Any:
     """What `send` sent; from a process of ours, so that it may be unpickled."""
     size = int.from_bytes(pipe.recv_bytes(), "little")
-    packed = io.BytesIO(pipe.recv_bytes())
+    content = io.BytesIO(pipe.recv_bytes())
     if not size:
-        return _Unpacker(packed, None).load()
+        return _TensorUnpickler(content, None).load()
     descriptor = recv_handle(pipe)
     try:
         memory = _mapped(descriptor, size)
     finally:
         os.close(descriptor)
-    return _Unpacker(packed, memory).load()
-
-
-def _send_both(pipe: Connection, size: int, packed: io.BytesIO) -> None:
-    pipe.send_bytes(size.to_bytes(8, "little"))
-    pipe.send_bytes(packed.getbuffer())
+    return _TensorUnpickler(content, memory).load()
 
 
 def _mapped(descriptor: int, size: int) -> Tensor:

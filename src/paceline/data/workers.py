@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -29,13 +30,14 @@ import numpy as np
 import torch
 
 from paceline.data.samples import adapted
-from paceline.data.shared_memory import receive, send
+from paceline.data.shared_memory import Message, message_of, receive, send
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch import blame
 from paceline.launch.environment import Place
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.record.units import duration
 from paceline.registry import one_line, own_trace
+from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload
 
 SPLITS = ("train", "test")
@@ -72,6 +74,11 @@ class Worker:
             if code is None:
                 raise WorkerDied(f"{who} does not answer") from None
             raise WorkerDied(blame.of_exit(who, code, time.time(), echo=False).message) from None
+
+    def ask_no_more(self) -> None:
+        """The worker sees the end of its questions. The pipe stays open for a thread that waits for an answer."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
+            ours.shutdown(socket.SHUT_WR)
 
 
 class Workers:
@@ -115,13 +122,14 @@ class Workers:
     def close(self) -> None:
         """They have nothing to save: one that does not leave at once is ended."""
         for worker in self.all:
-            worker.pipe.close()
+            worker.ask_no_more()
         deadline = time.monotonic() + FAREWELL_S
         for worker in self.all:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.exitcode is None:
                 worker.process.kill()
             worker.process.join()
+            worker.pipe.close()
         self.all.clear()
 
 
@@ -181,6 +189,11 @@ def worker_words(samples: Samples) -> list[str]:
     return [] if getattr(samples, "beside_the_loop", True) else ["samples are made between steps: data.workers=0"]
 
 
+def worker_notes(spec: RunSpec, samples: Samples) -> dict[str, int]:
+    """For the record: how many there are, where a run file can say so."""
+    return {"workers": getattr(samples, "workers", 0)} if hasattr(spec.data, "workers") else {}
+
+
 def cores_of(place: Place) -> int:
     """Of this rank. srun and mpirun bind ranks to cores of their own; ranks of other launchers share those they see."""
     seen = len(os.sched_getaffinity(0))
@@ -229,17 +242,18 @@ def _work(
         other.close()
     gc.freeze()
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):  # the rank is gone, or wants no more
         while True:
             split, what, *arguments = pipe.recv()
-            try:
-                samples = splits[split]
-                make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
-                send(pipe, make(*arguments))
-            except (EOFError, BrokenPipeError):
-                raise
-            except Exception as error:
-                send(pipe, _told(error, reference))
+            send(pipe, _answer(splits[split], what, arguments, reference))
+
+
+def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> Message:
+    try:
+        make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
+        return message_of(make(*arguments))
+    except Exception as error:
+        return message_of(_told(error, reference))
 
 
 def _told(error: Exception, reference: str) -> PacelineError:

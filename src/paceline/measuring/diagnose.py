@@ -6,6 +6,7 @@ add up: communication that nothing hides, waiting for a slower rank, waiting for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -96,6 +97,27 @@ def _compute_cause(row: MeasuredRow, cores: int) -> Cause:
     if cores and threads and row.ranks > 1 and row.ranks * threads >= cores and row.resources.device is None:
         return Cause.SHARED_CORES
     return Cause.SMALL_PASSES if batch and samples_per_pass(row) <= FEW_SAMPLES else Cause.FIXED_WORK
+
+
+@dataclass(frozen=True)
+class MoreWorkers:
+    """What another number of worker processes would do for a row that waits for input."""
+
+    workers: int
+    step_s: float
+    """At best: where the samples do not take cores from the model."""
+
+
+def more_workers(row: MeasuredRow, cores: int) -> MoreWorkers | None:
+    """As many as make the samples of a step while it computes, or as the cores of a rank allow; None where that is no
+    more than there are, or nobody knows."""
+    now, load_s = row.resources.workers, row.resources.load_s
+    rest_s = row.step_s - row.parts.data_s
+    if now is None or not load_s or rest_s <= 0:
+        return None
+    enough = math.ceil(load_s / rest_s)
+    workers = min(enough, max(1, cores // row.ranks)) if cores else enough
+    return MoreWorkers(workers, max(rest_s, load_s / workers)) if workers > now else None
 
 
 def samples_per_pass(row: MeasuredRow) -> int:

@@ -11,11 +11,13 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary, warm_up
+from paceline.record.summary import read_summary, rounds, warm_up
 from paceline.record.timers import TIMES
 
 MOST_STEPS = 2000
 """Of a long run, the last so many count."""
+ROUNDS = 4
+"""Groups of steps that a median takes at least."""
 MOST_RANKS = 64
 """Ranks whose events are read to judge how evenly the work is spread."""
 Step = Mapping[str, Any]
@@ -53,6 +55,10 @@ class RunTimes:
     loss_last: float | None
     parameters: int | None
     threads: int | None
+    workers: int | None = None
+    """Processes that made samples for each rank; None where there can be none."""
+    load_s: float | None = None
+    """What the samples of a step take one process to make; None where nobody noted it."""
     documents: int | None = None
     """Samples of every step of a fit, which passes over all of them; None for training."""
     device: str | None = None
@@ -69,13 +75,18 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
     """
     summary = read_summary(run.summary_file)
     files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
-    by_rank = [steady(of_main if of_main is not None and rank == 0 else read_steps(f)) for rank, f in enumerate(files)]
+    by_rank: list[Sequence[Step]] = [
+        steady(of_main if of_main is not None and rank == 0 else read_steps(f)) for rank, f in enumerate(files)
+    ]
     by_rank = [steps for steps in by_rank if steps] or [[]]
+    start = next(read_events(run.events_file(0), "start"), {})
+    workers = start.get("workers")
+    if len(by_rank[0]) >= ROUNDS * (workers or 1):
+        by_rank = [rounds(steps, workers or 1) for steps in by_rank]
     first = by_rank[0]
     rate = _rate(first, "batch")
     if len(first) < 2 or rate is None:
         raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
-    start = next(read_events(run.events_file(0), "start"), {})
     common = _common(by_rank)
     return RunTimes(
         steps=len(first),
@@ -91,6 +102,8 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
         loss_last=summary.loss_last,
         parameters=summary.parameters,
         threads=start.get("threads"),
+        workers=workers,
+        load_s=statistics.median(_means(common, "load_s")) if "load_s" in first[0] else None,
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
         device=device_of(start),
         began=first[0].get("t"),

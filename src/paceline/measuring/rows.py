@@ -117,6 +117,10 @@ class Resources:
     mfu: float | None = None
     """Share of the peak of the devices that the arithmetic of the model reaches."""
     usage: dict[str, float] = field(default_factory=dict)
+    workers: int | None = None
+    """Processes that made samples for a rank; None where there can be none."""
+    load_s: float | None = None
+    """What the samples of a step take one process to make."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +169,32 @@ class MeasuredPassesRow(MeasuredRow):
 Done = TypeVar("Done", bound=TimedRow)
 
 KEYS = (
-    *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "threads", "device", "repeats"),
-    *("runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s", "exposed_s", "waiting_s"),
+    *(
+        "label",
+        "ranks",
+        "failed",
+        "why",
+        "layout",
+        "global_batch",
+        "passes",
+        "fits",
+        "threads",
+        "device",
+        "repeats",
+        "workers",
+    ),
+    *(
+        "runs",
+        "step_s",
+        "step_s_low",
+        "step_s_high",
+        "data_s",
+        "compute_s",
+        "comm_s",
+        "exposed_s",
+        "waiting_s",
+        "load_s",
+    ),
     *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
     *("speedup", "speedup_low", "speedup_high", "speedups", "hours", "device_hours", "cost_usd"),
     *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
@@ -243,7 +271,9 @@ def combined(
         tokens_per_s=middle.tokens_per_s,
         loads=RankLoads(peaks, middle.busy_s_by_rank),
         parameters=middle.parameters,
-        resources=Resources(middle.threads, middle.device, usage=dict(usage or {})),
+        resources=Resources(
+            middle.threads, middle.device, usage=dict(usage or {}), workers=middle.workers, load_s=middle.load_s
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from paceline.measuring.diagnose import (
     beyond_its_ranks,
     decide,
     ideal_s,
+    more_workers,
     samples_per_pass,
 )
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
@@ -67,7 +68,7 @@ def finding(found: Diagnosis) -> Finding:
     are = "are" if row.label.endswith(" ranks") else "is"
     head = f", {duration(row.step_s)} per step" if row is found.base else f" {are} {number(row.speedup, 3)}×"
     text = f"{row.label}{head}: {_said(found)}{_rest(row, cause)}"
-    return Finding(row.label, cause, found.share, text, _advice(row, cause))
+    return Finding(row.label, cause, found.share, text, _advice(found))
 
 
 def _rest(row: MeasuredRow, told: Cause) -> str:
@@ -118,7 +119,10 @@ def _compute_grew(found: Diagnosis) -> str:
     return f"compute per sample takes {number(grown, 3)}× the time of {base.label}"
 
 
-def _advice(row: MeasuredRow, cause: Cause) -> str:
+def _advice(found: Diagnosis) -> str:
+    row, cause = found.row, found.cause
+    if cause is Cause.INPUT and row.resources.workers is not None:
+        return _advice_on_workers(found)
     if not row.batched and cause in ADVICE_FOR_PASSES:
         return ADVICE_FOR_PASSES[cause]
     if cause is not Cause.SLOW_RANK:
@@ -127,6 +131,18 @@ def _advice(row: MeasuredRow, cause: Cause) -> str:
     if slow is None or slow.over_others < UNEVEN:
         return NOT_SLOWER
     return f"look at the device and the host of rank {slow.rank}, and at cost() of the samples"
+
+
+def _advice_on_workers(found: Diagnosis) -> str:
+    row, more = found.row, more_workers(found.row, found.cores)
+    took = duration(row.resources.load_s or 0.0)
+    if more is None:
+        return f"one process takes {took} for the samples of a step, and more have no cores: make an item cheaper"
+    now = row.resources.workers
+    return (
+        f"type  data.workers={more.workers}  (now {now}): one process takes {took} for the samples of a step, "
+        f"which would take {duration(more.step_s)} at best"
+    )
 
 
 def verdict(rows: Sequence[MeasuredRow | FailedRow], findings: Sequence[Finding], laws: Sequence[LawFit]) -> list[str]:

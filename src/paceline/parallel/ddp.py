@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import RunFailed
 from paceline.layout import Layout
 from paceline.parallel.local_parameters import LocalParameter, LocalParameters
 from paceline.record.timers import CollectiveTimer
@@ -69,6 +70,19 @@ def sum_later(
 def without_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
     """No communication before the last micro-batch of a step."""
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
+
+
+def refuse_unused(model: nn.Module, parameters: LocalParameters) -> None:
+    """DistributedDataParallel waits for the gradient of every parameter; it would say so a step later, by numbers."""
+    if not isinstance(model, DistributedDataParallel):
+        return
+    if unused := [part.name for part in parameters if part.param.grad is None]:
+        it = "them" if len(unused) > 1 else "it"
+        more = f" and {len(unused) - 4} more" if len(unused) > 4 else ""
+        raise RunFailed(
+            f"workload: on several ranks every parameter must take part in the loss, and {', '.join(unused[:4])}{more} "
+            f"had no gradient; use {it} in forward(), remove {it}, or freeze {it} with  requires_grad_(False)"
+        )
 
 
 def broadcast_model(model: nn.Module) -> None:

@@ -65,14 +65,19 @@ def groups_of(workload: Workload, train: Train, model: nn.Module) -> Groups:
 
     A pattern that decides for no parameter is refused, and a model of which nothing is left to train.
     """
-    table = {**train.groups, **{key: own for key, own in _own(workload, model).items() if key not in train.groups}}
+    names, said = [name for name, _ in model.named_parameters()], Groups(train.groups)
+    table = {**train.groups, **_own(workload, model), **train.groups}
+    for pattern in [pattern for pattern in table if pattern not in train.groups]:
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+        if matched and all(map(said.pattern, matched)):  # the run file says something else of all of them
+            del table[pattern]
     groups = Groups(table)
     sizes = dict.fromkeys([*table, ""], 0)
     for name, p in model.named_parameters():
         sizes[groups.pattern(name)] += p.numel()
     for pattern in table:
         if not pattern or not sizes[pattern]:
-            _refuse(pattern, groups, [name for name, _ in model.named_parameters()])
+            _refuse(pattern, groups, names)
     groups.freeze(model)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if frozen == sum(sizes.values()):

@@ -6,8 +6,9 @@ and what autograd keeps. A second, larger batch tells what grows with the sample
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from paceline.data.samples import training_samples
+from paceline.data.samples import samples_of, training_samples
 from paceline.errors import UserError
 from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
+from paceline.parallel.groups import groups_of
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
@@ -37,6 +39,8 @@ class RegionWork:
     """(rows, inner, outer)."""
     moved: float = 0.0
     saved: float = 0.0
+    given: float = 0.0
+    """What layers are called with: all that is kept of a layer whose activations are computed again."""
     kernels: int = 0
 
 
@@ -48,9 +52,10 @@ class _Watch(OperationCounter):
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
 
-    def enter(self, region: str) -> None:
-        """What follows is work of a repeated layer, or of the rest."""
+    def enter(self, region: str, given: Any = ()) -> None:
+        """What follows is work of a repeated layer, called with `given`, or of the rest."""
         self.region = region
+        self.seen[region].given += sum(leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
@@ -86,7 +91,10 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     try:
         with mode:
             model = workload.model()
+            groups = groups_of(workload, spec.train, model)
         passes = [_watched(mode, model, workload, batch) for batch in batches]
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"workload: {spec.workload} cannot be built on fake tensors, which is how a plan sees its shape without "
@@ -94,9 +102,9 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         ) from None
     layers = workload.blocks(model)
     repeat = max(1, len(layers))
-    inside = sum(p.numel() for layer in layers for p in layer.parameters())
-    total = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    blocks = _blocks(passes, sizes, repeat, inside, total)
+    inside, total = [p for layer in layers for p in layer.parameters()], count_of(model.parameters())
+    blocks = _blocks(passes, sizes, repeat, count_of(inside), total)
+    blocks = _with_frozen(blocks, count_of(p for p in inside if not p.requires_grad), groups.frozen)
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
     mean = float(costs.mean())
     return TrainingSubject.of(
@@ -108,6 +116,8 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes),
+        held_out=len(samples_of(workload, "test") or ()),
+        evaluation_chunk=workload.evaluation_chunk,
         divisible=Divisible(recomputes=bool(layers)),
         lengths=Lengths(float(costs.max()) / mean, float(costs.std()) / mean) if mean else Lengths(),
         assumptions=(f"shape measured on fake tensors, {total:,} parameters",),
@@ -132,7 +142,7 @@ def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) 
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with ExitStack() as regions, watch, saved:
             for layer in workload.blocks(model):
-                regions.enter_context(layer.register_forward_pre_hook(lambda *_: watch.enter("layer")))
+                regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
             total, _ = workload.loss(model, fake)
             watch.counting = False
@@ -151,6 +161,22 @@ def _blocks(
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
 
 
+def _with_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
+    """The same blocks, of whose parameters so many are not trained: in the repeated layers, and in all."""
+    first, layer, rest = blocks
+    if not rest.params:
+        inside = total
+    return (
+        first,
+        replace(layer, frozen_params=inside / layer.repeat),
+        replace(rest, frozen_params=float(total - inside)),
+    )
+
+
+def count_of(parameters: Iterable[Tensor]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
 def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes: list[int]) -> BlockShape:
     """One of `repeat` equal blocks, per sample: the difference of the two batches over that of their sizes."""
     small, large = seen[0], seen[-1]
@@ -165,6 +191,8 @@ def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes:
         pairs = zip(small.products, large.products, strict=True)
         sides = [(each(a[0], b[0]) * repeat, b[1], b[2]) for a, b in pairs]
     share = max(1, len(sides) // repeat)
+    if sides != sides[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
+        sides, share = [(rows / repeat, inner, outer) for rows, inner, outer in sides], len(sides)
     saved = each(small.saved, large.saved)
     products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
     return BlockShape(
@@ -172,6 +200,6 @@ def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes:
         moved_elements=each(small.moved, large.moved),
         saved_split_elements=0.0,
         saved_whole_elements=saved,
-        edge_elements=products[0].rows * products[0].inner if products else saved,
+        edge_elements=each(small.given, large.given) or saved,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class PlannedRow:
     hours: float | None
     cost_usd: float | None
     energy_kwh: float | None
+    pauses_s: Mapping[str, float] = field(default_factory=dict)
+    """Of the whole run, between its steps; `hours` has them in it."""
 
     @property
     def efficiency(self) -> float:
@@ -57,6 +59,7 @@ class PlannedRow:
         return {
             **{name: getattr(self, name) for name in names},
             **self.price.as_json(),
+            "pauses_s": dict(self.pauses_s),
             "usual_tree": self.found.usual.words() if self.found.usual else "",
             "candidates": [p.as_json() for p in self.found.prices],
             "refused": [r.as_json() for r in self.found.refused],
@@ -66,10 +69,13 @@ class PlannedRow:
 def planned_row(found: Found, one_device: Price, subject: Subject, usd_per_device_hour: float | None) -> PlannedRow:
     assert found.chosen is not None
     chosen, n = found.chosen, found.devices
-    hours = None if subject.steps is None else (chosen.start_s + subject.steps * chosen.step_s) / 3600
+    pauses_s = subject.pauses_s(chosen)
+    hours = None
+    if subject.steps is not None:
+        hours = (chosen.start_s + subject.steps * chosen.step_s + sum(pauses_s.values())) / 3600
     usd = None if hours is None or usd_per_device_hour is None else hours * n * usd_per_device_hour
     kwh = None if hours is None else hours * (chosen.where.cluster.device.watts * n) / 1e3
-    return PlannedRow(n, found, chosen, one_device.step_s / chosen.step_s, hours, usd, kwh)
+    return PlannedRow(n, found, chosen, one_device.step_s / chosen.step_s, hours, usd, kwh, pauses_s)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ def _not_possible(plan: Plan) -> Iterator[str]:
 
 
 def _below_devices(plan: Plan) -> Iterator[str]:
+    if plan.chosen is not None and (said := plan.subject.pause_words(plan.chosen.price)):
+        yield from wrapped(said, "")
     if offloaded := [row.price for row in plan.rows if row.price.layout.offload]:
         most = max(p.host_node_bytes for p in offloaded)
         if offloaded[0].where.cluster.host_bytes is not None or offloaded[0].where.cluster.device.synchronous:

@@ -85,6 +85,11 @@ class Subject(ABC):
     def params(self) -> float: ...
 
     @property
+    def trained_params(self) -> float:
+        """Those that are updated; others are frozen."""
+        return self.params
+
+    @property
     @abstractmethod
     def flops_per_sample(self) -> float:
         """Of a step."""
@@ -127,6 +132,14 @@ class Subject(ABC):
 
     @abstractmethod
     def price(self, layout: Layout, where: Where) -> Price: ...
+
+    def pauses_s(self, price: Price) -> dict[str, float]:
+        """Seconds of the whole run between its steps, by what is done in them."""
+        return {}
+
+    def pause_words(self, price: Price) -> str:
+        """The same, for people."""
+        return ""
 
     @abstractmethod
     def overrides(self, layout: Layout) -> dict[str, Any]:

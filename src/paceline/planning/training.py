@@ -19,7 +19,8 @@ from paceline.planning.formulas.steptime import step_time
 from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides_of
 from paceline.planning.site import Where
 from paceline.planning.subject import Subject
-from paceline.record.units import count, number
+from paceline.record.pauses import Pauses
+from paceline.record.units import count, number, percent, size
 from paceline.registry import StepWork, Traits
 from paceline.spec import RunSpec, Train
 
@@ -43,7 +44,8 @@ def numbers_of(train: Train) -> Numbers:
     """Types as the loop uses them: weights in fp32 (fp64), cast for the products; shards travel as they are kept."""
     kind = NUMBERS[TYPES[train.precision]]
     moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
-    return replace(kind, state_bytes=moments * kind.weight_bytes, gathered_bytes=kind.weight_bytes)
+    averages = 1 if train.ema else 0
+    return replace(kind, state_bytes=(moments + averages) * kind.weight_bytes, gathered_bytes=kind.weight_bytes)
 
 
 def steps_of(train: Train, samples: int | None) -> int | None:
@@ -83,6 +85,10 @@ class TrainingSubject(Subject):
     lengths: Lengths = field(default_factory=Lengths)
     sample_bytes: float = 0.0
     """Read from storage or host memory for each sample."""
+    held_out: int | None = None
+    """Samples to evaluate on; None where that is not known."""
+    evaluation_chunk: int = 256
+    """As `Workload.evaluation_chunk`."""
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
 
@@ -106,6 +112,10 @@ class TrainingSubject(Subject):
         return sum(b.repeat * b.params for b in self.blocks)
 
     @property
+    def trained_params(self) -> float:
+        return sum(b.repeat * b.trained_params for b in self.blocks)
+
+    @property
     def work(self) -> StepWork:
         """What compiling could make shorter."""
         compiled = [max(self.blocks, key=lambda b: b.repeat)] if self.traits.equal_layers else self.blocks
@@ -126,7 +136,8 @@ class TrainingSubject(Subject):
     def headline(self) -> str:
         each = f" × {number(self.units_per_sample, 3)} {self.unit}" if self.unit != "samples" else ""
         steps = f", {self.steps:,} steps" if self.steps else ""
-        size = f"{count(self.params)} parameters, batch {self.global_batch:,}{each}"
+        trained = f" ({count(self.trained_params)} trained)" if self.trained_params < self.params else ""
+        size = f"{count(self.params)} parameters{trained}, batch {self.global_batch:,}{each}"
         return f"{self.name}: {size}, {self.train.precision}{steps}"
 
     def layout_name(self, price: Price) -> str:
@@ -153,6 +164,42 @@ class TrainingSubject(Subject):
 
     def advice(self, plan: Plan) -> Iterator[str]:
         return advise_training(self, plan)
+
+    @property
+    def pauses(self) -> Pauses | None:
+        """What is done between the steps; a held-out split of unknown size is taken for a large one."""
+        if self.samples is None or self.steps is None:
+            return None
+        from paceline.data.held_out import evaluated
+        from paceline.data.order import Order
+
+        order = Order(self.samples, self.global_batch, self.train.seed)
+        most = self.held_out if self.held_out is not None else self.samples
+        used = evaluated(self.train, order, most, self.evaluation_chunk)
+        return Pauses.of(self.train, self.steps, order.steps_per_epoch, used)
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        return self.params * self.numbers.weight_bytes + self.trained_params * self.numbers.state_bytes
+
+    def pauses_s(self, price: Price) -> dict[str, float]:
+        if (pauses := self.pauses) is None:
+            return {}
+        return {
+            "evaluation_s": pauses.evaluations() * pauses.evaluate_s(1 / price.samples_s),
+            "checkpoint_s": pauses.checkpoints_s(self.checkpoint_bytes / price.layout.ranks),
+        }
+
+    def pause_words(self, price: Price) -> str:
+        if (pauses := self.pauses) is None:
+            return ""
+        taken = self.pauses_s(price)
+        total = price.start_s + pauses.steps * price.step_s + sum(taken.values())
+        evaluations, checkpoints = pauses.evaluations(), pauses.checkpoints()
+        said = [f"{checkpoints:,} checkpoint{'s' * (checkpoints > 1)} of {size(self.checkpoint_bytes)}"]
+        if evaluations:
+            said.insert(0, f"{evaluations:,} evaluation{'s' * (evaluations > 1)} on {pauses.evaluated:,} samples")
+        return f"hours include {' and '.join(said)}, {percent(sum(taken.values()) / total)} of the run"
 
     def placement(self, layout: Layout, device: Device) -> Placement:
         """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""

@@ -5,7 +5,7 @@ A "step" event is numbered by the steps done once it is over (the first is 1) an
     step  epoch  samples  loss  grad_norm  lr  step_s  data_s  compute_s  comm_s  exposed_s  batch  tokens  skipped
 
 where `samples` counts from the start of the run and `batch` and `tokens` are those of the step. The other kinds are
-start, evaluate, checkpoint, resume and end.
+start, evaluate, checkpoint, resume, extend (the run became longer), done (early, and why) and end.
 """
 
 from __future__ import annotations

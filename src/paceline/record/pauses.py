@@ -11,6 +11,10 @@ from paceline.spec import Train
 
 FORWARD_SHARE = 1 / 3
 """Time of a sample that is evaluated over that of one that is trained on: there is no backward pass."""
+COPY_BYTES_S = 4e9
+"""At which each rank copies its part of a checkpoint aside, while training waits."""
+WRITE_BYTES_S = 1e9
+"""At which the copy then goes to the disk, with its checksums, while training goes on; the run waits for the last."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Pauses:
     def evaluate_s(self, sample_s: float) -> float:
         """Of one evaluation, where a sample of the training takes that long over all ranks."""
         return self.evaluated * sample_s * FORWARD_SHARE
+
+    def checkpoints_s(self, bytes_per_rank: float) -> float:
+        """Of all checkpoints, of which each rank writes so much."""
+        return self.checkpoints() * bytes_per_rank / COPY_BYTES_S + bytes_per_rank / WRITE_BYTES_S
 
 
 def _due(done: int, steps: int, every: int) -> int:

@@ -169,7 +169,7 @@ class _Pace:
         """Spent between steps so far, which no rate counts."""
         self._sums = dict.fromkeys(TIMES, 0.0)
         self._marks: deque[tuple[float, int, dict[str, float]]] = deque()
-        """(when, less pauses, samples by then, sums of the times until then), at most one each tenth of a second."""
+        """(when, less pauses, samples by then, sums of the times until then), at most one for each 0.1 s."""
 
     def add(self, now: float, event: Mapping[str, Any]) -> None:
         now -= self.paused_s

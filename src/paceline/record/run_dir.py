@@ -1,6 +1,6 @@
 """The run folder: one per run, never shared by two, and complete enough to do the run again.
 
-runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  summary.json
+runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  kept/  summary.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 from paceline import __version__
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.files import write_atomic
-from paceline.spec import DEFAULT, PATHS, RunSpec, build
+from paceline.spec import DEFAULT, RunSpec, build
 
 COMMENT_COLUMN = 44
 LISTED = 10
@@ -52,6 +52,16 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def pictures(self) -> Path:
+        """Of what the model found at each evaluation, `NAME-STEP.png`."""
+        return self.path / "pictures"
+
+    @property
+    def kept(self) -> Path:
+        """What using the model takes beside its weights: a tokeniser, the names of classes."""
+        return self.path / "kept"
 
     def events_file(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
@@ -111,8 +121,15 @@ class RunDir:
                 time.sleep(1)
             yield
 
-    def spec(self) -> RunSpec:
-        """The spec as it was when the run began, each value with the origin it had then."""
+    def rewrite(self, spec: RunSpec) -> None:
+        """The run goes on as another spec says."""
+        write_atomic(self.spec_file, _write_spec(spec, self.spec_file))
+
+    def spec(self, code: Path | None = None) -> RunSpec:
+        """The spec as it was when the run began or was extended, each value with the origin it had then.
+
+        `code` is a file that has the run's own workload class, instead of the one it was trained from.
+        """
         try:
             text = self.spec_file.read_text(encoding="utf-8")
             node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -125,6 +142,8 @@ class RunDir:
             raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
+        if code is not None:
+            values["workload"] = f"{code.resolve()}:{str(values.get('workload')).rpartition(':')[2]}"
         try:
             return build(values, dict(_read_origins(node, "", text.split("\n"))))
         except UserError as error:
@@ -165,7 +184,7 @@ def _say_runs(path: Path) -> str:
 
 def _write_spec(spec: RunSpec, file: Path) -> str:
     """Every value on a line of its own with its origin behind it."""
-    lines = list(_lines(_anchored(spec.dump()), spec, "", ""))
+    lines = list(_lines(_anchored(spec), spec, "", ""))
     width = min(COMMENT_COLUMN, max(len(text) for text, _ in lines))
     head = f"# Every value of this run and where it came from. Run it again (paceline {__version__}) with\n"
     head += f"#   paceline train {shlex.quote(str(file.resolve()))}\n"
@@ -196,14 +215,14 @@ def _one_document(value: Any, **style: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _anchored(values: dict[str, Any]) -> dict[str, Any]:
-    """Paths given relative to the current folder, made to mean the same from the run folder."""
-    for section, keys in PATHS.items():
-        inside = values.get(section, {})
-        for key in keys:
-            path = inside.get(key)
+def _anchored(spec: RunSpec) -> dict[str, Any]:
+    """All values, in which paths relative to the current folder are made to mean the same from the run folder."""
+    values = spec.dump()
+    for name in ("model", "data", "parallel"):
+        for key in getattr(spec, name).paths():
+            path = values[name][key]
             if isinstance(path, str) and not path.startswith("~"):
-                inside[key] = os.path.abspath(path)
+                values[name][key] = os.path.abspath(path)
     place, colon, cls = values["workload"].rpartition(":")
     if colon and os.path.isfile(place):
         values["workload"] = f"{os.path.abspath(place)}:{cls}"

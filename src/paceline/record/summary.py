@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LAST = 10
 BAR = 30
+AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
 
 
@@ -89,10 +90,11 @@ def summarise(
     steps: Sequence[Mapping[str, Any]],
     status: str,
     epoch_samples: int | None = None,
+    workers: int = 1,
 ) -> Summary:
     """All that follows from the "step" events of a run; the caller adds the rest with `dataclasses.replace`."""
     apart = spec.parallel.reduce in ("local_sgd", "diloco")
-    steady = _rounds(steps[warm_up(len(steps)) :], spec.parallel.local_steps if apart else 1)
+    steady = rounds(steps[warm_up(len(steps)) :], max(workers, spec.parallel.local_steps if apart else 1))
     losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
     samples = int(steps[-1]["samples"]) if steps else 0
     in_steps_s = math.fsum(_numbers(steps, "step_s"))
@@ -234,14 +236,17 @@ def _say_difference(differs: Mapping[str, Any]) -> str:
     )
 
 
-def _rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:
-    """Means over as many steps as ranks train apart: a median over single steps would not see what joining costs."""
-    if length == 1 or not steps:
+def rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:
+    """Means over so many steps at a time, where one of them waits for all: a median over single steps would not see it.
+
+    Ranks that train apart are joined every so many steps, and the batches of several workers come at the same time.
+    """
+    if length <= 1 or not steps:
         return steps
     begin = len(steps) % length if len(steps) >= length else 0
     groups = [steps[i : i + length] for i in range(begin, len(steps), length)]
     return [
-        {name: statistics.fmean(found) for name in (*TIMES, "batch", "tokens") if (found := _numbers(group, name))}
+        {**group[-1], **{n: statistics.fmean(found) for n in AVERAGED if (found := _numbers(group, n))}}
         for group in groups
     ]
 

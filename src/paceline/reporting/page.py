@@ -15,6 +15,7 @@ from typing import Any
 from paceline.record.units import duration, number, percent
 from paceline.reporting.charts import Chart
 from paceline.reporting.contents import Contents
+from paceline.reporting.pictures import pictures_of
 from paceline.reporting.tables import Table
 
 ASSETS = Path(__file__).parent / "assets"
@@ -61,6 +62,7 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -
         charts=charts,
         tables=tables,
         tiles=tiles(contents),
+        pictures=pictures_of(contents.runs),
         order=ORDER,
         data=Markup(data.replace("<", "\\u003c")),
         library=Markup(library.replace("</script", "<\\/script")),

@@ -1,14 +1,13 @@
 """The run file: one YAML document, validated, frozen, and able to say where each of its values came from."""
 
 from paceline.section import Section, field
-from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, PATHS, RunSpec, build, load
+from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, RunSpec, build, load
 from paceline.spec.sections import Parallel, ParameterGroup, Train
 from paceline.spec.yaml_file import split_override
 
 __all__ = [
     "COMMAND_LINE",
     "DEFAULT",
-    "PATHS",
     "Parallel",
     "ParameterGroup",
     "RunSpec",

@@ -15,14 +15,12 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationEr
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
-from paceline.section import STRICT, Section, field
+from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import put, read_yaml, split_override
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-PATHS = {"model": ("start",), "data": ("path", "test_path", "cache", "tokenizer"), "parallel": ("engine_config",)}
-"""What is a path, relative to the run file."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
@@ -83,6 +81,11 @@ class RunSpec(BaseModel):
     def origin(self, key: str) -> str:
         return self._origins.get(key, DEFAULT)
 
+    @property
+    def start(self) -> Path | None:
+        """The weights to begin with, where work can have some: `model.start`."""
+        return self.model.start if isinstance(self.model, ModelSection) else None
+
     def dump(self) -> dict[str, Any]:
         """Every value, as plain data that `build` reads back."""
         return self.model_dump(mode="json")
@@ -101,12 +104,12 @@ class RunSpec(BaseModel):
             else:
                 yield name, value, _unit(info), info.description or ""
 
-    def replace(self, overrides: Mapping[str, Any]) -> RunSpec:
+    def replace(self, overrides: Mapping[str, Any], origin: str = "changed in Python") -> RunSpec:
         """The same spec with some dotted values changed, validated again."""
         values = self.dump()
         for key, value in overrides.items():
             put(values, key, value)
-        return build(values, {**self._origins, **dict.fromkeys(overrides, "changed in Python")})
+        return build(values, {**self._origins, **dict.fromkeys(overrides, origin)})
 
 
 def _unit(info: Any) -> str:
@@ -121,12 +124,16 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     """
     file = Path(path)
     values, origins = read_yaml(file)
-    _anchor_paths(values, file.resolve().parent)
     pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         put(over, key, value)
-    _anchor_paths(over, Path.cwd())
+    folders = ((values, file.resolve().parent), (over, Path.cwd()))
+    for given, folder in folders:
+        _anchor_names(given, folder)
+    sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
+    for given, folder in folders:
+        _anchor_paths(given, folder, {**sections, "parallel": Parallel})
     if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
             values["train"].pop(length, None)
@@ -166,7 +173,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
 
 def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
     """For a field that takes words or numbers pydantic complains once of each kind; here it is one problem."""
-    chosen = {p["loc"][:-1]: p for p in problems if str(p["loc"][-1]).startswith("literal[")}
+    chosen = {p["loc"][:-1]: p for p in problems if p["loc"] and str(p["loc"][-1]).startswith("literal[")}
     for problem in problems:
         place = problem["loc"][:-1]
         if place not in chosen:
@@ -214,16 +221,20 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     return hint or f"; known here: {', '.join(here) or 'nothing'}"
 
 
-def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:
     """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
-    for section, keys in PATHS.items():
+    for section, kind in sections.items():
         inside = values.get(section)
-        for key in keys:
+        for key in kind.paths():
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
                 try:
                     inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
                 except (RuntimeError, ValueError, OSError) as error:
                     raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+
+
+def _anchor_names(values: dict[str, Any], folder: Path) -> None:
+    """The same for a cluster file and a workload of the user's own, which may be names instead."""
     cluster = values.get("cluster")
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
         values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.section import Section, contradiction, field
 
@@ -60,6 +60,14 @@ class Train(Section):
         "auto", "", "auto records the step on a CUDA device and compiles it where that pays; on compiles, anywhere"
     )
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
+
+    @field_validator("epochs", "steps", mode="before")
+    @classmethod
+    def _added_to_a_run(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and value.startswith("+"):
+            adds = f"train.{info.field_name}={value}"
+            raise contradiction(f"{adds} adds to a run that is there; type  paceline train --resume RUN_FOLDER {adds}")
+        return value
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:

@@ -34,11 +34,18 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values."""
+    """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values.
+
+    `+2` is a word too: it adds to something.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if not tag.endswith((":bool", ":timestamp"))]
+    first: [
+        (tag, form)
+        for tag, form in forms
+        if not tag.endswith((":bool", ":timestamp")) and not (first == "+" and tag.endswith(":int"))
+    ]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))

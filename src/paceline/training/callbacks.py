@@ -13,15 +13,12 @@ from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects
 from paceline.workload import Workload
 
-RANK_S_OWN = ("step", "data_s", "comm_s", "exposed_s", "step_s", "compute_s")
-"""What a "step" event says that is not the same on every rank, and the step, which has an argument of its own."""
-
 
 def told_of_step(workload: Workload, event: Mapping[str, Any], device: torch.device) -> str:
-    """Why the run ends after this step; "" where it goes on."""
+    """Why the run ends after this step; "" where it goes on. Times are not told: each rank has its own."""
     if not workload.has("on_step"):
         return ""
-    values = {name: value for name, value in event.items() if name not in RANK_S_OWN}
+    values = {name: value for name, value in event.items() if name != "step" and not name.endswith("_s")}
     return _agreed(_words("on_step", workload.on_step(event["step"], values)), device)
 
 

@@ -15,7 +15,7 @@ from paceline.launch.environment import Place
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
 from paceline.record.pauses import Pauses
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Train
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.workload import BaseWorkload
@@ -57,9 +57,10 @@ class JobFacts:
     """How the work is spread over ranks, as an equation."""
     equations: list[str]
     """The derived numbers, each as the equation that gives it."""
-    pauses: Pauses | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the "start" event says of this job alone."""
+    pauses: Pauses | None = None
+    """What is done between steps, where that is known beforehand."""
 
 
 @dataclass
@@ -83,6 +84,10 @@ class Job(ABC):
     @property
     def why(self) -> str:
         """For people: why it is done before its last step; empty where it is not."""
+        return ""
+
+    def change_of_length(self, old: Train) -> str:
+        """For people: what is different now that the run is longer than the section `old` says."""
         return ""
 
     @abstractmethod

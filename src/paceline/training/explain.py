@@ -63,7 +63,6 @@ def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     held_out = samples_of(workload, "test")
     if held_out is None:
         return []
-
     train = workload.spec.train
     order = Order(samples, train.global_batch, train.seed)
     return [equation(train, order, len(held_out), workload.evaluation_chunk)]
@@ -78,9 +77,11 @@ def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
     if spec.parallel.device != "cuda":
         lines.append(f"on CPU cores a step is {execution_of(spec.train, layout, CPU, entry.traits).words()}")
     if spec.parallel.device != "cpu":
-        work = entry.work(spec, samples) if spec.train.compile == "auto" else None
-        weighed = compiling(work, _steps(spec, samples), layout) if work else None
-        found = execution_of(spec.train, layout, CUDA, entry.traits, weighed)
+        found = execution_of(spec.train, layout, CUDA, entry.traits)
+        weighs = found.compiled and spec.train.compile == "auto"
+        if weighs and (work := entry.work(spec, samples)) is not None:
+            weighed = compiling(work, _steps(spec, samples), layout)
+            found = execution_of(spec.train, layout, CUDA, entry.traits, weighed)
         lines.append(f"on a CUDA device a step is {found.words()}")
         if found.recorded and not entry.subject:  # a model of one's own is known when it has run
             lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"

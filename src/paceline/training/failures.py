@@ -16,9 +16,6 @@ TORCH_SAYS = {
     "'DistributedDataParallel' object has no attribute": (
         "workload: on several ranks the model that loss() gets can only be called; use nothing else of it there"
     ),
-    "Expected to have finished reduction in the prior iteration": (
-        "workload: on several ranks every parameter must take part in the loss, and some had no gradient"
-    ),
 }
 """Mistakes in a workload that torch reports in its own terms, and what they mean."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.data.order import total_steps
 from paceline.data.prefetch import Loader, RankBatch
 from paceline.errors import RunFailed
 from paceline.layout import Layout
@@ -19,10 +20,13 @@ from paceline.parallel.ddp import share_buffers
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
+from paceline.spec import Train
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
+from paceline.training.pictures import write_pictures
+from paceline.training.schedule import change_of_schedule, schedule_of
 from paceline.training.step import State, Step
 from paceline.workload import Passes, Workload
 
@@ -70,6 +74,11 @@ class GradientJob(Job):
         if self.why:
             return f"it ended at step {self.state.step}: {self.why}"
         return f"all of its {self.facts.steps} steps are done"
+
+    def change_of_length(self, old: Train) -> str:
+        order = self.facts.order
+        planned = schedule_of(old, order.seen(total_steps(old, order)), self.workload)
+        return change_of_schedule(planned, self.schedule, order, self.state.step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.state.restore(partial(restore, checkpoint, partly=self.layout.pipeline > 1))
@@ -121,6 +130,7 @@ class GradientJob(Job):
         began = perf_counter()
         with self.state.for_evaluation():
             self.evaluation = evaluate(self, held_out)
+            write_pictures(self, held_out)
         score = self.workload.goodness(self.evaluation)
         better = score > (-inf if self.best is None else self.best)
         self.best, self.stale = (score, 0) if better else (self.best, self.stale + 1)
@@ -175,6 +185,7 @@ class StepLog:
             "batch": len(whole.ids),
             "lr": self.job.schedule(whole.seen),
             "data_s": batch.data_s,
+            "load_s": batch.load_s,
         }
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,20 @@ def update_groups(train: Train, local: LocalParameters, groups: Groups) -> list[
             }
         )
     return made
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What an optimiser keeps of a parameter, by name; numbers as tensors."""
+    for key, value in optimizer.state[data].items() if data in optimizer.state else ():
+        if value is not None:
+            yield key, value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+
+
+def put_numbers(optimizer: torch.optim.Optimizer, data: Tensor, name: str, read: Mapping[str, Tensor]) -> None:
+    """Take over numbers that were read from a checkpoint; tensors were read where they are."""
+    for key, value in list(optimizer.state[data].items()) if data in optimizer.state else ():
+        if value is not None and not isinstance(value, Tensor):
+            optimizer.state[data][key] = type(value)(read[f"{name}.{key}"].item())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -6,7 +6,6 @@ once it has made a step. What a checkpoint must hold is learned from a step with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from numbers import Number
 from typing import Any
 
@@ -20,10 +19,11 @@ from paceline.workload import Workload
 
 PROBE = (8, 3)
 """Of the matrix on which it is tried whether rows are updated as the whole is."""
-STATE_ENTRY = "own_optimizer"
+ENTRY = "own_optimizer"
+"""Of a checkpoint: whether it had made a step."""
 
 
-def own_optimizer(
+def made_by(
     workload: Workload, groups: list[dict[str, Any]], peak: float, local: LocalParameters
 ) -> torch.optim.Optimizer:
     """What the workload makes of the groups, each with its peak learning rate; `peak` is that of the run file."""
@@ -44,9 +44,15 @@ def own_optimizer(
             f"workload: optimizer(groups) leaves out {len(names)} parameters, such as {next(iter(names.values()))}; "
             'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
         )
-    _learn(optimizer)
+    first = {p: {key: _copied(value) for key, value in state.items()} for p, state in optimizer.state.items()}
+    allocate(optimizer)
     optimizer.state.clear()
+    optimizer.state.update(first)
     return optimizer
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _made(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -64,7 +70,7 @@ def _name(workload: Workload, groups: list[dict[str, Any]]) -> str:
 
 
 @torch.no_grad()
-def _learn(optimizer: torch.optim.Optimizer) -> None:
+def allocate(optimizer: torch.optim.Optimizer) -> None:
     """Give it all of its state by a step without effect; refuse what no checkpoint could hold."""
     kind = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -86,25 +92,6 @@ def _learn(optimizer: torch.optim.Optimizer) -> None:
             raise UserError(
                 f"workload: {kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers"
             )
-
-
-def allocate(optimizer: torch.optim.Optimizer) -> None:
-    """Room for all of its state, to be read from a checkpoint."""
-    _learn(optimizer)
-
-
-def state_tensors(optimizer: torch.optim.Optimizer, data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What an optimiser keeps of a parameter, by name; numbers as tensors."""
-    for key, value in optimizer.state[data].items() if data in optimizer.state else ():
-        if value is not None:
-            yield key, value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-
-
-def put_numbers(optimizer: torch.optim.Optimizer, data: Tensor, key: str, read: Tensor) -> None:
-    """Take over a number that was read from a checkpoint; tensors were read where they are."""
-    value = optimizer.state[data][key]
-    if not isinstance(value, Tensor):
-        optimizer.state[data][key] = type(value)(read.item())
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

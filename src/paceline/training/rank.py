@@ -6,12 +6,12 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
@@ -26,6 +26,7 @@ from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
+from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
@@ -54,22 +55,39 @@ def run_rank(
     `folder` is the run's, or what the main rank must do to get one where no process before it was asked. `workload` is
     that of the spec, where this process has built it already.
     """
-    import torch
-
     from paceline.launch.group import joined
 
     place = detect(os.environ) or ALONE
-    kind = spec.parallel.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    together = joined(place, kind, spec.parallel.threads, spec.parallel.timeout_s)
-    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop:
+    with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
         workload = workload or workload_of(spec)
-        with _samples_ready(workload, place), together as device:
-            speak = say if show and place.rank == 0 else silent
-            run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
-            summary = train_rank(run, spec, workload, place, device, stop, show)
-            return run.path, _from_main(place, lambda: summary)
+        with _noted(folder, place):
+            held.enter_context(_samples_ready(workload, place))
+        together = joined(place, _device_kind(spec), spec.parallel.threads, spec.parallel.timeout_s)
+        device = held.enter_context(together)
+        speak = say if show and place.rank == 0 else silent
+        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
+        summary = train_rank(run, spec, workload, place, device, stop, show)
+        return run.path, _from_main(place, lambda: summary)
+
+
+def _device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
+    import torch
+
+    if spec.parallel.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return spec.parallel.device
+
+
+@contextmanager
+def _noted(folder: RunDir | Callable[[Say], RunDir], place: Place) -> Iterator[None]:
+    """A failure before there is a job, in the folder of the run if it has one."""
+    try:
+        yield
+    except Exception as error:
+        if place.rank == 0 and isinstance(folder, RunDir):
+            with EventWriter(folder.events_file(0)) as events:
+                _note_failure(folder, events, None, error)
+        raise
 
 
 def _samples_ready(workload: BaseWorkload, place: Place) -> AbstractContextManager[None]:
@@ -132,7 +150,9 @@ def train_rank(
             first = 0 if checkpoint is None else checkpoint.step
             again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
             _note_start(job, first, again, speak)
-            if not main:
+            if main:
+                _prepare_folder(run, spec, job, speak)
+            else:
                 job.run()
                 checkpoints.wait()
                 _peaks(device)
@@ -150,14 +170,29 @@ def train_rank(
                 _note_failure(run, events, job, error)
             raise
     if show:
-        from rich.console import Console
-
-        show_summary(summary, Console())
-        speak(f"run folder {run.path}")
-        if summary.status == Status.STOPPED:
-            resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-            speak(f"stopped after a checkpoint, as asked; go on with  {resume}")
+        _show_end(run, summary, speak)
     return summary
+
+
+def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
+    from rich.console import Console
+
+    show_summary(summary, Console())
+    say(f"run folder {run.path}")
+    if summary.status == Status.STOPPED:
+        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
+        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
+
+
+def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: Say) -> None:
+    """What the main rank writes before the first step."""
+    from paceline.training.extension import extension_of, write_longer
+
+    keep_for_use(run, job.workload)
+    if (extension := extension_of(run, spec)) is not None:
+        job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
+        say(f"  {extension}: {job.change_of_length(extension.old)}")
+        write_longer(run, extension)
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -214,7 +249,14 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
     summary = replace(
-        summarise(spec, facts.layout, read_steps(run.events_file(0)), status, facts.order.samples),
+        summarise(
+            spec,
+            facts.layout,
+            read_steps(run.events_file(0)),
+            status,
+            facts.order.samples,
+            facts.notes.get("workers", 1),
+        ),
         why=why,
         seconds=seconds_of(run.events_file(0)),
         parameters=facts.parameters,

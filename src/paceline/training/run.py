@@ -1,4 +1,4 @@
-"""The verbs `train` and `export`: from a spec to a finished run folder, on one rank or many.
+"""The verb `train`: from a spec to a finished run folder, on one rank or many.
 
 The process that was asked checks the request and prepares the data; ranks then meet, build the same job and enter the
 loop. Under torchrun, srun or mpirun the ranks are there already, and each of them was asked.
@@ -6,7 +6,6 @@ loop. Under torchrun, srun or mpirun the ranks are there already, and each of th
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -18,13 +17,15 @@ from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status, read_events
-from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
+from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
 from paceline.training import engines
+from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import Say, run_rank, say, silent
+from paceline.training.vocabulary_check import same_vocabulary, tokenizer_beside
 from paceline.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = (
     "name",
-    "model.start",
     "parallel.",
     *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint_every", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
@@ -93,35 +93,15 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         raise
 
 
-def export(run: str | Path, out: str | Path, which: str = "newest") -> Path:
-    """Write the newest (or best) checkpoint's weights to `out`, with the spec and the step in its header."""
-    from safetensors.torch import save
-
-    from paceline.training.checkpoints.saved import chosen, read_tensors
-
-    folder, out = RunDir.open(Path(run)), Path(out)
-    if out.suffix != ".safetensors":
-        name = out.with_suffix(".safetensors")
-        raise UserError(f"{str(out)!r} does not end in .safetensors; write it as  --out {name}")
-    if out.is_dir():
-        raise UserError(f"{str(out)!r} is a folder; name a file that is not there yet, or may be replaced")
-    if not out.parent.is_dir():
-        raise UserError(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
-    checkpoint = chosen(folder, which)
-    header = {"paceline_spec": json.dumps(folder.spec().dump()), "step": str(checkpoint.step)}
-    tensors = {name: tensor.contiguous() for name, tensor in read_tensors(checkpoint).items()}
-    write_atomic(out, save(tensors, metadata=header))
-    return out
-
-
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
-    """The spec of a run with new values for what may change.
+    """The spec of a run with new values for what may change: `train.epochs=+2` makes it longer.
 
     A new strategy is a new layout: what the old one had beside it (tensor and pipeline axes, offload) does not stay.
     """
     folder = RunDir.open(Path(run))
     old = folder.spec()
     given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    given = counted(old, given)
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
         given = {**plain, **given}
@@ -131,6 +111,20 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
             changed._origins[key] = old.origin(key)
     _same_answer(folder, changed)
     return build(changed.dump(), changed._origins)
+
+
+def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
+    """The spec of another run that begins with the weights of this one, and is as it was in all that is not given."""
+    folder = RunDir.open(Path(run))
+    old = folder.spec()
+    if not entry_of(old.workload).batched:
+        raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
+    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    begin = {"name": f"{old.name}-next", "model.start": str(folder.path)}
+    learned = getattr(old.data, "tokenizer", "") is None
+    if learned and any(key.startswith("data.") for key in given) and (own := tokenizer_beside(folder.path)) is not None:
+        begin["data.tokenizer"] = str(own)  # other texts would have another vocabulary
+    return load(folder.spec_file, {**begin, **given})
 
 
 def open_run(
@@ -150,7 +144,7 @@ def open_run(
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         _same_answer(run, spec)
-    start = getattr(spec.model, "start", None)
+    start = spec.start
     if run is None and start is not None:
         from paceline.training.checkpoints.weights import open_weights
 
@@ -161,6 +155,8 @@ def open_run(
         if isinstance(workload, Workload):
             _import_ahead(spec, layout)
         workload.prepare(say)
+        if run is None and start is not None:
+            same_vocabulary(workload, start, say)
         began = {} if run is None else next(read_events(run.events_file(0), "start"), {})
         if run is not None and "data" in began and began["data"] != workload.fingerprint():
             raise UserError(
@@ -182,13 +178,15 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
+    may_change = MAY_CHANGE + (*LENGTHS, "model.start") * entry_of(spec.workload).batched
     old = {key: value for key, value, _, _ in run.spec().fields()}
     for key, value, _, _ in spec.fields():
-        if old.get(key) != value and (key in MUST_STAY or not key.startswith(MAY_CHANGE)):
+        if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
             raise UserError(
                 f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
                 "leave it as it was, or start a new run"
             )
+    extension_of(run, spec)
 
 
 def _as_placed(spec: RunSpec, place: Place) -> RunSpec:

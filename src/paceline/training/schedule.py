@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.errors import RunFailed
 from paceline.spec import Train
 from paceline.workload import Workload
+
+if TYPE_CHECKING:
+    from paceline.data.order import Order
+
+Rate = Callable[[int], float]
+"""The learning rate after a number of samples."""
+COMPARED = 1000
+"""As many steps, of the first and of all, tell whether two schedules were the same so far."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,18 @@ class Schedule:
                 return self.peak * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+def change_of_schedule(planned: Rate, now: Rate, order: Order, first: int) -> str:
+    """For people: what is different for a run that goes on at step `first` under another schedule."""
+    some = {*range(0, first, 1 + first // COMPARED), *range(min(first, COMPARED))}
+    if all(planned(order.seen(step)) == now(order.seen(step)) for step in some):
+        return "what follows is as if it had been so from the start"
+    was, becomes = planned(order.seen(first - 1)), now(order.seen(first))
+    return (
+        f"from here on the learning rate is that of the longer schedule, {becomes:.3g} at step {first + 1} after "
+        f"{was:.3g} at step {first}; a run of this length from the start would have had others before"
+    )
+
+
 def scaled_lr(train: Train) -> tuple[float, str]:
     """The peak learning rate for this batch, and the equation that gives it."""
     ratio, said = train.global_batch / train.base_batch, f"{train.global_batch} / {train.base_batch}"
@@ -43,7 +64,7 @@ def scaled_lr(train: Train) -> tuple[float, str]:
     return train.lr * factor, f"{train.lr * factor:g} peak lr = {train.lr:g}{how}"
 
 
-def schedule_of(train: Train, total_samples: int, workload: Workload | None = None) -> Callable[[int], float]:
+def schedule_of(train: Train, total_samples: int, workload: Workload | None = None) -> Rate:
     """That of the run file, or the workload's own."""
     peak = scaled_lr(train)[0]
     if workload is None or not workload.has("schedule"):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.data.order import Order, total_steps
-from paceline.data.prefetch import Loader, workers_of
+from paceline.data.prefetch import Loader
 from paceline.data.samples import training_samples
-from paceline.data.workers import worker_words
+from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
@@ -87,7 +87,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
             *said,
         ],
         pauses=Pauses.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
-        notes={"execution": execution.words(), "workers": workers_of(samples), **notes_of(start)},
+        notes={"execution": execution.words(), **worker_notes(spec, samples), **notes_of(start)},
     )
     schedule = schedule_of(train, order.seen(steps), workload)
     return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)

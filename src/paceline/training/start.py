@@ -101,7 +101,7 @@ class Start:
 
     @property
     def _path(self) -> Any:
-        return self.context.spec.model.start  # type: ignore[attr-defined]
+        return self.context.spec.start
 
     def _as_it_was(self, digest: str) -> None:
         run = RunDir(self.context.folder)
@@ -181,8 +181,7 @@ def listed(names: Iterable[str]) -> str:
 
 def start_of(workload: Workload, context: RunContext) -> Start | None:
     """None where the run begins with weights that are drawn, or goes on from a checkpoint."""
-    given = getattr(context.spec.model, "start", None)
-    return Start(workload, context) if given is not None and context.checkpoint is None else None
+    return Start(workload, context) if context.spec.start is not None and context.checkpoint is None else None
 
 
 def notes_of(start: Start | None) -> dict[str, Any]:

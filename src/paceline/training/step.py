@@ -19,18 +19,16 @@ from paceline.data.order import stream
 from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated, move
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.parallel.ddp import without_sync
+from paceline.parallel.ddp import refuse_unused, without_sync
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.parallel.wrapping import ParallelModel
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Train
+from paceline.training import own_optimizer
 from paceline.training.checkpoints.saved import AVERAGES
 from paceline.training.ema import WeightAverage
-from paceline.training.optim import optimizer_of, set_lr, update_groups
-from paceline.training.own_optimizer import STATE_ENTRY as OWN
-from paceline.training.own_optimizer import allocate as allocate_own
-from paceline.training.own_optimizer import own_optimizer, put_numbers, state_tensors
+from paceline.training.optim import optimizer_of, put_numbers, set_lr, state_tensors, update_groups
 from paceline.training.schedule import scaled_lr
 from paceline.workload import Samples, Workload
 
@@ -57,7 +55,7 @@ class State:
         average = WeightAverage(train.ema, local, model.parts) if train.ema else None
         if workload is not None and workload.has("optimizer"):
             groups = update_groups(train, local, model.groups)
-            optimizer = own_optimizer(workload, groups, scaled_lr(train)[0], local)
+            optimizer = own_optimizer.made_by(workload, groups, scaled_lr(train)[0], local)
             return cls(model, optimizer, scaler, average=average, own_optimizer=True)
         state = cls(model, optimizer_of(train, local, model.groups), scaler, average=average)
         state.allocate()
@@ -88,21 +86,20 @@ class State:
             "scaler": self.scaler.state(),
             **({self.model.reduction.entry: kept} if kept else {}),
             **({AVERAGES.strip("."): self.average.tensors()} if self.average is not None else {}),
-            **({OWN: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
+            **({own_optimizer.ENTRY: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
         }
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
         """Take over what `read` puts into tensors of these names and shapes."""
         if self.own_optimizer:
             begun = torch.zeros(())
-            read({OWN: {"begun": begun}})
+            read({own_optimizer.ENTRY: {"begun": begun}})
             if begun:
-                allocate_own(self.optimizer)
+                own_optimizer.allocate(self.optimizer)
         tensors = self.tensors()
         read(tensors)
-        for local in self.model.local_parameters if self.own_optimizer else ():
-            for key, _ in list(state_tensors(self.optimizer, local.data)):
-                put_numbers(self.optimizer, local.data, key, tensors["optim"][f"{local.name}.{key}"])
+        for local in self.model.local_parameters:
+            put_numbers(self.optimizer, local.data, local.name, tensors["optim"])
 
     def average_over_ranks(self) -> None:
         """Before a checkpoint: what ranks still hold apart becomes the same on all of them, and stays so."""
@@ -258,6 +255,7 @@ class Step:
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """What follows the micro-batches: one sum over ranks of what they found (sum of losses, count), the update."""
         model = self.state.model
+        refuse_unused(model.net, model.local_parameters)
         if model.reduction.own_models:
             return self._finish_own_model(found, samples, stop)
         model.local_parameters.gradients()

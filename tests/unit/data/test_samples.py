@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from paceline.data.samples import sample_count, samples_of
 from paceline.errors import UserError
@@ -112,6 +112,20 @@ def test_what_a_sample_draws_follows_from_its_key_alone():
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
     assert samples.batch(IDS[::-1], KEYS[::-1]).tolist() == both.tolist()[::-1]
     assert len(set(both.flatten().tolist())) == 6
+
+
+def test_generators_of_the_data_set_are_seeded_too():
+    data = Items()
+    data.numpy, data.old, data.python = np.random.default_rng(), np.random.RandomState(), random.Random()
+    data.torch = torch.Generator()
+    data.item = lambda index: np.array(
+        [data.numpy.random(), data.old.rand(), data.python.random(), float(torch.rand((), generator=data.torch))]
+    )
+    for kind in (data, Subset(data, range(6))):
+        samples = samples_of(workload(kind))
+        both = samples.batch(IDS, KEYS)
+        assert samples.batch(IDS[::-1], KEYS[::-1]).tolist() == both.tolist()[::-1]
+        assert len(set(both.flatten().tolist())) == 8
 
 
 REFUSED = {

@@ -81,6 +81,32 @@ def test_slow_input_is_named_on_one_rank_too():
     assert "40 % of the step is waiting for input" in found["1 rank"].text
 
 
+@pytest.mark.parametrize(
+    ("workers", "load_s", "cores", "advice"),
+    [
+        (
+            1,
+            1.0,
+            8,
+            "type  data.workers=2  (now 1): one process takes 1.0 s for the samples of a step, which would take 600",
+        ),
+        (0, 3.0, 8, "type  data.workers=5  (now 0)"),
+        (
+            1,
+            3.0,
+            2,
+            "type  data.workers=2  (now 1): one process takes 3.0 s for the samples of a step, which would take 1.5",
+        ),
+        (2, 3.0, 2, "one process takes 3.0 s for the samples of a step, and more have no cores: make an item cheaper"),
+        (None, 3.0, 8, "make batch() of the data cheaper"),
+    ],
+)
+def test_waiting_for_input_is_answered_with_what_more_workers_would_bring(workers, load_s, cores, advice):
+    slow = row("1 rank", 1, 1.0, compute=0.6, data=0.4)
+    _, found = judged(replace(slow, resources=Resources(1, workers=workers, load_s=load_s)), cores=cores)
+    assert found["1 rank"].advice.startswith(advice)
+
+
 def test_compute_that_does_not_divide():
     _, small = judged(ONE, row("8 ranks", 8, 0.4))
     assert small["8 ranks"].cause == "small passes"

@@ -36,6 +36,12 @@ def test_the_first_pattern_that_matches_decides_and_the_run_file_comes_first():
     ]
 
 
+def test_the_run_file_may_take_all_that_the_workload_groups():
+    groups, _ = grouped({"*": {"lr": 1.0}}, {"head.*": {"frozen": True}})
+    assert list(groups.table) == ["*"]
+    assert not groups.frozen
+
+
 @pytest.mark.parametrize(
     ("table", "own", "said"),
     [

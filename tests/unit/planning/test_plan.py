@@ -50,7 +50,10 @@ def agnews():
 
 def test_money_follows_from_hours(agnews):
     for row in agnews.rows:
-        assert row.hours == pytest.approx(agnews.subject.steps * row.price.step_s / 3600)
+        in_steps_s = agnews.subject.steps * row.price.step_s
+        assert row.hours == pytest.approx((in_steps_s + sum(row.pauses_s.values())) / 3600)
+        assert 0 < row.pauses_s["evaluation_s"] < in_steps_s / 10
+        assert row.pauses_s["checkpoint_s"] > 0
         assert row.device_hours == pytest.approx(row.devices * row.hours)
         assert row.cost_usd == pytest.approx(2.0 * row.device_hours)
         assert row.energy_kwh == pytest.approx(0.3 * row.device_hours)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +109,13 @@ def test_a_model_that_needs_values_cannot_be_built_on_fake_tensors(own):
     with pytest.raises(UserError, match=r"own\.py:Peeks cannot be built on fake tensors") as said:
         subject_of(own("Peeks"))
     assert "\n" not in str(said.value)
+
+
+def test_a_plan_knows_what_is_frozen_and_what_is_done_between_the_steps():
+    example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "own_training.yaml"
+    subject = subject_of(load(example))
+    assert (subject.params, subject.trained_params) == (2241, 2241 - 96)
+    layers = subject_of(load(example, ['train.groups={"layers.*": {frozen: true}}']))
+    assert (layers.params, layers.trained_params) == (2241, 33)
+    assert (subject.pauses.evaluations(), subject.pauses.checkpoints(), subject.pauses.evaluated) == (10, 10, 120)
+    assert subject.checkpoint_bytes == 4 * (2241 + 3 * (2241 - 96)), "weights, two moments and the average"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.record import progress as module
+from paceline.record.pauses import Pauses
 from paceline.record.progress import Progress
 from paceline.record.units import clock, duration, number, size, writable
 
@@ -81,6 +82,26 @@ def test_the_rate_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "eta 11:39" in out.getvalue().splitlines()[-1]
 
 
+def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 steps of 1 s, an evaluation of 6 s and a checkpoint of 1 s after each 5."""
+    time, out = Time(monkeypatch), io.StringIO()
+    with Progress(2000, stream=out, pauses=Pauses(20, 5, 5, evaluated=1800)) as progress:
+        for number in range(1, 18):
+            time.now += 1
+            progress.step(step(number, step_s=1.0))
+            if number % 5 == 0:
+                time.now += 7
+                progress.evaluated({"step": number, "n": 1800, "loss": 0.1, "evaluate_s": 6.0})
+                progress.saved({"step": number, "checkpoint_s": 1.0})
+        progress.ended()
+    lines = [line for line in out.getvalue().splitlines() if "%" in line]
+    assert all(" 100 samples/s " in line for line in lines)
+    assert "eta 0:43" in lines[0], "19 steps, and 4 evaluations at a third of what the training takes"
+    assert "eta 0:35" in next(line for line in lines if "step 6 " in line), "14 steps, 3 × (6 + 1)"
+    assert "step 17" in lines[-1]
+    assert "took 0:38" in lines[-1]
+
+
 def test_one_rank_has_nothing_exposed_and_nan_is_said() -> None:
     out = io.StringIO()
     with Progress(1000, stream=out) as progress:
@@ -142,6 +163,7 @@ def test_a_closed_pipe_does_not_end_the_run() -> None:
 
 SCRIPT = """
 import sys
+from paceline.record.pauses import Pauses
 from paceline.record.progress import Progress
 with Progress(1000) as progress:
     for number in range(1, 11):

@@ -8,6 +8,7 @@ from paceline.errors import RunFailed, UserError
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
+from paceline.training.checkpoints.saved import newest, read_tensors
 
 OWN = """
 import torch
@@ -47,6 +48,10 @@ class Half(Flat):
     def optimizer(self, groups):
         return torch.optim.SGD(groups[:1])
 
+class Sums(Flat):
+    def optimizer(self, groups):
+        return torch.optim.Adagrad(groups, initial_accumulator_value=0.5)
+
 class Again(Flat):
     def optimizer(self, groups):
         return torch.optim.LBFGS([p for group in groups for p in group["params"]])
@@ -79,6 +84,13 @@ def test_patience_ends_a_run_and_more_of_it_goes_on(own, tmp_path):
     assert paceline.resume(result.path, show=False).summary == result.summary
     further = paceline.resume(result.path, ["train.patience=5"], show=False)
     assert further.summary.trained.steps == 12
+
+
+def test_an_optimiser_may_have_state_before_its_first_step(own, tmp_path):
+    result = train(own("Sums", steps=2, lr=0.1), tmp_path, show=False)
+    kept = read_tensors(newest(RunDir(result.path).checkpoints, print), "optim.")
+    assert kept["weight.step"] == 2
+    assert (kept["weight.sum"] > 0.5).all()
 
 
 @pytest.mark.parametrize(

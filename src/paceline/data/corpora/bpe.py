@@ -71,11 +71,14 @@ def adapted(tokenizer: Tokenizer, max_length: int | None, lowercase: bool) -> To
     return load(tokenizer.to_str())
 
 
-def encode(tokenizer: Tokenizer, empty: int, texts: list[str]) -> Encoded:
-    """Token ids of a batch. Every text has at least one token: an empty one has the token `empty`."""
+def encode(tokenizer: Tokenizer, empty: int, texts: list[str], framed: bool = False) -> Encoded:
+    """Token ids of a batch. Every text has at least one token: an empty one has the token `empty`.
+
+    `framed`: with the tokens that the tokeniser puts around a text, such as [CLS] … [SEP].
+    """
     assert tokenizer.truncation is not None, "learn() and adapted() set it"
     max_length = tokenizer.truncation["max_length"]
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=framed)
     cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
     tokens = [one.ids or [empty] for one in encodings]
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,8 @@ class LabelledCorpus(TokenisedCorpus):
     test: Tokens
     open_source = staticmethod(open_source)
     prefix = ""
+    framed: ClassVar[bool] = False
+    """With the tokens that a tokeniser puts around a text."""
     settings = ("vocab", "max_length", "lowercase")
 
     @classmethod
@@ -73,7 +75,7 @@ class LabelledCorpus(TokenisedCorpus):
         texts = (text for text, _ in source.train())
         chosen = tokenizer_of(data, texts, MASK, data.max_length, data.lowercase, say)
         streams = {"train": source.train(), "test": source.test()}
-        splits = {name: _write(folder, name, streams[name], chosen, len(classes), say) for name in SPLITS}
+        splits = {name: _write(folder, name, streams[name], chosen, len(classes), say, cls.framed) for name in SPLITS}
         train, test = (splits[name].counts for name in SPLITS)
         summary = (
             f"{train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
@@ -100,7 +102,9 @@ def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
     return Tokens(ids, offsets, labels)
 
 
-def _write(folder: Path, split: str, samples: Iterator[Sample], chosen: Chosen, classes: int, say: Say) -> Split:
+def _write(
+    folder: Path, split: str, samples: Iterator[Sample], chosen: Chosen, classes: int, say: Say, framed: bool
+) -> Split:
     """Stream one split to disk."""
     from paceline.data.corpora import bpe
 
@@ -114,7 +118,8 @@ def _write(folder: Path, split: str, samples: Iterator[Sample], chosen: Chosen, 
     ):
         offsets.append(np.zeros(1, np.int64))
         for some in bpe.batches(samples):
-            batch, batch_labels = bpe.encode(*chosen, [text for text, _ in some]), [label for _, label in some]
+            texts, batch_labels = [text for text, _ in some], [label for _, label in some]
+            batch = bpe.encode(*chosen, texts, framed)
             offsets.append(ids.length + np.cumsum(batch.lengths))
             ids.append(batch.ids)
             labels.append(np.array(batch_labels, np.int64))

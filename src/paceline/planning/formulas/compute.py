@@ -139,8 +139,9 @@ def block_time(
     casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
     starts = 0.0 if device.synchronous else _kernels(block, runtime) * physics.kernel_s
     forward = products + attention[0] + elementwise + casts + unfused / bandwidth + starts
-    # gradients of cast weights come out of their products in 16 bits, and are widened
-    backward = 2 * products + attention[1] + 2 * elementwise + casts + 2 * starts
+    # gradients of cast weights come out of their products in 16 bits, and are widened; frozen weights have none
+    with_gradients = block.trained_params / block.params if block.frozen_params else 1.0
+    backward = (1 + with_gradients) * products + attention[1] + 2 * elementwise + casts + 2 * starts
     recompute = 0.0
     if placement.recompute == "full" and block.edge_elements:
         sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product

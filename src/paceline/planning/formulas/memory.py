@@ -89,9 +89,10 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
     """Price a model (its blocks: first, repeated, last) under a layout; the first or last stage is the fullest."""
     embedding, layer, head = blocks[0], max(blocks, key=lambda b: b.repeat), blocks[-1]
     layers = layer.repeat / placement.pipeline
-    ends = embedding.params + head.params if placement.pipeline == 1 else max(embedding.params, head.params)
-    params = (layers * layer.params + ends) / placement.tensor
-    weights, gradients, states, host = _states(params, placement, numbers)
+    ends = (embedding, head) if placement.pipeline == 1 else (max(embedding, head, key=lambda b: b.params),)
+    params = (layers * layer.params + sum(b.params for b in ends)) / placement.tensor
+    trained = (layers * layer.trained_params + sum(b.trained_params for b in ends)) / placement.tensor
+    weights, gradients, states, host = _states(params, trained, placement, numbers)
     sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
     saved = _saved_elements(layer, placement)
     kept = layers * _in_flight(placement) * saved
@@ -116,11 +117,11 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
     )
 
 
-def _states(params: float, placement: Placement, numbers: Numbers) -> tuple[float, float, float, float]:
+def _states(params: float, trained: float, placement: Placement, numbers: Numbers) -> tuple[float, float, float, float]:
     """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
     cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
-    states = params * numbers.state_bytes / cut[0]
-    gradients = params * numbers.gradient_bytes / cut[1]
+    states = trained * numbers.state_bytes / cut[0]
+    gradients = trained * numbers.gradient_bytes / cut[1]
     weights = params * numbers.weight_bytes / cut[2]
     if placement.offload == "none":
         return weights, gradients, states, 0.0

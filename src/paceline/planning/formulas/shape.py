@@ -101,6 +101,12 @@ class BlockShape:
     """Kept for the backward pass of one sample besides, unless a compiler makes it again."""
     eager_elements: float = 0.0
     """Read and written in the forward pass besides, unless a compiler fuses it away."""
+    frozen_params: float = 0.0
+    """Of `params`, those that have no gradient and are never updated."""
+
+    @property
+    def trained_params(self) -> float:
+        return self.params - self.frozen_params
 
     @property
     def flops(self) -> float:
@@ -131,6 +137,8 @@ class ModelShape:
     """Tokens of the previous segment that are attended to, at relative positions (Transformer-XL)."""
     classes: int = 0
     """A classifier over the pooled tokens instead of a head over the vocabulary."""
+    head_width: int = 0
+    """Features of a head; without it, an equal part of `hidden`."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "seq_len", "vocab"):
@@ -160,7 +168,7 @@ class ModelShape:
 
     def _layer(self) -> BlockShape:
         s, h, f = self.seq_len, self.hidden, self.ffn_hidden
-        width = h // self.heads if h % self.heads == 0 else math.ceil(h / self.heads)
+        width = self.head_width or math.ceil(h / self.heads)
         q, kv = self.heads * width, self.kv_heads * width
         ups = 2 if self.gated else 1
         products = (

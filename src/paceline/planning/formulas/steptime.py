@@ -98,6 +98,12 @@ class _Step:
         return sum(b.repeat * b.params for b in self.blocks) / (self.placement.tensor * self.placement.pipeline)
 
     @property
+    def local_trained(self) -> float:
+        """Of those, the ones that have gradients."""
+        trained = sum(b.repeat * b.trained_params for b in self.blocks)
+        return trained / (self.placement.tensor * self.placement.pipeline)
+
+    @property
     def collectives(self) -> float:
         """Per pass, where each layer has its own."""
         return max(b.repeat for b in self.blocks) / self.placement.pipeline + 2
@@ -111,7 +117,7 @@ class _Step:
         bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
         exposed = passes * (stage.travel.exposed_s + each.exposed_s) + once.exposed_s
         busy_s = passes * stage.compute_s + exposed + bubble_s
-        owned = self.local_params / (placement.shard if placement.zero else 1)
+        owned = self.local_trained / (placement.shard if placement.zero else 1)
         on_device = placement.offload == "none"
         return StepTime(
             compute_s=passes * stage.compute_s,
@@ -187,11 +193,11 @@ class _Step:
         inner = placement.tensor * placement.context
         shards = group(placement.shard, inner, self.cluster, physics)
         gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
-        scatter = all_gather_s(self.local_params * numbers.sent_bytes, shards, physics, self.collectives)
+        scatter = all_gather_s(self.local_trained * numbers.sent_bytes, shards, physics, self.collectives)
         visible = self._exposed_s(gather, stage.forward_s)
         visible += self._exposed_s(gather + scatter, stage.backward_s)
         copies = group(placement.replicate, inner * placement.shard, self.cluster, physics)
-        sent = self.local_params / placement.shard * numbers.sent_bytes
+        sent = self.local_trained / placement.shard * numbers.sent_bytes
         flight = all_reduce_s(sent, copies, physics, self.collectives)
         return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
 
@@ -206,9 +212,9 @@ class _Step:
         if reduction.joins_models:  # weights are averaged after a step, now and then
             flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
             return _Travel(flight, flight)
-        sent = self.local_params * numbers.sent_bytes
+        sent = self.local_trained * numbers.sent_bytes
         if reduction.kind in ("bf16", "fp16"):
-            sent = self.local_params * 2.0
+            sent = self.local_trained * 2.0
         elif reduction.kind == "powersgd":
             sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
         flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)

@@ -45,9 +45,12 @@ class Weights(Protocol):
 def open_weights(path: Path, say: Callable[[str], None] = lambda line: None) -> Weights:
     """What `model.start` names; a UserError says in one line why it cannot be."""
     if not path.exists():
-        there = path.parent.is_dir()
-        near = did_you_mean(path.name, (one.name for one in path.parent.iterdir())) if there else ""
-        raise UserError(f"{KEY}={path}: there is no such file or folder{near}")
+        if path.parent.is_dir():
+            hint = did_you_mean(path.name, (one.name for one in path.parent.iterdir()))
+        else:  # the name of a model elsewhere
+            download = f"hf download {'/'.join(path.parts[-2:])} --local-dir {path.name}"
+            hint = f"; nothing is downloaded, so fetch it first, as in  {download}"
+        raise UserError(f"{KEY}={path}: there is no such file or folder{hint}")
     try:
         if path.is_file():
             return _files([path])

@@ -20,6 +20,7 @@ RESIDUAL_BYTES = 4.0
 """Of an element that layers hand on: half precision is for what goes on within them."""
 AG_NEWS = (120_000, 48.0, 18.0)
 """Texts of the original training set, their mean length in tokens and its standard deviation."""
+AG_NEWS_TEST = 7_600
 USUAL_FILL = 0.5
 """Of the longest sample, where nothing is known of the data."""
 
@@ -35,6 +36,8 @@ class TextStatistics:
     longest: int
     vocab: int
     classes: int = 4
+    held_out: int | None = None
+    """Texts to evaluate on, where that is known."""
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -59,6 +62,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
         units_per_sample=texts.mean,
         sample_bytes=2 * texts.mean,
         lengths=Lengths(texts.longest / texts.mean, texts.deviation / texts.mean, texts.distinct_lengths),
+        held_out=texts.held_out,
         assumptions=assumptions,
     )
 
@@ -67,23 +71,25 @@ def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatisti
     """The texts as they are in the cache or, where they are not, as is said or assumed."""
 
     longest, vocab, classes, deviation = data.max_length, planned_vocabulary(data), 4, 0.0
-    count, mean = samples, tokens
+    count, mean, held_out = samples, tokens, None
     assumed: tuple[str, ...] = ()
     found = None if samples and tokens else LabelledCorpus.cached(data)
     if found is not None:
         lengths = found.train.offsets[1:] - found.train.offsets[:-1]
         count, mean = count or len(found.train), mean or float(lengths.mean())
         deviation, longest = float(lengths.std()), int(lengths.max())
-        vocab, classes = found.vocab, len(found.classes)
+        vocab, classes, held_out = found.vocab, len(found.classes), len(found.test)
     elif data.source == "ag_news":
         all_texts, usual, deviation = AG_NEWS
+        held_out = AG_NEWS_TEST
         count, mean = count or min(all_texts, data.limit or all_texts), mean or min(usual, longest)
         assumed = (f"{count:,} texts of {mean:.0f} tokens on average, as in the original AG News",)
     elif mean is None:
         mean = max(1.0, USUAL_FILL * longest)
         assumed = (f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read",)
     mean = min(mean or longest, longest)
-    return TextStatistics(count, mean, 0.0 if mean == longest else deviation, longest, vocab, classes, assumed)
+    deviation = 0.0 if mean == longest else deviation
+    return TextStatistics(count, mean, deviation, longest, vocab, classes, held_out, assumed)
 
 
 def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:

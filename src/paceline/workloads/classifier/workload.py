@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 
 from paceline.classification import class_sums
 from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.errors import UserError, did_you_mean
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
+from paceline.record.files import write_json
+from paceline.using.export import WEIGHTS, write_loader, write_weights
 from paceline.workload import Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
+from paceline.workloads.classifier.standalone import ExportedClassifier
 
 
 class EncoderLayer(nn.Module):
@@ -138,16 +143,24 @@ class Classifier(Workload):
     def corpus(self) -> LabelledCorpus:
         return LabelledCorpus.prepare(self.spec.data)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
+
+    def keep(self, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+
     def model(self) -> Encoder:
-        shape, data = cast(ClassifierModel, self.spec.model), cast(TextData, self.spec.data)
-        return Encoder(shape, self.corpus.vocab, data.max_length, len(self.corpus.classes), self.corpus.special)
+        shape, data, vocabulary = cast(ClassifierModel, self.spec.model), self.spec.data, self.vocabulary
+        longest = cast(TextData, data).max_length
+        return Encoder(shape, vocabulary.size, longest, len(vocabulary.classes), vocabulary.special)
 
     def data(self, split: str) -> TextSamples:
         tokens = self.corpus.train if split == "train" else self.corpus.test
         return TextSamples(tokens, cast(TextData, self.spec.data).max_length)
 
     def classes(self) -> Sequence[str]:
-        return self.corpus.classes
+        return self.vocabulary.classes
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         """Where classes have weights, a loss counts as much as the class of its text."""
@@ -174,3 +187,41 @@ class Classifier(Workload):
             "count": len(batch.labels),
             **class_sums(logits, batch.labels),
         }
+
+    def encode(self, inputs: Sequence[Any]) -> tuple[Packed, Tensor]:
+        """The texts from short to long, as an evaluation has them, and where each was."""
+        if wrong := [value for value in inputs if not isinstance(value, str)]:
+            kinds = "; files of texts are .csv, .jsonl, .parquet and .txt" if isinstance(wrong[0], Path) else ""
+            raise UserError(f"{str(wrong[0])[:60]!r} is not a text{kinds}")
+        found = self.vocabulary.encode(list(inputs))
+        order = np.argsort(found.lengths, kind="stable")
+        begins = np.cumsum(found.lengths) - found.lengths
+        ids = np.concatenate([found.ids[begins[i] : begins[i] + found.lengths[i]] for i in order])
+        nothing = np.zeros(len(inputs), np.int64)
+        return pack(ids, found.lengths[order], nothing, nothing), torch.from_numpy(order)
+
+    def predict(self, model: nn.Module, batch: tuple[Packed, Tensor]) -> Mapping[str, Tensor]:
+        packed, order = batch
+        logits = at_least_fp32(model(packed))[order.argsort()]
+        return {"probabilities": logits.softmax(1), "logits": logits}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", self._config())
+        write_loader(folder, "paceline.workloads.classifier", "standalone")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        alone = ExportedClassifier(self._config())
+        alone.load_state_dict(model.state_dict())
+        length = min(5, cast(TextData, self.spec.data).max_length)
+        ids = torch.arange(2 * length).view(2, length) % self.vocabulary.size
+        mask = torch.ones(2, length, dtype=torch.bool)
+        mask[1, length // 2 + 1 :] = False
+        return alone.eval(), {"ids": ids, "mask": mask}
+
+    def _config(self) -> dict[str, Any]:
+        shape = self.spec.model.model_dump(include={"width", "heads", "layers", "ffn"})
+        facts = {"vocab": self.vocabulary.size, "empty": self.vocabulary.special}
+        longest = cast(TextData, self.spec.data).max_length
+        return {**shape, **facts, "max_length": longest, "classes": list(self.classes())}

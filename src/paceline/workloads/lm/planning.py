@@ -22,9 +22,9 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     vocab, known, length = planned_vocabulary(data), samples, data.sequence
     if tokens is not None:
         raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
-    found = None if samples else TokenStreams.cached(data)
+    found, held_out = None if samples else TokenStreams.cached(data), None
     if found is not None:
-        vocab, known = found.vocab, -(-(len(found.train) - 1) // length)
+        vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))
     unknown = known is None and not spec.train.steps
     sizes = model.shape(vocab, length)
     narrow, numbers = spec.train.precision in ("bf16", "fp8"), numbers_of(spec.train)
@@ -43,5 +43,6 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
         units_per_sample=length,
         sample_bytes=16.0 * length,
         narrow_gathers=narrow,
+        held_out=held_out,
         assumptions=("the number of samples is not known, so no hours; say it with  --samples N",) * unknown,
     )

@@ -51,17 +51,17 @@ def sample(
     workload, model = load_model(run, which)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(device).eval()
-    tokenizer = workload.corpus.tokenizer
-    ids = [workload.corpus.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    tokenizer = workload.vocabulary.tokenizer
+    ids = [workload.vocabulary.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     given = len(ids)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
         logits_V = next_logits(model, torch.tensor([ids[-workload.sequence :]], device=device)).cpu()
-        logits_V = logits_V[: workload.corpus.vocab] / temperature
+        logits_V = logits_V[: workload.vocabulary.size] / temperature
         if 0 < top_k < len(logits_V):
             logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
         drawn = int(torch.multinomial(logits_V.softmax(0), 1, generator=generator))
-        if drawn == workload.corpus.special:
+        if drawn == workload.vocabulary.special:
             break
         ids.append(drawn)
     return prompt + tokenizer.decode(ids[given:])
@@ -91,26 +91,20 @@ def next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
 
 def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, Decoder]:
     """The workload of a run, and its model with the weights of the newest (or best) checkpoint."""
-    import torch
-
     from paceline.record.events import read_events
     from paceline.record.run_dir import RunDir
-    from paceline.training.checkpoints.saved import chosen, read_tensors
-    from paceline.workload import workload_of
+    from paceline.using.trained import open as open_run
 
     folder = RunDir.open(Path(run))
-    spec = folder.spec()
-    if spec.workload != "lm":
-        raise UserError(f"{folder.path} is a run of {spec.workload}; only language models (workload: lm) write text")
-    checkpoint = chosen(folder, which)
-    workload: LanguageModel = workload_of(spec)
+    if (workload := folder.spec().workload) != "lm":
+        raise UserError(f"{folder.path} is a run of {workload}; only language models (workload: lm) write text")
+    trained = open_run(run, which)
+    language_model: Any = trained.workload
     began = next(read_events(folder.events_file(0), "start"), {})
-    if "data" in began and began["data"] != workload.fingerprint():
+    if language_model.kept is None and "data" in began and began["data"] != language_model.fingerprint():
         raise UserError(
             f"{folder.path} was trained on other data: what data.path or the installed packages hold has changed "
             "since, and its vocabulary with it; bring it back, or train anew"
         )
-    with torch.device("meta"):
-        model = workload.model()
-    model.load_state_dict(read_tensors(checkpoint), assign=True)
-    return workload, model
+    model: Any = trained.model
+    return language_model, model

@@ -4,70 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property
-from typing import ClassVar, NamedTuple, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.data.corpora.stream import TokenStreams
-from paceline.data.corpora.tokenised import Ids
+from paceline.data.corpora.vocabulary import Vocabulary
+from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.record.files import write_json
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec
+from paceline.using.export import WEIGHTS, write_loader, write_weights
 from paceline.workload import Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
+from paceline.workloads.lm.standalone import ExportedDecoder
 
 EVALUATION_TOKENS = 65_536
-
-
-class LMBatch(NamedTuple):
-    """Tokens (B, S) and what follows each of them (B, S); NOT_COUNTED where there is nothing to predict."""
-
-    tokens: Tensor
-    targets: Tensor
-
-
-class Windows:
-    """One split of a corpus, cut into samples of `sequence` tokens. Every token but the very first is predicted once.
-
-    Sample i reads the tokens i × S … and predicts those one further on. The last may be shorter, and is filled up with
-    targets that do not count.
-    """
-
-    half_only = True
-
-    def __init__(self, ids: Ids, sequence: int) -> None:
-        self.ids, self.sequence = ids, sequence
-
-    def __len__(self) -> int:
-        return -(-(len(self.ids) - 1) // self.sequence)
-
-    def cost(self, ids: np.ndarray) -> NDArray[np.int64]:
-        """Tokens that a sample predicts."""
-        return np.minimum(self.sequence, len(self.ids) - 1 - np.asarray(ids, np.int64) * self.sequence)
-
-    def batch(self, ids: np.ndarray, keys: np.ndarray) -> LMBatch:
-        return self.padded(ids, keys, len(ids))
-
-    def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> LMBatch:
-        """These samples and, up to `rows`, rows in which nothing counts."""
-        assert len(ids) <= rows, "more samples than rows"
-        tokens_RS = np.zeros((rows, self.sequence), np.int64)
-        targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
-        for row, begin in enumerate(np.asarray(ids, np.int64) * self.sequence):
-            window = self.ids[begin : begin + self.sequence + 1]
-            tokens_RS[row, : len(window) - 1] = window[:-1]
-            targets_RS[row, : len(window) - 1] = window[1:]
-        return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
-
-    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
-        return [self.padded(*cut, most) for cut in cuts]
 
 
 class LanguageModel(Workload):
@@ -113,15 +72,22 @@ class LanguageModel(Workload):
     def corpus(self) -> TokenStreams:
         return TokenStreams.prepare(self.spec.data)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
+
+    def keep(self, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+
     @property
     def shape(self) -> DecoderShape:
-        return cast(LMModel, self.spec.model).shape(self.corpus.vocab, self.sequence)
+        return cast(LMModel, self.spec.model).shape(self.vocabulary.size, self.sequence)
 
     def model(self) -> Decoder:
         return Decoder(self.shape)
 
     def data(self, split: str) -> Windows:
-        return Windows(self.corpus.train if split == "train" else self.corpus.test, self.sequence)
+        return Windows(self.corpus.train if split == "train" else self.corpus.test, self.sequence, half_only=True)
 
     def loss(self, model: nn.Module, batch: LMBatch) -> tuple[Tensor, Tensor]:
         return model(batch.tokens, targets=batch.targets).sum(), (batch.targets >= 0).sum()
@@ -176,3 +142,19 @@ class LanguageModel(Workload):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         metrics = super().metrics(sums)
         return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        self.vocabulary.keep(folder)
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", self._config())
+        write_loader(folder, "paceline.workloads.lm", "standalone")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        alone = ExportedDecoder(self._config())
+        alone.load_state_dict(model.state_dict())
+        return alone.eval(), {"ids": torch.arange(10).view(2, 5)}
+
+    def _config(self) -> dict[str, Any]:
+        """All sizes, and how many of the rows of the embedding are tokens."""
+        facts = {"tokens": self.vocabulary.size, "end": self.vocabulary.special, "sequence": self.sequence}
+        return {**asdict(self.shape), **facts}

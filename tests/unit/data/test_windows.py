@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.workloads.lm.workload import Windows
+from paceline.data.corpora.windows import Windows
 
 
 def tokens_of(length):

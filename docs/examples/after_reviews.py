@@ -1,0 +1,67 @@
+"""Is a review a good one: a CSV of texts, a vocabulary of words, and batches padded to their longest text."""
+
+import csv
+import gzip
+import re
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from paceline import Workload
+
+FILE = "data/amazon_reviews_2023/reviews_sample.csv.gz"
+
+
+def words_of(text):
+    return re.findall(r"[a-z']+", text.lower())
+
+
+class Reviews(Dataset):
+    def __init__(self, split):
+        with gzip.open(FILE, "rt") as file:
+            rows = list(csv.DictReader(file))
+        counts = Counter(word for row in rows for word in words_of(row["text"]))
+        self.place = {word: number for number, (word, _) in enumerate(counts.most_common(9_999), 1)}
+        self.rows = [row for i, row in enumerate(rows) if (i % 10 == 0) == (split == "test")]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = self.rows[index]
+        numbers = [self.place.get(word, 0) for word in words_of(row["text"])][:200]
+        return torch.tensor(numbers or [0]), int(float(row["rating"]) >= 4)
+
+
+def padded(samples):
+    texts, labels = zip(*samples, strict=True)
+    return pad_sequence(texts, batch_first=True), torch.tensor(labels)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10_000, 32, padding_idx=0)
+        self.head = nn.Linear(32, 2)
+
+    def forward(self, texts):
+        known = (texts > 0).sum(1, keepdim=True).clamp(min=1)
+        return self.head(self.embedding(texts).sum(1) / known)
+
+
+class Rating(Workload):
+    model, data = Net, Reviews
+    collate = staticmethod(padded)
+    score = "accuracy"
+
+    def loss(self, model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x), y, reduction="sum"), len(y)
+
+    def evaluate(self, model, batch):
+        x, y = batch
+        return {"accuracy": (model(x).argmax(1) == y).sum(), "count": len(y)}

@@ -1,0 +1,51 @@
+"""What a run folder keeps so that its model can be used later, without the data and the cache it was trained on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.errors import RunFailed
+from paceline.record.files import sync_folder, write_atomic
+from paceline.record.run_dir import RunDir
+from paceline.workload import BaseWorkload, Workload
+
+SOURCE = "source"
+"""A folder in it: the user's own file as it was when the run began, to be read."""
+
+
+def keep_for_use(run: RunDir, workload: BaseWorkload) -> None:
+    """Write RUN/kept in one go, unless it is there: a run that is resumed has it already."""
+    if run.kept.is_dir() or not isinstance(workload, Workload):
+        return
+    aside = run.path / f".kept.{os.getpid()}"
+    try:
+        with _writing(run.kept):
+            aside.mkdir()
+        workload.keep(aside)
+        with _writing(run.kept):
+            if (own := own_file(workload.spec.workload)) is not None:
+                (aside / SOURCE).mkdir()
+                write_atomic(aside / SOURCE / own.name, own.read_bytes())
+            sync_folder(aside)
+            aside.rename(run.kept)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """What fails here is the disk; what fails in `Workload.keep` may be the user's own code."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"cannot write {folder}: {error.strerror}") from error
+
+
+def own_file(workload: str) -> Path | None:
+    """The file of `file.py:Class`."""
+    place = workload.rpartition(":")[0]
+    return Path(place) if place.endswith(".py") else None

@@ -1,0 +1,186 @@
+"""A finished run, opened: `paceline.open(RUN).predict([...])`.
+
+Neither the training data nor their cache are needed: what the model takes is in RUN/kept. A prediction computes as the
+evaluations of the run did, so that it agrees with them to the last digit on the same device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UserError
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+from paceline.registry import entry_of
+from paceline.spec import RunSpec
+from paceline.training.failures import expected_failures
+from paceline.training.keeping import SOURCE, own_file
+from paceline.using.predictions import Predictions
+from paceline.workload import Workload, workload_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    run: RunDir
+    workload: Workload
+    model: nn.Module
+    step: int
+    device: torch.device
+    threads: int | None
+    """Of the main rank, where it was known: sums of fp32 depend on how many cores share them."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.workload.classes()
+
+    def predict(self, inputs: Sequence[Any]) -> Predictions:
+        """What the model says of each of these inputs: texts, rows, pictures, whatever its workload encodes."""
+        import numpy as np
+        import torch
+
+        from paceline.data.prefetch import move
+        from paceline.training.evaluation import computed_as
+
+        check_predicts(self.run, self.workload)
+        inputs = [inputs] if isinstance(inputs, str) else list(inputs)
+        if not inputs:
+            raise UserError("there is nothing to predict: the list of inputs is empty")
+        chunk, parts = self.workload.evaluation_chunk, []
+        with expected_failures(self.workload.spec), torch.no_grad(), _threads(self.threads):
+            for begin in range(0, len(inputs), chunk):
+                some = inputs[begin : begin + chunk]
+                with computed_as(self.workload.spec.train.precision, self.device):
+                    found = self.workload.predict(self.model, move(self.workload.encode(some), self.device))
+                parts.append(_on_host(found, len(some)))
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return Predictions(columns, tuple(self.classes))
+
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for p in self.model.parameters())
+        told = f"{len(self.classes)} classes, " if self.classes else ""
+        return f"TrainedModel({self.run.path}: {told}{weights:,} parameters, step {self.step})"
+
+
+def open(run: str | Path, which: str = "newest", *, code: str | Path | None = None) -> TrainedModel:
+    """The model of a run with the weights of its newest (or best) checkpoint, ready to predict.
+
+    `code` is the file that has the run's own workload class, where that of the training is not there any more.
+    """
+    import torch
+
+    from paceline.training.checkpoints.saved import chosen, read_tensors
+
+    folder = RunDir.open(Path(run))
+    workload = opened_workload(folder, None if code is None else Path(code))
+    checkpoint = chosen(folder, which)
+    with expected_failures(workload.spec):
+        torch.manual_seed(workload.spec.train.seed)
+        with torch.device("meta" if workload.draws_by_name else "cpu"):
+            model = workload.model()
+    _take(model, read_tensors(checkpoint), folder)
+    device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
+    threads = next(read_events(folder.events_file(0), "start"), {}).get("threads")
+    return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:
+    """The workload of a run, as it takes what the run kept."""
+    workload = workload_of(_spec_of(folder, code))
+    if not isinstance(workload, Workload):
+        raise UserError(f"{folder.path} is a run of {workload.spec.workload}, {_other_use(folder, workload.spec)}")
+    workload.kept = folder.kept if folder.kept.is_dir() else None
+    return workload
+
+
+def check_predicts(folder: RunDir, workload: Workload) -> None:
+    kind = type(workload)
+    missing = [name for name in ("encode", "predict") if getattr(kind, name) is getattr(Workload, name)]
+    if not missing:
+        return
+    spec = workload.spec
+    if entry_of(spec.workload).verbs:
+        raise UserError(f"{folder.path} is a run of {spec.workload}, {_other_use(folder, spec)}")
+    raise UserError(
+        f"{folder.path}: its workload {kind.__name__} has no method {' and no '.join(missing)}; a prediction needs\n"
+        "  def encode(self, inputs): ...          # a list of new inputs -> a batch\n"
+        '  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}'
+    )
+
+
+def _other_use(folder: RunDir, spec: RunSpec) -> str:
+    verbs = [f"paceline {verb} {folder.path} …" for verb in entry_of(spec.workload).verbs]
+    return "which predicts nothing of new inputs" + (f"; use  {' or  '.join(verbs)}" if verbs else "")
+
+
+def _spec_of(folder: RunDir, code: Path | None) -> RunSpec:
+    """Which file the run's own class comes from is never a surprise: the one it was trained from, or the one named."""
+    if code is not None:
+        if not code.is_file():
+            raise UserError(f"--code {code}: there is no such file")
+        return folder.spec(code)
+    copies = sorted((folder.kept / SOURCE).glob("*.py"))
+    try:
+        spec = folder.spec()
+    except UserError as error:
+        if not copies or "there is no file" not in str(error):
+            raise
+        raise UserError(
+            f"{folder.path}: the file that its model was trained from is not there any more. The run kept a copy; "
+            f"read it and, if it may be run, add  --code {copies[0]}"
+        ) from None
+    now = own_file(spec.workload)
+    if now is not None and copies and now.read_bytes() != copies[0].read_bytes():
+        print(
+            f"{now} has changed since the run began, and runs as it is now; for that of then add  --code {copies[0]}",
+            file=sys.stderr,
+        )
+    return spec
+
+
+def _take(model: nn.Module, weights: dict[str, Tensor], folder: RunDir) -> None:
+    """Put the weights in; one line says what does not fit."""
+    there = model.state_dict()
+    wrong = [name for name in there if name not in weights] + [name for name in weights if name not in there]
+    wrong += [name for name in there if name in weights and there[name].shape != weights[name].shape]
+    if wrong:
+        raise UserError(
+            f"{folder.path}: its weights are not those of the model that its workload makes now; the first that does "
+            f"not fit is {wrong[0]}; bring the code back that it was trained with"
+        )
+    meta = any(tensor.is_meta for tensor in there.values())
+    model.load_state_dict(weights, assign=meta)
+
+
+def _on_host(found: Any, rows: int) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    if not isinstance(found, dict) or not all(len(value) == rows for value in found.values()):
+        raise UserError(
+            f"workload: predict must return tensors by name, each with a row for each of the {rows} inputs, as in\n"
+            '  return {"probabilities": model(batch).softmax(1)}'
+        )
+    host = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+    wide = {name: value.float() for name, value in host.items() if getattr(value, "dtype", None) == torch.bfloat16}
+    return {name: np.asarray(value) for name, value in {**host, **wide}.items()}

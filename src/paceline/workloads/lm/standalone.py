@@ -1,0 +1,108 @@
+"""A language model that was trained with Paceline, and does not need it: torch, tokenizers and safetensors do.
+
+    from load import load
+    model = load()               # of the folder that this file is in
+    model.write("Returns the")   # the prompt and what follows; model(ids) gives logits (B, S, vocabulary)
+
+python load.py "Returns the"
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ExportedBlock(nn.Module):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width, ffn = config["width"], config["ffn"]
+        self.heads, self.size = config["heads"], width // config["heads"]
+        kv_width = config["kv_heads"] * self.size
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        shapes = {"q": (width, width), "k": (width, kv_width), "v": (width, kv_width), "out": (width, width)}
+        self.attention = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+        shapes = {"gate": (width, ffn)} if config["ffn_kind"] == "swiglu" else {}
+        shapes |= {"up": (width, ffn), "down": (ffn, width)}
+        self.ffn = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+
+    def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
+        normed = self.attention_norm(x)
+        q, k, v = (self.attention[name](normed).unflatten(-1, (-1, self.size)).transpose(1, 2) for name in "qkv")
+        if angles is not None:
+            q, k = turned(q, angles), turned(k, angles)
+        k, v = (part.repeat_interleave(self.heads // part.shape[1], dim=1) for part in (k, v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attention["out"](seen.transpose(1, 2).flatten(2))
+        normed = self.ffn_norm(x)
+        up = self.ffn["up"](normed)
+        hidden = F.silu(self.ffn["gate"](normed)) * up if "gate" in self.ffn else F.gelu(up)
+        return x + self.ffn["down"](hidden)
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    """Each pair (feature i, feature i + half) turned by the angle of its position."""
+    left, right = x.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+class ExportedDecoder(nn.Module):
+    """Logits (B, S, vocabulary) of token ids (B, S)."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config, width = config, config["width"]
+        self.tokenizer: Any = None
+        self.tokens = nn.Embedding(config["vocab"], width)
+        self.positions = nn.Embedding(config["context"], width) if config["positions"] == "learned" else None
+        self.layers = nn.ModuleList(ExportedBlock(config) for _ in range(config["layers"]))
+        self.norm = nn.RMSNorm(width, eps=1e-5)
+        self.head = None if config["tied"] else nn.Linear(width, config["vocab"], bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, places, angles = self.tokens(ids), torch.arange(ids.shape[1], device=ids.device), None
+        if self.positions is not None:
+            x = x + self.positions(places)
+        else:
+            size = self.config["width"] // self.config["heads"]
+            speeds = torch.exp(torch.arange(0, size, 2, device=ids.device) * (-math.log(10_000.0) / size))
+            angles = torch.outer(places.to(speeds.dtype), speeds)
+        x = x * math.sqrt(self.config["width"]) if self.head is None else x
+        for layer in self.layers:
+            x = layer(x, angles)
+        x = self.norm(x)
+        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
+
+    @torch.no_grad()
+    def write(self, prompt: str, tokens: int = 100, temperature: float = 0.8) -> str:
+        """The prompt and up to so many more tokens, fewer where the document ends."""
+        ids = [self.config["end"], *self.tokenizer.encode(prompt, add_special_tokens=False).ids]
+        begin = len(ids)
+        for _ in range(tokens):
+            logits = self(torch.tensor([ids[-self.config["sequence"] :]]))[0, -1, : self.config["tokens"]]
+            drawn = int(torch.multinomial((logits / temperature).softmax(0), 1))
+            if drawn == self.config["end"]:
+                break
+            ids.append(drawn)
+        return prompt + str(self.tokenizer.decode(ids[begin:]))
+
+
+def load(folder: str | Path = Path(__file__).parent) -> ExportedDecoder:
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer
+
+    folder = Path(folder)
+    model = ExportedDecoder(json.loads((folder / "config.json").read_text("utf-8")))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    model.tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
+    return model.eval()
+
+
+if __name__ == "__main__":
+    print(load().write(" ".join(sys.argv[1:])))

@@ -1,0 +1,15 @@
+"""Models of the library transformers: causal language models and sequence classifiers, from a folder or a config."""
+
+from paceline.registry import Entry, PlanOption, Traits
+
+ENTRY = Entry(
+    run="paceline.workloads.transformers.workload:TransformersModel",
+    model="paceline.workloads.transformers.sections:ModelFolder",
+    data="paceline.workloads.transformers.sections:Texts",
+    subject="paceline.workloads.transformers.planning:subject",
+    traits=Traits(few_shapes=True),
+    plan_options={
+        "--hf": PlanOption("model.config", "CONFIG.json", "plan a Hugging Face model from its config alone"),
+        "--lora": PlanOption("model.lora_rank", "RANK", "with --hf: train low-rank adapters of this rank"),
+    },
+)

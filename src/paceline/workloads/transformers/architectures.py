@@ -1,0 +1,206 @@
+"""Sizes of a model from its config.json alone, for the usual architectures: no torch, no weights, no memory.
+
+Each architecture names its sizes in its own way. Parameters are counted to the last one, and compared with the
+library's own models in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import UserError
+
+Values = Mapping[str, Any]
+Linear = tuple[str, int, int]
+"""Name, inputs, outputs."""
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """Sides of the products of a transformer, and the parameters of its parts."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn: int
+    vocab: int
+    gated: bool
+    causal: bool
+    linear: tuple[Linear, ...]
+    """The linear layers of one layer, by the last word of their names."""
+    context: int = 0
+    """Positions that it has learned, or was trained with."""
+    tables: int = 0
+    """Parameters of the embeddings."""
+    layer: int = 0
+    """Parameters of one layer."""
+    final: int = 0
+    """Parameters of the last norm."""
+    pooling: int = 0
+    """Parameters between the last layer and the classes."""
+    tied: bool = False
+    class_biases: bool = False
+    learned_positions: bool = True
+
+    def head(self, classes: int) -> int:
+        """Parameters after the last layer: of a head over `classes` or, for 0, over the vocabulary."""
+        if classes:
+            return self.final + self.pooling + classes * (self.width + self.class_biases)
+        return self.final + (0 if self.tied else self.vocab * self.width)
+
+    def parameters(self, classes: int = 0) -> int:
+        return self.tables + self.layers * self.layer + self.head(classes)
+
+    def adapters(self, rank: int, targets: Collection[str] = ()) -> int:
+        """Parameters of low-rank adapters in one layer, of the layers so named; without names, of all."""
+        return sum(rank * (inner + outer) for name, inner, outer in self.linear if not targets or name in targets)
+
+
+def sizes_of(values: Values) -> TransformerSizes | None:
+    """The sizes that a config describes; None for an architecture that has no formula here."""
+    reader = READERS.get(values["model_type"])
+    if reader is None:
+        return None
+    try:
+        return reader(values)
+    except KeyError as missing:
+        raise UserError(f"config.json of {values['model_type']} has no {missing}, so its size is not known") from None
+
+
+def _llama_like(
+    c: Values,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    norms: int = 2,
+    head_norms: bool = False,
+    fused: bool = False,
+) -> TransformerSizes:
+    """RMSNorm, rotary positions, a gated feed-forward part."""
+    width, heads, ffn, vocab = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"], c["vocab_size"]
+    kv_heads = c.get("num_key_value_heads") or heads
+    head_width = c.get("head_dim") or width // heads
+    q, kv = heads * head_width, kv_heads * head_width
+    ins: tuple[Linear, ...] = (("q_proj", width, q), ("k_proj", width, kv), ("v_proj", width, kv))
+    ups: tuple[Linear, ...] = (("gate_proj", width, ffn), ("up_proj", width, ffn))
+    if fused:
+        ins, ups = (("qkv_proj", width, q + 2 * kv),), (("gate_up_proj", width, 2 * ffn),)
+    linear = (*ins, ("o_proj", q, width), *ups, ("down_proj", ffn, width))
+    biases = qkv_bias * (q + 2 * kv) + out_bias * width + (2 * ffn + width) * bool(c.get("mlp_bias"))
+    return TransformerSizes(
+        *(c["num_hidden_layers"], width, heads, kv_heads, head_width, ffn, vocab),
+        gated=True,
+        causal=True,
+        linear=linear,
+        context=c.get("max_position_embeddings") or 0,
+        tables=vocab * width,
+        layer=_weights(linear) + biases + norms * width + 2 * head_width * head_norms,
+        final=width,
+        tied=bool(c.get("tie_word_embeddings", False)),
+        learned_positions=False,
+    )
+
+
+def _weights(linear: tuple[Linear, ...]) -> int:
+    return sum(inner * outer for _, inner, outer in linear)
+
+
+def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
+    biased = bool(c.get("attention_bias", False))
+    return _llama_like(c, qkv_bias=biased, out_bias=biased, **more)
+
+
+def _gemma(c: Values, **more: Any) -> TransformerSizes:
+    return replace(_with_attention_bias(c, **more), tied=bool(c.get("tie_word_embeddings", True)))
+
+
+def _biased(c: Values, width: int, heads: int, layers: int, ffn: int, names: tuple[str, ...]) -> TransformerSizes:
+    """LayerNorm and biases everywhere, a plain feed-forward part. `names` of its linear layers; the first ones are
+    queries, keys and values, in one or in three."""
+    *ins, out, up, down = names
+    linear = (
+        *((name, width, 3 * width // len(ins)) for name in ins),
+        *((out, width, width), (up, width, ffn), (down, ffn, width)),
+    )
+    biases = sum(outer for _, _, outer in linear)
+    return TransformerSizes(
+        *(layers, width, heads, heads, width // heads, ffn, c["vocab_size"]),
+        gated=False,
+        causal=True,
+        linear=linear,
+        layer=_weights(linear) + biases + 4 * width,
+        final=2 * width,
+    )
+
+
+GPT2_NAMES = ("c_attn", "c_proj", "c_fc", "c_proj")
+BERT_NAMES = ("query", "key", "value", "dense", "dense", "dense")
+
+
+def _gpt2(c: Values) -> TransformerSizes:
+    width, context = c["n_embd"], c["n_positions"]
+    sizes = _biased(c, width, c["n_head"], c["n_layer"], c.get("n_inner") or 4 * width, GPT2_NAMES)
+    tied = bool(c.get("tie_word_embeddings", True))
+    return replace(sizes, context=context, tables=(c["vocab_size"] + context) * width, tied=tied)
+
+
+def _gpt_neox(c: Values) -> TransformerSizes:
+    width = c["hidden_size"]
+    sides = (width, c["num_attention_heads"], c["num_hidden_layers"], c["intermediate_size"])
+    sizes = _biased(c, *sides, ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"))
+    without = 0 if c.get("attention_bias", True) else 4 * width
+    return replace(
+        sizes,
+        context=c.get("max_position_embeddings") or 0,
+        tables=c["vocab_size"] * width,
+        layer=sizes.layer - without,
+        tied=bool(c.get("tie_word_embeddings", False)),
+        learned_positions=False,
+    )
+
+
+def _bert(c: Values, types: bool = True, names: tuple[str, ...] = BERT_NAMES) -> TransformerSizes:
+    width, context = c["hidden_size"], c["max_position_embeddings"]
+    sides = (width, c["num_attention_heads"], c["num_hidden_layers"], c["intermediate_size"])
+    rows = c["vocab_size"] + context + (c.get("type_vocab_size") or 2) * types
+    return replace(
+        _biased(c, *sides, names),
+        causal=False,
+        context=context,
+        tables=rows * width + 2 * width,  # and their norm; there is none after the last layer
+        final=0,
+        pooling=width * width + width,
+        class_biases=True,
+    )
+
+
+def _distilbert(c: Values) -> TransformerSizes:
+    theirs = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+    theirs["intermediate_size"] = "hidden_dim"
+    same = {**c, **{name: c[other] for name, other in theirs.items()}}
+    return _bert(same, types=False, names=("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"))
+
+
+READERS: dict[str, Callable[[Values], TransformerSizes]] = {
+    "llama": _with_attention_bias,
+    "mistral": _llama_like,
+    "qwen2": lambda c: _llama_like(c, qkv_bias=True),
+    "qwen3": lambda c: _with_attention_bias(c, head_norms=True),
+    "gemma": _gemma,
+    "gemma2": lambda c: _gemma(c, norms=4),
+    "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
+    "phi3": lambda c: _llama_like(c, fused=True),
+    "granite": _with_attention_bias,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "bert": _bert,
+    "roberta": _bert,
+    "xlm-roberta": _bert,
+    "camembert": _bert,
+    "distilbert": _distilbert,
+}
+"""By the `model_type` of the config."""

@@ -1,0 +1,162 @@
+"""A model of the library transformers: its class, its skeleton without memory, and its first weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from paceline.errors import UserError, did_you_mean
+from paceline.registry import one_line
+from paceline.workloads.transformers import lora
+from paceline.workloads.transformers.folder import ConfigFile
+
+BOTH_WAYS = ("cpmant", "xlm", "xlnet")
+"""Architectures that the library calls causal, and whose tokens see those after them."""
+AUTO = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
+
+
+def library() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "workload: transformers is not installed here; type  pip install 'paceline[transformers]'"
+        ) from None
+    transformers.logging.set_verbosity_error()  # what it says of configs is not about this run
+    return transformers
+
+
+def config_of(file: ConfigFile) -> Any:
+    """The library's own object for a config. Code that lies beside a config is never run."""
+    known = library().CONFIG_MAPPING
+    if file.model_type not in known:
+        near = did_you_mean(file.model_type, list(known.keys()))
+        foreign = "; it brings its own code, which is not run" if "auto_map" in file.values else ""
+        raise UserError(
+            f"{file.path}: the architecture {file.model_type!r} is not known to transformers "
+            f"{library().__version__}{near}{foreign}"
+        )
+    try:
+        return known[file.model_type].from_dict(file.values)
+    except Exception as error:  # the library checks values in many ways
+        raise UserError(f"{file.path}: transformers does not accept this config: {one_line(error)}") from None
+
+
+def dropouts(config: Any) -> dict[str, float]:
+    """The probabilities of a config that are above 0, by name."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if "drop" in name and isinstance(value, int | float) and value > 0
+    }
+
+
+def model_class(config: Any, task: str) -> Any:
+    """The library's class for a config and a task."""
+    classes = getattr(library(), AUTO[task])._model_mapping
+    if type(config) in classes:
+        return classes[type(config)]
+    other = next(name for name in AUTO if name != task)
+    raise UserError(
+        f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
+        f"try  model.task={other}  or another architecture"
+    )
+
+
+def look_back_only(config: Any) -> bool:
+    """Have each token see those before it alone, as predicting the next one needs; True where that is a change."""
+    if config.model_type in BOTH_WAYS:
+        raise UserError(
+            f"model.task=causal_lm: tokens of {config.model_type} see those after them, so that there is nothing to "
+            "predict; use another architecture"
+        )
+    changed = getattr(config, "is_decoder", None) is False
+    if changed:
+        config.is_decoder = True
+    return changed
+
+
+def build(config: Any, task: str) -> nn.Module:
+    """The model of a config as an object without memory; `initialise` gives it values once it has some."""
+    kind = model_class(config, task)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = kind._from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, ImportError) as error:
+        raise UserError(f"model: transformers cannot build this {config.model_type}: {one_line(error)}") from None
+    return model.train()
+
+
+def can_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Collection[str]) -> nn.Module:
+    """Give the model a method `initialise(seed)`, which leaves out the layers whose weights are `given` later."""
+    names = {id(module): name for name, module in model.named_modules()}
+    cast(Any, model).initialise = partial(initialise, model, [names[id(block)] for block in blocks], given)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, blocks: Sequence[str], given: Collection[str], seed: int) -> None:
+    """Draw the weights as the library does, and set the buffers, with one layer at a time whole in host memory.
+
+    Each layer has a random stream of its own, by its name: a shard and the whole model draw the same.
+    """
+    cast(Any, model).tie_weights()  # memory was given to each module by itself
+    layers = {name: model.get_submodule(name) for name in blocks}
+    inside = {id(module) for layer in layers.values() for module in layer.modules()}
+    rest = [module for module in model.modules() if id(module) not in inside]
+    for name, layer in layers.items():
+        wanted = {inner for inner, _ in layer.named_parameters(prefix=name) if inner not in given}
+        modules = list(layer.modules())
+        if all(inner.endswith((lora.A, lora.B)) for inner in wanted) and not list(layer.buffers()):
+            modules = [module for module in modules if isinstance(module, lora.LowRank)] if wanted else []
+            _draw(modules, lora.LowRank.draw, name, seed)
+        else:
+            _draw(modules, partial(_initialise_module, model), name, seed)
+    _draw(rest, partial(_initialise_module, model), "", seed)
+
+
+def _initialise_module(model: nn.Module, module: nn.Module) -> None:
+    cast(Any, model)._init_weights(module)
+    if isinstance(module, lora.LowRank):
+        module.draw()
+
+
+def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, seed: int) -> None:
+    """Put whole tensors in host memory in place of those of the modules, have them filled, and copy."""
+    wholes: dict[int, tuple[Tensor, Tensor]] = {}
+    places = list(_tensors(modules, only_adapters=draw is lora.LowRank.draw))
+    for held, key, tensor in places:
+        if id(tensor) not in wholes:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            wholes[id(tensor)] = tensor, nn.Parameter(whole) if isinstance(tensor, nn.Parameter) else whole
+        held[key] = wholes[id(tensor)][1]
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
+        for module in reversed(modules):  # what is inside first: some layers draw weights of their parts anew
+            draw(module)
+    for held, key, tensor in places:
+        held[key] = tensor
+    for tensor, whole in wholes.values():
+        tensor.copy_(placed(whole.detach(), tensor))
+
+
+def placed(whole: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor as this rank holds it."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _tensors(modules: Sequence[nn.Module], only_adapters: bool) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """(where it is held, its name there, parameter or buffer) of each module by itself."""
+    for module in modules:
+        for held in (module._parameters, module._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is not None and (not only_adapters or name in (lora.A, lora.B)):
+                    yield held, name, tensor

@@ -1,0 +1,86 @@
+"""The folder of a Hugging Face model as it lies on disk: which files count. Nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.record.run_dir import RunDir
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
+"""Small files that the library also reads, copied as they are."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A config.json that was read."""
+
+    path: Path
+    values: dict[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.values["model_type"])
+
+
+def config_file(model: Any, kept: Path | None = None) -> ConfigFile:
+    """The config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""
+    if kept is not None:
+        return _read(kept / CONFIG)
+    given = model.config or model.start
+    if given is None:
+        raise UserError(
+            "model: workload transformers needs a model; type  model.start=FOLDER  for the weights of a local folder, "
+            "or  model.config=config.json  to begin with random ones"
+        )
+    key = "model.start" if model.config is None else "model.config"
+    if not given.exists():
+        raise UserError(
+            f"{key}={given}: there is no such folder; nothing is downloaded, so fetch it first, as in  "
+            f"hf download {_hub_name(given)} --local-dir {given.name}"
+        )
+    if given.is_dir():
+        given = given / "kept" if RunDir(given).spec_file.is_file() else given
+        if not (given / CONFIG).is_file():
+            raise UserError(f"{key}={given}: the folder has no {CONFIG}; give the folder of a Hugging Face model")
+        given = given / CONFIG
+    elif given.suffix == ".safetensors":
+        raise UserError(f"model.start={given} has weights alone; type  model.config=config.json  too")
+    return _read(given)
+
+
+def _hub_name(given: Path) -> str:
+    """What was probably meant by a path that is not there: the last two words of it."""
+    return "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
+
+
+def _read(path: Path) -> ConfigFile:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: not a readable {CONFIG} ({why})") from None
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise UserError(f'{path}: there is no "model_type" in it, so it is not the config of a Hugging Face model')
+    return ConfigFile(path, values)
+
+
+def tokenizer_file(model: Any, data: Any) -> Path | None:
+    """The tokenizer.json that the run file names, or that lies beside the config; None where one must be learned."""
+    if data.tokenizer is not None:
+        return Path(data.tokenizer)
+    beside = config_file(model).path.with_name(TOKENIZER)
+    if beside.is_file():
+        return beside
+    if model.start is not None and model.start.is_dir():
+        raise UserError(
+            f"model.start={model.start}: there is no {TOKENIZER} in it, and other kinds are not read; "
+            "type  data.tokenizer=FILE  or write one in Python:  "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return None

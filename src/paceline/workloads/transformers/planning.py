@@ -1,0 +1,167 @@
+"""A model of the library transformers as a plan sees it: by the sizes in its config, mostly without torch.
+
+An architecture that has no formula here is counted on an object of the library that has no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.data.corpora.stream import TokenStreams
+from paceline.data.corpora.tokens import LabelledCorpus
+from paceline.errors import UserError
+from paceline.planning.formulas.shape import (
+    EAGER_SAVED,
+    GATE_PASSES,
+    LAUNCHES_PER_OPERATION,
+    ROTARY_OPERATIONS,
+    ROTARY_PASSES,
+    BlockShape,
+    ModelShape,
+)
+from paceline.planning.training import Lengths, TrainingSubject
+from paceline.spec import DEFAULT, RunSpec
+from paceline.workloads.transformers import ENTRY, corpus
+from paceline.workloads.transformers.architectures import TransformerSizes, sizes_of
+from paceline.workloads.transformers.folder import ConfigFile, config_file
+
+USUAL_FILL = 0.5
+"""Of the longest text, where nothing is known of the data."""
+USUAL_CLASSES = 2
+ADAPTER_OPERATIONS = 4
+"""Two products, a scale and a sum."""
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What is known of the training samples."""
+
+    samples: int | None
+    mean: float
+    """Tokens of a sample."""
+    longest: float
+    deviation: float = 0.0
+    classes: int = 0
+    assumptions: tuple[str, ...] = ()
+
+
+def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+    model: Any = spec.model
+    file = config_file(model)
+    facts = _facts(spec, file, samples, tokens)
+    sizes = sizes_of(file.values)
+    if sizes is None or (not sizes.causal and model.task == "causal_lm"):
+        sizes = _counted(file, model.task, facts.classes)
+        facts = replace(
+            facts,
+            assumptions=(
+                *facts.assumptions,
+                f"{file.model_type} has no formula here: its parameters are counted, its work is that of a plain "
+                "transformer of its width",
+            ),
+        )
+    if facts.samples is None and not spec.train.steps:
+        unknown = "the number of samples is not known, so no hours; say it with  --samples N"
+        facts = replace(facts, assumptions=(*facts.assumptions, unknown))
+    return TrainingSubject.of(
+        spec,
+        facts.samples,
+        blocks=_blocks(sizes, max(1, round(facts.mean)), facts.classes, model),
+        traits=ENTRY.traits,
+        unit="tokens",
+        units_per_sample=facts.mean,
+        sample_bytes=16.0 * facts.mean,
+        lengths=Lengths(facts.longest / facts.mean, facts.deviation / facts.mean),
+        assumptions=facts.assumptions,
+    )
+
+
+def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float | None) -> TextFacts:
+    data: Any = spec.data
+    read = any(spec.origin(f"data.{key}") != DEFAULT for key in ("source", "path"))
+    found = corpus.cached(spec) if read and not samples else None
+    if spec.model.task == "causal_lm":  # type: ignore[attr-defined]
+        if tokens is not None:
+            raise UserError(f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead")
+        known = -(-(len(found.train) - 1) // data.sequence) if isinstance(found, TokenStreams) else samples
+        assumed = (f"samples of {data.sequence} tokens; change it with  data.sequence=N",)
+        said = spec.origin("data.sequence") != DEFAULT
+        return TextFacts(known, data.sequence, data.sequence, assumptions=() if said else assumed)
+    classes = len(file.values.get("id2label") or ()) or USUAL_CLASSES
+    if isinstance(found, LabelledCorpus):
+        lengths = found.train.offsets[1:] - found.train.offsets[:-1]
+        mean, longest = tokens or float(lengths.mean()), int(lengths.max())
+        return TextFacts(len(found.train), mean, longest, float(lengths.std()), len(found.classes))
+    mean = min(tokens or max(1.0, USUAL_FILL * data.max_length), data.max_length)
+    assumed = (f"{classes} classes, texts of {mean:.0f} tokens on average; the data were not read",)
+    return TextFacts(samples, mean, data.max_length, classes=classes, assumptions=assumed)
+
+
+def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any) -> tuple[BlockShape, ...]:
+    """Embedding, layer and head. Under adapters all but these and a head over classes is frozen."""
+    sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
+    embedding, layer, head = ModelShape(
+        *sides,
+        sizes.gated,
+        sizes.tied,
+        learned_positions=sizes.learned_positions,
+        causal=sizes.causal,
+        classes=classes,
+        head_width=sizes.head_width,
+    ).blocks
+    rotary = not sizes.learned_positions
+    turned = sizes.head_width * (sizes.heads + sizes.kv_heads)
+    adapters = sizes.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else 0
+    adapted = sum(not model.lora_targets or name in model.lora_targets for name, *_ in sizes.linear)
+    operations = ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * adapted * bool(adapters)
+    frozen = bool(model.lora_rank)
+    return (
+        replace(embedding, params=sizes.tables, frozen_params=sizes.tables * frozen),
+        replace(
+            layer,
+            params=sizes.layer + adapters,
+            frozen_params=sizes.layer * frozen,
+            eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * sizes.gated),
+            eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * sizes.gated),
+            kernels=layer.kernels + LAUNCHES_PER_OPERATION * operations,
+        ),
+        replace(head, params=sizes.head(classes), frozen_params=sizes.head(0) * (frozen and not classes)),
+    )
+
+
+def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
+    """The sizes of a model that the library can build, with its parameters as they are."""
+    from paceline.workload import repeated_layers
+    from paceline.workloads.transformers.build import build, config_of
+    from paceline.workloads.transformers.lora import sides
+
+    config = config_of(file)
+    if classes:
+        config.num_labels = classes
+    model = build(config, task)
+    layers = repeated_layers(model)
+    text = config.get_text_config()
+    names = ("hidden_size", "num_attention_heads", "vocab_size")
+    if not layers or any(not getattr(text, name, None) for name in names):
+        raise UserError(
+            f"{file.path}: {file.model_type} is not built of equal layers with a hidden_size, so a plan cannot price it"
+        )
+    width, heads, vocab = (getattr(text, name) for name in names)
+    inside = sum(p.numel() for layer in layers for p in layer.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    linear = [(name, found) for name, module in layers[0].named_modules() if (found := sides(module))]
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_width = getattr(text, "head_dim", None) or width // heads
+    ffn = getattr(text, "intermediate_size", None) or 4 * width
+    return TransformerSizes(
+        *(len(layers), width, heads, kv_heads, head_width, ffn, vocab),
+        gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in linear),
+        causal=task == "causal_lm",
+        linear=tuple((name.rpartition(".")[2], *found) for name, found in linear),
+        context=getattr(text, "max_position_embeddings", None) or 0,
+        tables=whole - inside - classes * width,
+        layer=inside // len(layers),
+        tied=True,  # whatever else there is counts among the tables
+        learned_positions=False,
+    )

@@ -1,0 +1,73 @@
+"""What the run file says of a model of the library transformers, and of its texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+
+from paceline.section import ModelSection, Section, contradiction, field
+
+LABELLED = ("ag_news", "csv", "jsonl", "parquet")
+"""Sources of texts with labels; docstrings are both."""
+
+
+class ModelFolder(ModelSection):
+    """Architecture from `config`, else from the folder `start`, which has the weights; without it they are drawn."""
+
+    config: Path | None = field(
+        None, "path", "config.json, or its folder; without it that of model.start; alone it begins with random weights"
+    )
+    task: Literal["causal_lm", "sequence_classification"] = field(
+        "causal_lm", "", "predict the next token of a text, or the class of a text"
+    )
+    dropout: bool = field(
+        False, "", "keep the dropout of the config; the answer then depends on the layout, as masks are drawn per batch"
+    )
+    lora_rank: int = field(0, "features", "rank of low-rank adapters; 0 trains all weights", ge=0)
+    lora_alpha: float | None = field(
+        None, "", "adapters are scaled by alpha / rank; without it alpha is twice the rank", gt=0
+    )
+    lora_targets: tuple[str, ...] = field(
+        (), "names", "linear layers with adapters, such as [q_proj, v_proj]; empty takes all of the repeated layers"
+    )
+
+    @model_validator(mode="after")
+    def _adapters_have_a_rank(self) -> ModelFolder:
+        if not self.lora_rank and (self.lora_alpha is not None or self.lora_targets):
+            name = "lora_targets" if self.lora_targets else "lora_alpha"
+            raise contradiction(f"model.{name} is given, but model.lora_rank=0 trains all weights; try  lora_rank: 8")
+        return self
+
+    @property
+    def lora_scale(self) -> float:
+        return (self.lora_alpha or 2.0 * self.lora_rank) / self.lora_rank
+
+
+class Texts(Section):
+    """Texts end to end for causal_lm, texts with labels for sequence_classification."""
+
+    source: Literal["docstrings", "text", "ag_news", "csv", "jsonl", "parquet"] = field(
+        "docstrings", "", "where the texts come from; text for causal_lm, those with labels for sequence_classification"
+    )
+    path: Path | None = field(
+        None, "path", "a file (csv, jsonl, parquet), a folder (ag_news); text: a file, a folder or a pattern"
+    )
+    test_path: Path | None = field(None, "path", "held-out file of labelled texts; without one, test_fraction")
+    test_fraction: float = field(0.1, "fraction", "documents or rows held out", gt=0, lt=1)
+    text: str = field("text", "column", "column or key of the text")
+    label: str = field("label", "column", "column or key of the label")
+    sequence: int = field(256, "tokens", "causal_lm: length of a sample", gt=0)
+    max_length: int = field(256, "tokens", "sequence_classification: longer texts are cut", gt=0)
+    tokenizer: Path | None = field(
+        None, "path", "tokenizer.json; without it that of the model's folder, or one that is learned from the texts"
+    )
+    vocab: int = field(4096, "tokens", "size of the vocabulary, where it is learned", ge=257, le=1 << 20)
+    limit: int = field(0, "documents", "read at most this many; 0 reads all", ge=0)
+    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")
+
+    @property
+    def lowercase(self) -> bool:
+        """A tokeniser of others knows itself whether to fold case."""
+        return False

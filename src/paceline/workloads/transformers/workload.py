@@ -1,0 +1,318 @@
+"""A model of the library transformers as a workload: causal language model or sequence classifier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.classification import class_sums
+from paceline.data.corpora import bpe
+from paceline.data.corpora.own_tokenizer import MASK, Chosen, tokenizer_of
+from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.data.corpora.windows import LMBatch, Windows
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.record.files import write_atomic
+from paceline.spec import RunSpec
+from paceline.training.checkpoints.weights import open_weights
+from paceline.workload import Samples, Workload
+from paceline.workloads.transformers import corpus, lora
+from paceline.workloads.transformers.build import (
+    build,
+    can_initialise,
+    config_of,
+    dropouts,
+    look_back_only,
+    model_class,
+)
+from paceline.workloads.transformers.export import write_adapters, write_model
+from paceline.workloads.transformers.folder import (
+    BESIDE,
+    CONFIG,
+    TOKENIZER,
+    config_file,
+    tokenizer_file,
+)
+from paceline.workloads.transformers.sections import ModelFolder, Texts
+
+EVALUATION_TOKENS = 16_384
+ONNX_TOKENS = 8
+"""Of the two texts that a model is traced with."""
+LENGTH_STEP = 32
+"""Of padded texts, where few shapes may occur."""
+
+
+class PaddedTexts(NamedTuple):
+    """Tokens (B, S), where they are (B, S), and the class of each text (B,)."""
+
+    tokens: Tensor
+    mask: Tensor
+    labels: Tensor
+
+
+def padded(texts: Sequence[np.ndarray], labels: np.ndarray, pad: int, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
+    """As long as the longest, and of at least that `shape`; rows that are added do not count.
+
+    What is filled up is masked, and no answer depends on it. A row that is added shows a token, as nothing to look at
+    is not a number.
+    """
+    rows, longest = max(len(texts), shape[0]), max(max(map(len, texts), default=1), shape[1])
+    tokens_BS = np.full((rows, longest), pad, np.int64)
+    mask_BS = np.zeros((rows, longest), np.int64)
+    mask_BS[len(texts) :, 0] = 1
+    labels_B = np.full(rows, NOT_COUNTED, np.int64)
+    labels_B[: len(labels)] = labels
+    for row, ids in enumerate(texts):
+        tokens_BS[row, : len(ids)] = ids
+        mask_BS[row, : len(ids)] = 1
+    return PaddedTexts(*map(torch.from_numpy, (tokens_BS, mask_BS, labels_B)))
+
+
+class LabelledTexts:
+    """One split of labelled texts as samples."""
+
+    def __init__(self, tokens: Tokens, pad: int, longest: int) -> None:
+        self.tokens, self.pad, self.longest = tokens, pad, longest
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cost(self, ids: np.ndarray) -> np.ndarray:
+        return self.tokens.lengths(ids)
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> PaddedTexts:
+        return self._padded(ids)
+
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[PaddedTexts]:
+        """Lengths are rounded up."""
+        lengths = [int(self.tokens.lengths(ids).max(initial=1)) for ids, _ in cuts]
+        lengths = [min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.longest) for length in lengths]
+        return [self._padded(ids, (most, length)) for (ids, _), length in zip(cuts, lengths, strict=True)]
+
+    def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
+        texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
+        return padded(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
+
+
+class OnlyLogits(nn.Module):
+    """A model of the library whose answer is one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        return logits
+
+
+class TransformersModel(Workload):
+    Model = ModelFolder
+    Data = Texts
+    unit = "tokens"
+    draws_by_name = True
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.section, self.texts = cast(ModelFolder, spec.model), cast(Texts, spec.data)
+        self.classifies = self.section.task == "sequence_classification"
+        length = self.texts.max_length if self.classifies else self.texts.sequence
+        self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
+        self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        config = self._plain_config()
+        self.corpus = corpus.prepared(self.spec, say)
+        self._check_sizes()
+        if not self.classifies and look_back_only(config):
+            say(f"model: {config.model_type} reads both ways; as causal_lm a token sees those before it (is_decoder)")
+        if (drops := dropouts(config)) and not self.section.dropout:
+            named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
+            say(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
+
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint
+
+    @cached_property
+    def start_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The tensors of `model.start`."""
+        return open_weights(self.section.start).shapes if self.section.start is not None else {}
+
+    def start_name(self, name: str) -> str | None:
+        """A folder may have adapters or not, and may have a bare model, whose names lack the first word."""
+        if name in self.start_shapes:
+            return name
+        if name.endswith((lora.A, lora.B)):
+            return None
+        bare = name.removeprefix(f"{model_class(self.config, self.section.task).base_model_prefix}.")
+        return bare if bare in self.start_shapes else name
+
+    @cached_property
+    def corpus(self) -> corpus.Corpus:
+        return corpus.prepared(self.spec)
+
+    def _plain_config(self) -> Any:
+        return config_of(config_file(self.section, self.kept))
+
+    @cached_property
+    def config(self) -> Any:
+        """The library's config, with the classes of the data and without dropout."""
+        config = self._plain_config()
+        if not self.section.dropout:
+            for name in dropouts(config):
+                setattr(config, name, 0.0)
+        if self.kept is not None:
+            return config
+        config.use_cache = False
+        if not self.classifies:
+            look_back_only(config)
+        else:
+            names = cast(LabelledCorpus, self.corpus).classes
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: number for number, name in enumerate(names)}
+            config.problem_type = "single_label_classification"
+            if getattr(config, "pad_token_id", None) is None:
+                config.pad_token_id = self._pad()
+        return config
+
+    def _pad(self) -> int:
+        """A token to fill up with, for a model that has none of its own."""
+        known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
+        end = getattr(self._plain_config(), "eos_token_id", None)
+        ends = end if isinstance(end, list) else [end]
+        return next((number for number in (*known, *ends) if number is not None), 0)
+
+    def _check_sizes(self) -> None:
+        text = self.config.get_text_config()
+        rows, longest = text.vocab_size, getattr(text, "max_position_embeddings", None)
+        if self.corpus.vocab > rows:
+            raise UserError(
+                f"the tokeniser has {self.corpus.vocab:,} tokens and the model rows for {rows:,}; "
+                "give the tokenizer.json that belongs to the model, or a smaller data.vocab"
+            )
+        key = "max_length" if self.classifies else "sequence"
+        length = getattr(self.texts, key)
+        if longest and length > longest:
+            raise UserError(f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}")
+
+    def model(self) -> nn.Module:
+        model = build(self.config, self.section.task)
+        blocks = self.blocks(model)
+        if self.section.lora_rank:
+            lora.adapt(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
+            head = {name for name, _ in model.named_children()} - {cast(Any, model).base_model_prefix}
+            lora.freeze(model, head if self.classifies else ())
+        late = torch.get_default_device().type == "meta"  # memory and values come later
+        can_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
+        if not late or self.kept is not None:
+            model.to_empty(device="cpu")
+            cast(Any, model).initialise(self.spec.train.seed)
+        return model
+
+    def _given(self, model: nn.Module) -> set[str]:
+        """Parameters that are read after all, from `model.start` or from a checkpoint."""
+        if self.kept is not None:
+            return {name for name, _ in model.named_parameters()}
+        there = self.start_shapes
+        return {n for n, p in model.named_parameters() if there.get(self.start_name(n) or "") == tuple(p.shape)}
+
+    def data(self, split: str) -> Samples:
+        tokens: Any = self.corpus.train if split == "train" else self.corpus.test
+        if self.classifies:
+            return LabelledTexts(tokens, self.config.pad_token_id, self.texts.max_length)
+        return Windows(tokens, self.texts.sequence)
+
+    def suits(self, layout: Layout) -> None:
+        for axis in ("tensor", "pipeline"):
+            if getattr(layout, axis) > 1:
+                raise UserError(
+                    f"parallel.{axis}={getattr(layout, axis)}: models of transformers are spread by whole layers only; "
+                    "use parallel.strategy=fsdp"
+                )
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        if self.classifies:
+            return self._class_losses(model, batch)[1].sum(), (batch.labels >= 0).sum()
+        return self._token_losses(model, batch).sum(), (batch.targets >= 0).sum()
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
+        if not self.classifies:
+            return {"loss": self._token_losses(model, batch).double().sum(), "count": (batch.targets >= 0).sum()}
+        logits_BC, losses_B = self._class_losses(model, batch)
+        return {
+            "loss": losses_B.double().sum(),
+            "count": len(batch.labels),
+            **class_sums(logits_BC, batch.labels),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        metrics = super().metrics(sums)
+        return metrics if self.classifies else {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
+
+    def _token_losses(self, model: nn.Module, batch: LMBatch) -> Tensor:
+        logits_TV = at_least_fp32(model(input_ids=batch.tokens, use_cache=False).logits.flatten(0, 1))
+        return F.cross_entropy(logits_TV, batch.targets.flatten(), ignore_index=NOT_COUNTED, reduction="none")
+
+    def _class_losses(self, model: nn.Module, batch: PaddedTexts) -> tuple[Tensor, Tensor]:
+        logits_BC = at_least_fp32(model(input_ids=batch.tokens, attention_mask=batch.mask).logits)
+        return logits_BC, F.cross_entropy(logits_BC, batch.labels, ignore_index=NOT_COUNTED, reduction="none")
+
+    def keep(self, folder: Path) -> None:
+        """All that `from_pretrained` reads beside the weights."""
+        write_atomic(folder / CONFIG, self.config.to_json_string(use_diff=False))
+        own = tokenizer_file(self.section, self.texts)
+        text = own.read_text(encoding="utf-8") if own is not None else self.corpus.tokenizer.to_str()
+        write_atomic(folder / TOKENIZER, text)
+        for name in BESIDE:
+            if own is not None and (file := own.with_name(name)).is_file():
+                write_atomic(folder / name, file.read_bytes())
+
+    def classes(self) -> Sequence[str]:
+        if not self.classifies:
+            return ()
+        return [str(name) for _, name in sorted(self.config.id2label.items())]
+
+    def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
+        if not self.classifies:
+            raise UserError(
+                "predict names classes, and model.task=causal_lm has none; to generate text, write the model for "
+                "transformers with  paceline export RUN --out FOLDER"
+            )
+        found = bpe.encode(*self._tokenizer, [str(text) for text in inputs], framed=True)
+        texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
+        return padded(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
+
+    @cached_property
+    def _tokenizer(self) -> Chosen:
+        """As the corpus was tokenised, from what a run keeps."""
+        kept = tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
+        data = self.texts.model_copy(update={"tokenizer": kept})
+        return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
+
+    def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
+        return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """A folder that `from_pretrained` reads; adapters are merged, and lie beside as PEFT reads them."""
+        assert self.kept is not None, "of a run that is opened"
+        write_model(model, self.config, self.kept, folder)
+        if self.section.lora_rank:
+            write_adapters(model, self.section, folder / "adapter")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
+        masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
+        return OnlyLogits(model), {"input_ids": tokens, **masked}
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,130 @@
+"""Folders of pairs: images/NAME.png with masks/NAME.png, also .tif, .jpg, .bmp and .npy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there
+from paceline.errors import UserError
+from paceline.registry import one_line
+from paceline.workloads.unet.sections import ImageData
+from paceline.workloads.unet.shelf import IGNORED, Pair
+
+KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
+
+
+class Folder:
+    """A source of pairs, see `paceline.workloads.unet.shelf`. A mask holds the number of a class for each pixel.
+
+    255 is a pixel that does not count, unless masks hold nothing but 0 and 255: that is black and white, two classes.
+    """
+
+    def __init__(self, data: ImageData) -> None:
+        assert data.path is not None
+        found = files_of(data.path, "data.path")
+        if data.test_path is not None:
+            self.splits = {"train": found, "test": files_of(data.test_path, "data.test_path")}
+        else:
+            by_hash = sorted(found, key=lambda pair: hash64(pair[0].stem))
+            held_out = min(max(1, round(data.test_fraction * len(found))), len(found) - 1)
+            if held_out < 1:
+                raise UserError(f"data.path={data.path}: one pair cannot be divided; type  data.test_path=FOLDER")
+            self.splits = {"train": sorted(by_hash[held_out:]), "test": sorted(by_hash[:held_out])}
+        self.all = [pair for pairs in self.splits.values() for pair in pairs]
+        self.channels = 0
+        self.classes: tuple[str, ...] = ()
+
+    def fingerprint(self) -> str:
+        counts = [len(pairs) for pairs in self.splits.values()]
+        return digest_of_value(["folder", counts, digest_of_files(file for pair in self.all for file in pair)])
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        if not self.classes:
+            self._look_at_all()
+        for image_file, mask_file in self.splits[split]:
+            yield read_image(image_file), self._numbered(read_mask(mask_file))
+
+    def _look_at_all(self) -> None:
+        """Every file once, before anything is written: what classes and channels there are."""
+        values: set[int] = set()
+        for image_file, mask_file in self.all:
+            image, mask = read_image(image_file), read_mask(mask_file)
+            if image.shape[:2] != mask.shape:
+                sides = " and its mask ".join(f"{a.shape[1]} × {a.shape[0]}" for a in (image, mask))
+                raise UserError(f"{image_file}: the image has {sides} pixels; they must be the same")
+            if self.channels not in (0, image.shape[2]):
+                raise UserError(
+                    f"{image_file} has {image.shape[2]} channels and {self.all[0][0].name} has {self.channels}; "
+                    "save all of them in grey or all in colour"
+                )
+            self.channels = image.shape[2]
+            values |= set(np.unique(mask).tolist())
+        self.black_and_white = values == {0, IGNORED}
+        highest = 1 if self.black_and_white else max(values - {IGNORED}, default=0)
+        if highest < 1:
+            raise UserError(f"{self.all[0][1].parent}: all masks hold one class; there must be two to tell apart")
+        self.classes = tuple(map(str, range(highest + 1)))
+
+    def _numbered(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return (mask > 0).astype(np.uint8) if self.black_and_white else mask
+
+
+def files_of(folder: Path, key: str) -> list[tuple[Path, Path]]:
+    """The pairs of a folder, by name."""
+    folder = folder.expanduser()
+    images, masks = ({f.stem: f for f in _files(folder / part, key)} for part in ("images", "masks"))
+    if lonely := sorted(images.keys() ^ masks.keys()):
+        has, lacks = ("images", "masks") if lonely[0] in images else ("masks", "images")
+        more = f" ({len(lonely) - 1} more like it)" if len(lonely) > 1 else ""
+        raise UserError(f"{key}={folder}: {has}/{lonely[0]} has no {lacks}/{lonely[0]} beside it{more}")
+    return [(images[name], masks[name]) for name in sorted(images)]
+
+
+def _files(folder: Path, key: str) -> list[Path]:
+    if not folder.is_dir():
+        raise not_there(folder, key, "folder")
+    found = sorted(f for f in folder.iterdir() if f.suffix.lower() in KINDS and not f.name.startswith("."))
+    if not found:
+        raise UserError(f"{key}={folder.parent}: {folder.name}/ holds none of {', '.join(KINDS)}")
+    return found
+
+
+def read_image(file: Path) -> NDArray[np.uint8]:
+    """[H, W, C], where C is 1 for grey and 3 for colour; another number only from .npy."""
+    pixels = _read(file, colours=True)
+    if pixels.dtype != np.uint8:
+        raise UserError(f"{file} holds {pixels.dtype} values; images of 8 bits are read: scale it to 0 … 255, as uint8")
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def read_mask(file: Path) -> NDArray[np.uint8]:
+    mask = _read(file, colours=False)
+    if mask.ndim != 2 or not (mask.dtype == bool or np.issubdtype(mask.dtype, np.integer)):
+        raise UserError(f"{file}: a mask has one class number for each pixel, this has {list(mask.shape)} {mask.dtype}")
+    if mask.size and not 0 <= int(mask.min()) <= int(mask.max()) <= IGNORED:
+        raise UserError(f"{file}: classes are numbered from 0 to 254, this mask goes from {mask.min()} to {mask.max()}")
+    return mask.astype(np.uint8)
+
+
+def _read(file: Path, *, colours: bool) -> NDArray[Any]:
+    from PIL import Image
+
+    try:
+        if file.suffix.lower() == ".npy":
+            found: NDArray[Any] = np.load(file, allow_pickle=False)
+            if found.ndim not in (2, 3):
+                raise ValueError(f"an array of shape {list(found.shape)}")
+            return found
+        with Image.open(file) as picture:
+            if colours and picture.mode in ("P", "RGBA", "CMYK", "YCbCr", "LA", "1"):
+                picture = picture.convert("L" if picture.mode in ("LA", "1") else "RGB")
+            return np.asarray(picture)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {str(file)!r}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{file} cannot be read as an image: {one_line(error)}") from None

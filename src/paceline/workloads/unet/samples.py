@@ -1,0 +1,118 @@
+"""Prepared images as samples of one shape: random crops to train on, tiles that cover each image once to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.order import mix
+from paceline.workloads.unet.sections import ImageData
+from paceline.workloads.unet.shelf import IGNORED, Images, Pair
+
+Batch = tuple[Tensor, Tensor]
+"""Images [B, C, size, size] and masks [B, size, size], as bytes."""
+TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(5)
+
+
+class Tiles:
+    """Every pixel once: tiles of one size, the last of a row or column moved back into the image.
+
+    What a tile before it has shown counts nothing in that one.
+    """
+
+    def __init__(self, images: Images, size: int) -> None:
+        self.images, self.size = images, size
+        self.places = [
+            (index, *down, *right)
+            for index, (height, width) in enumerate(images.sizes.tolist())
+            for down in offsets(height, size)
+            for right in offsets(width, size)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def cost(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.ones(len(ids))
+
+    def pair(self, index: int, key: int) -> Pair:
+        number, top, seen_above, left, seen_before = self.places[index]
+        image, mask = window(*self.images.pair(number), top, left, self.size)
+        mask[:seen_above] = IGNORED
+        mask[:, :seen_before] = IGNORED
+        return image, mask
+
+    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> Batch:
+        images = np.empty((len(ids), self.images.channels, self.size, self.size), np.uint8)
+        masks = np.empty((len(ids), self.size, self.size), np.uint8)
+        for row, (index, key) in enumerate(zip(ids.tolist(), keys.tolist(), strict=True)):
+            image, masks[row] = self.pair(index, key)
+            images[row] = image.transpose(2, 0, 1)
+        return torch.from_numpy(images), torch.from_numpy(masks)
+
+
+class Crops(Tiles):
+    """A crop of each image, changed as its key says: the same on any rank, another one in the next epoch."""
+
+    def __init__(self, images: Images, data: ImageData) -> None:
+        self.images, self.size, self.data = images, data.size, data
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pair(self, index: int, key: int) -> Pair:
+        drawn = _draws(key)
+        image, mask = self.images.pair(index)
+        top, left = (
+            int(drawn[which] * (max(0, side - self.size) + 1))
+            for which, side in zip((TOP, LEFT), mask.shape, strict=True)
+        )
+        image, mask = window(image, mask, top, left, self.size)
+        if self.data.flip != "none" and drawn[ACROSS] < 0.5:
+            image, mask = image[:, ::-1], mask[:, ::-1]
+        if self.data.flip == "both" and drawn[UPSIDE_DOWN] < 0.5:
+            image, mask = image[::-1], mask[::-1]
+        if self.data.brightness:
+            factor = 1 + self.data.brightness * (2 * drawn[BRIGHT] - 1)
+            image = np.clip(image * factor, 0, 255).astype(np.uint8)
+        return image, mask
+
+
+class WholeImages(Crops):
+    """Images of just the size of a sample, and nothing random: all of them can be kept where the model is."""
+
+    def resident(self) -> Batch:
+        everything = np.arange(len(self))
+        return self.batch(everything, np.zeros_like(everything))
+
+
+def crops_of(images: Images, data: ImageData) -> Crops:
+    random = data.flip != "none" or data.brightness > 0 or bool((images.sizes > data.size).any())
+    return Crops(images, data) if random else WholeImages(images, data)
+
+
+def _draws(key: int) -> NDArray[np.float64]:
+    """Numbers from 0 to 1, one for each change that a key decides."""
+    words = np.uint64(key) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mix(words) >> np.uint64(11)) / 2.0**53
+
+
+def offsets(length: int, size: int) -> Iterator[tuple[int, int]]:
+    """(where a tile begins, how many of its pixels the one before has shown) along one side of an image."""
+    for begin in range(0, max(length, 1), size):
+        moved = max(0, min(begin, length - size))
+        yield moved, begin - moved
+
+
+def window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> Pair:
+    """A square cut out, copied; beyond the edge of the image its pixels are black and do not count."""
+    square = np.zeros((size, size, image.shape[2]), np.uint8)
+    labels = np.full((size, size), IGNORED, np.uint8)
+    part = image[top : top + size, left : left + size]
+    square[: part.shape[0], : part.shape[1]] = part
+    labels[: part.shape[0], : part.shape[1]] = mask[top : top + size, left : left + size]
+    return square, labels

@@ -1,0 +1,192 @@
+"""Segmentation: a UNet says of every pixel which class it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.record.files import read_json, write_json
+from paceline.spec import RunSpec
+from paceline.using.export import WEIGHTS, write_loader, write_weights
+from paceline.workload import Workload
+from paceline.workloads.unet.folder import Folder, read_image
+from paceline.workloads.unet.model import UNet
+from paceline.workloads.unet.pictures import side_by_side
+from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offsets
+from paceline.workloads.unet.scenes import Scenes
+from paceline.workloads.unet.scoring import confusion, losses, scores
+from paceline.workloads.unet.sections import ImageData, UNetModel
+from paceline.workloads.unet.shelf import Shelf, prepare
+
+EVALUATED_PIXELS = 1 << 17
+"""In one pass."""
+KEPT = "images.json"
+SHOWN_SHARE = 0.001
+"""Of an image: classes with fewer pixels are in its mask, but not listed."""
+
+
+@dataclass(frozen=True)
+class ImageKind:
+    """What a model must know of its images."""
+
+    channels: int
+    classes: tuple[str, ...]
+
+
+class Segmentation(Workload):
+    Model = UNetModel
+    Data = ImageData
+    score = "dice"
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        size, step = self.images.size, 2**self.shape.depth
+        if size % step:
+            near = " or ".join(str(side) for side in (size // step * step, -(-size // step) * step) if side)
+            raise UserError(f"data.size={size} cannot be halved model.depth={self.shape.depth} times; use {near}")
+        self.evaluation_chunk = max(1, EVALUATED_PIXELS // size**2)
+
+    @property
+    def shape(self) -> UNetModel:
+        return cast(UNetModel, self.spec.model)
+
+    @property
+    def images(self) -> ImageData:
+        return cast(ImageData, self.spec.data)
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        self.shelf = self._prepared(say)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        return self._prepared(lambda text: None)
+
+    def _prepared(self, say: Callable[[str], None]) -> Shelf:
+        data = self.images
+        return prepare(Scenes(data) if data.source == "scenes" else Folder(data), data.source, data.cache, say)
+
+    def fingerprint(self) -> str:
+        return self.shelf.fingerprint
+
+    @cached_property
+    def kind(self) -> ImageKind:
+        """From what a run kept, where it is opened for use: its images need not be there any more."""
+        if self.kept is None:
+            return ImageKind(self.shelf.channels, self.shelf.classes)
+        kept = read_json(self.kept / KEPT)
+        return ImageKind(kept["channels"], tuple(kept["classes"]))
+
+    def keep(self, folder: Path) -> None:
+        write_json(folder / KEPT, {"channels": self.kind.channels, "classes": self.kind.classes})
+
+    def classes(self) -> Sequence[str]:
+        return self.kind.classes
+
+    def model(self) -> UNet:
+        return UNet(self.shape, self.kind.channels, len(self.kind.classes))
+
+    def data(self, split: str) -> Crops | Tiles:
+        if split == "train":
+            return crops_of(self.shelf.train, self.images)
+        return Tiles(self.shelf.test, self.images.size)
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        net = cast(UNet, model)
+        return [*net.down, *net.join]
+
+    def suits(self, layout: Layout) -> None:
+        if layout.tensor > 1 or layout.pipeline > 1:
+            name = "tensor" if layout.tensor > 1 else "pipeline"
+            raise UserError(
+                f"parallel.{name}={getattr(layout, name)}: a UNet hands each level across, and is not divided within "
+                "or between its layers; use parallel.strategy=ddp or fsdp"
+            )
+        on_cpu = self.spec.parallel.device == "cpu" or not torch.cuda.is_available()
+        if self.shape.norm == "sync_batch" and layout.ranks > 1 and on_cpu:
+            raise UserError(
+                f"model.norm=sync_batch: torch's SyncBatchNorm takes CUDA devices only, and parallel.ranks="
+                f"{layout.ranks} are to run on the CPU; use model.norm=group"
+            )
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        images, masks = batch
+        each, there = losses(_at_least_fp32(model(images)), masks)
+        return each.sum(), there.sum()
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
+        images, masks = batch
+        logits = _at_least_fp32(model(images))
+        each, there = losses(logits, masks)
+        pixels = confusion(logits.argmax(1), masks, logits.shape[1])
+        return {"loss": each.double().sum(), "count": there.sum(), "pixels": pixels}
+
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        return {"loss": sums["loss"] / sums["count"], **scores(sums["pixels"])}
+
+    def pictures(self, model: nn.Module, batch: Batch) -> Mapping[str, NDArray[np.uint8]]:
+        """Image, truth and found, one row per sample."""
+        images, masks = batch
+        found = model(images).argmax(1).to(torch.uint8)
+        parts = (images.permute(0, 2, 3, 1), masks, found)
+        return {"image_truth_found": side_by_side(*(part.cpu().numpy() for part in parts))}
+
+    def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
+        images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
+        images = [one if one.ndim == 3 else one[..., None] for one in images]
+        for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
+            if one.ndim != 3 or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
+                name = given if isinstance(given, str | Path) else f"image {number}"
+                raise UserError(
+                    f"{name} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
+                    f"8 bits with {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
+                )
+        return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
+
+    def predict(self, model: nn.Module, batch: Sequence[Tensor]) -> Mapping[str, Any]:
+        """Of each image: its mask, the share of each class in it, and how sure the model is on average over pixels."""
+        found = [self._mask(model, image) for image in batch]
+        masks = np.empty(len(found), object)  # of images that differ in size
+        masks[:] = [mask.cpu().numpy() for mask, _ in found]
+        return {"mask": masks, "found": np.array([self._names(mask) for mask in masks]), "sure": [s for _, s in found]}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        shape = self.shape.model_dump(include={"width", "depth", "norm"})
+        kind = {"channels": self.kind.channels, "classes": self.kind.classes}
+        write_weights(folder / WEIGHTS, model.state_dict())
+        write_json(folder / "config.json", {**shape, **kind, "size": self.images.size})
+        write_loader(folder, "paceline.workloads.unet", "standalone")
+
+    def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
+        """Tile by tile, as in evaluation."""
+        size, (height, width) = self.images.size, image_CHW.shape[1:]
+        mask, sure = image_CHW.new_zeros((height, width)), 0.0
+        for top, above in offsets(height, size):
+            for left, before in offsets(width, size):
+                part = image_CHW[:, top : top + size, left : left + size]
+                rows, columns = part.shape[1:]
+                logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
+                chances, classes = _at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
+                mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
+                sure += float(chances.sum())
+        return mask, sure / (height * width)
+
+    def _names(self, mask: NDArray[np.uint8]) -> str:
+        shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
+        largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
+        return ", ".join(f"{self.kind.classes[k]} {100 * shares[k]:.1f} %" for k in largest)
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,78 @@
+"""Weights to begin with are the same under every layout, wherever they come from; and longer runs on several ranks."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from starting import started
+
+from paceline import resume, train
+from paceline.errors import UserError
+from paceline.launch.local import run_ranks
+from paceline.layout import from_words
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+TWO = ("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "pipeline:2")
+FOUR = ("fsdp:2+tensor:2", "hsdp:2x2", "fsdp:2+pipeline:2")
+CONSTANT = {"train.schedule": "constant", "train.warmup": 0.0, "train.steps": 2}
+
+
+def under(spec, words, **fields):
+    return spec.replace({**{f"parallel.{key}": value for key, value in from_words(words).items()}, **fields})
+
+
+@pytest.fixture(scope="module")
+def begun(tiny_lm, tmp_path_factory):
+    """A run that was saved under fsdp:2, and the same weights in a file, in half precision."""
+    folder = tmp_path_factory.mktemp("start")
+    run = train(under(tiny_lm, "fsdp:2", **CONSTANT), folder, show=False)
+    half = {name: value.to(torch.bfloat16) for name, value in run.weights().items()}
+    save_file({name: value.float() for name, value in half.items()}, folder / "exact.safetensors")
+    save_file(half, folder / "half.safetensors")
+    save_file(run.weights(), folder / "run.safetensors")
+    return folder, run.path
+
+
+@pytest.fixture(scope="module")
+def first_loss(tiny_lm, begun):
+    folder, _ = begun
+    spec = under(tiny_lm, "single", **{"model.start": folder / "half.safetensors", "train.steps": 1})
+    return read_steps(RunDir(train(spec, folder / "single", show=False).path).events_file(0))[0]["loss"]
+
+
+@pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO), (4, FOUR)])
+def test_a_file_is_the_same_model_under_every_layout(tiny_lm, begun, first_loss, ranks, layouts):
+    folder, _ = begun
+    rows = [(words, under(tiny_lm, words, **{"model.start": folder / "half.safetensors"})) for words in layouts]
+    for found in run_ranks(started, (rows, folder / "exact.safetensors"), ranks):
+        for words, (same, held, loss, taken) in found.items():
+            assert same, words
+            assert loss == pytest.approx(first_loss, rel=1e-5), words
+            assert taken >= held, "a stage holds some, the report counts all"
+
+
+def test_a_run_is_read_under_another_layout_than_it_was_saved(tiny_lm, begun):
+    folder, run = begun
+    rows = [(words, under(tiny_lm, words, **{"model.start": run})) for words in ("tensor:2", "pipeline:2")]
+    found = run_ranks(started, (rows, folder / "run.safetensors"), 2)
+    assert all(same for rank in found for same, *_ in rank.values())
+
+
+def test_what_one_stage_misses_is_refused_by_all(tiny_lm, begun, tmp_path):
+    _, run = begun
+    spec = under(tiny_lm, "pipeline:2", **{"model.start": run, "model.layers": 5})
+    with pytest.raises(UserError, match=r"the model has layers\.4\.attention\.k\.weight, .* which is not in it"):
+        train(spec, tmp_path / "runs", show=False)
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_longer_run_on_two_ranks_is_one_of_that_length(tiny_lm, begun, tmp_path):
+    _, run = begun
+    shutil.copytree(run, tmp_path / "longer")
+    longer = resume(tmp_path / "longer", ["train.steps=+2"], show=False).weights()
+    whole = train(under(tiny_lm, "fsdp:2", **{**CONSTANT, "train.steps": 4}), tmp_path, show=False).weights()
+    assert all(torch.equal(whole[name], longer[name]) for name in whole)

@@ -1,0 +1,44 @@
+"""Models of the library transformers under several layouts: weights that are read in shards, shared and frozen ones."""
+
+import hf_models
+import pytest
+
+from paceline.parity import check
+from paceline.spec import build
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    hf_models.save("gpt2", folder / "gpt2")
+    hf_models.save("llama", folder / "llama")
+    hf_models.labelled(folder / "texts.csv")
+    (folder / "texts.txt").write_text("\n".join(hf_models.TEXTS * 40))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "layouts"),
+    [
+        ("gpt2", {}, ["single", "ddp:2", "fsdp:2"]),
+        ("llama", {"lora_rank": 2, "task": "sequence_classification", "match": "some"}, ["single", "zero1:2", "fsdp:2"]),
+    ],
+)
+def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, corpus_cache):
+    """Fine-tuned whole, with the embedding as its head; and adapters with a new head."""
+    labelled = "task" in model
+    data = {"source": "csv" if labelled else "text", "path": str(folder / ("texts.csv" if labelled else "texts.txt"))}
+    spec = build(
+        {
+            "workload": "transformers",
+            "model": {"start": str(folder / kind), **model},
+            "data": {**data, "sequence": 16, "max_length": 24, "cache": str(corpus_cache)},
+            "train": {"steps": 3, "global_batch": 7, "lr": 1e-3, "log_every": 1},
+            "parallel": {"threads": 1, "timeout_s": 120},
+        }
+    )
+    parity = check(spec, layouts=layouts, steps=3)
+    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    assert all(row.loss < 1e-6 for row in parity.rows[1:])

@@ -1,0 +1,172 @@
+"""A cause is named where the answer depends on the layout, and nothing is named where it does not."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+from paceline.causes import LayoutCause, causes_of
+from paceline.cli import main
+from paceline.spec import build
+
+MODELS = """
+import numpy as np, torch, torch.nn.functional as F
+from torch import nn
+from paceline import Workload
+
+X = torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
+
+class Rows:
+    def __len__(self): return len(X)
+    def cost(self, ids): return np.ones(len(ids))
+    def batch(self, ids, keys): return X[ids]
+
+class Net(nn.Module):
+    def __init__(self, *middle):
+        super().__init__()
+        self.first, self.middle, self.out = nn.Linear(6, 8), nn.Sequential(*middle), nn.Linear(8, 1)
+    def forward(self, x): return self.out(self.middle(torch.tanh(self.first(x))))[:, 0]
+
+class Plain(Workload):
+    middle = ()
+    def model(self): return Net(*(make() for make in self.middle))
+    def data(self, split): return Rows() if split == "train" else None
+    def loss(self, model, x): return ((model(x) - x.sum(1)) ** 2).sum(), len(x)
+
+class Calm(Plain): middle = (lambda: nn.GroupNorm(2, 8), lambda: nn.Dropout(0.0), lambda: nn.LayerNorm(8))
+class BatchNorm(Plain): middle = (lambda: nn.BatchNorm1d(8),)
+class SyncBatchNorm(Plain): middle = (lambda: nn.SyncBatchNorm(8),)
+class Dropout(Plain): middle = (nn.Tanh, lambda: nn.Dropout(0.3))
+class Both(Plain): middle = (lambda: nn.BatchNorm1d(8), lambda: nn.Dropout(0.3))
+
+class KeepsMean(nn.Module):
+    "Uses nothing of the batch, but remembers it."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(8))
+    def forward(self, x):
+        if self.training: self.running_mean.lerp_(x.detach().mean(0), 0.1)
+        return x
+class Remembers(Plain): middle = (KeepsMean,)
+
+class Noise(nn.Module):
+    def forward(self, x): return F.dropout(x, 0.3, self.training)
+class OwnDraws(Plain): middle = (Noise,)
+class LossDraws(Plain):
+    def loss(self, model, x): return ((model(x + float(np.random.normal())) - x.sum(1)) ** 2).sum(), len(x)
+
+class Mean(Plain):
+    def loss(self, model, x): return ((model(x) - x.sum(1)) ** 2).mean(), len(x)
+class MeanOfOne(Plain):
+    def loss(self, model, x): return ((model(x) - x.sum(1)) ** 2).mean(), 1
+class Count(Plain):
+    def loss(self, model, x): return ((model(x) - x.sum(1)) ** 2).sum(), 1
+
+class Centre(nn.Module):
+    def forward(self, x): return x - x.mean(0)
+class Mixes(Plain): middle = (nn.Tanh, Centre)
+class Contrast(Plain):
+    def loss(self, model, x): return torch.pdist(model(x)[:, None] * x).sum() + 0 * model(x).sum(), len(x)
+
+class Weights(Plain):
+    def model(self):
+        net = Net()
+        net.first.weight.data += float(np.random.default_rng().normal())
+        return net
+class Data(Plain):
+    def data(self, split):
+        rows = Rows()
+        shift = float(np.random.default_rng().normal())
+        rows.batch = lambda ids, keys: X[ids] + shift
+        return rows
+
+class Unused(Plain):
+    def model(self):
+        net = Net()
+        net.spare, net.frozen = nn.Linear(3, 1), nn.Linear(2, 2).requires_grad_(False)
+        return net
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    file = tmp_path_factory.mktemp("own") / "models.py"
+    file.write_text(textwrap.dedent(MODELS))
+    return lambda kind: build(
+        {
+            "workload": f"{file}:{kind}",
+            "train": {"steps": 2, "global_batch": 12},
+            "parallel": {"threads": 1, "timeout_s": 60, "device": "cpu"},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "named"),
+    [
+        ("BatchNorm", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(BatchNorm1d\): .*use GroupNorm"),
+        (
+            "SyncBatchNorm",
+            LayoutCause.SYNCHRONISED_STATISTICS,
+            r"middle\.0 \(SyncBatchNorm\): .*no passes are accumulated",
+        ),
+        ("Remembers", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(KeepsMean\)"),
+        ("Dropout", LayoutCause.DROPOUT, r"middle\.1 \(Dropout\): .*key"),
+        ("OwnDraws", LayoutCause.OWN_DRAWS, r"middle\.0 draws from torch's generator"),
+        ("LossDraws", LayoutCause.OWN_DRAWS, r"loss\(\) draws from numpy's"),
+        (
+            "Mean",
+            LayoutCause.MEAN,
+            r"did you return a mean\? the loss was [\d.]+ for 12 samples, and [\d.]+ for 8 of them",
+        ),
+        ("MeanOfOne", LayoutCause.MEAN, r"did you return a mean\?"),
+        ("Count", LayoutCause.COUNT, r"1 for 12 and 1 for 8 and 1 for 4"),
+        ("Mixes", LayoutCause.SHARED, r"middle\.1 gives a sample another value"),
+        ("Contrast", LayoutCause.SHARED, r"loss\(\) gives a sample another value"),
+        ("Weights", LayoutCause.WEIGHTS, r"first\.weight"),
+        ("Data", LayoutCause.DATA, r"data\('train'\) gives other samples"),
+    ],
+)
+def test_the_cause_is_named_with_what_to_do(own, kind, cause, named):
+    (found,) = causes_of(own(kind))
+    assert found.cause is cause
+    assert re.search(named, str(found)), str(found)
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Calm"])
+def test_nothing_is_named_without_evidence(own, kind):
+    assert causes_of(own(kind)) == []
+
+
+def test_each_of_two_causes_is_named(own):
+    assert [found.cause for found in causes_of(own("Both"))] == [LayoutCause.BATCH_STATISTICS, LayoutCause.DROPOUT]
+
+
+def test_a_check_that_fails_names_the_cause(own, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"workload: {own('BatchNorm').workload}\ntrain: {{global_batch: 12}}\nparallel: {{threads: 1}}\n")
+    with pytest.raises(SystemExit) as left:
+        main(["check", str(file), "--ranks", "1", "--accumulate", "1,3", "--steps", "2"])
+    assert left.value.code == 1
+    assert "\n  cause: middle.0 (BatchNorm1d): statistics over the samples of one pass" in capsys.readouterr().err
+
+
+def test_trying_out_leaves_the_generators_as_they_were(own):
+    import random
+
+    import numpy as np
+    import torch
+
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    def seed():
+        random.seed(3), np.random.seed(3), torch.manual_seed(3)  # noqa: NPY002
+
+    seed()
+    expected = draw()
+    seed()
+    causes_of(own("Plain"))
+    assert draw() == expected

@@ -1,0 +1,124 @@
+"""The page on data: what data(split) may return, and usual scripts before and after."""
+
+import csv
+import difflib
+import gzip
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import paceline
+from paceline.data.samples import samples_of
+from paceline.spec import RunSpec
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EXAMPLES = DOCS / "examples"
+PAGE = (DOCS / "own_data.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+SCRIPTS = ("mnist", "census", "reviews")
+MOST_LINES = 15
+
+
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory):
+    """Small files under the names that the scripts and the page read."""
+    folder = tmp_path_factory.mktemp("data")
+    _digits(folder / "data" / "mnist")
+    _census(folder / "data" / "adult_census")
+    _reviews(folder / "data" / "amazon_reviews_2023")
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (folder / "photos" / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 30)).save(folder / "photos" / split / name / "1.png")
+        (folder / "people").mkdir(exist_ok=True)
+        text = "age,hours,job,city,income\n30,40,cook,Rome,low\n50,20,clerk,Oslo,high\n"
+        (folder / "people" / f"{split}.csv").write_text(text)
+    return folder
+
+
+def _digits(folder):
+    """Digits of 28 × 28 pixels: blocks of light whose place is the class."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 320), ("t10k", 64)):
+        labels = draw.integers(0, 10, count).astype(np.uint8)
+        images = draw.integers(0, 40, (count, 28, 28)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[4 + 4 * (label // 2) :, 4 + 10 * (label % 2) :][:4, :8] = 250
+        for kind, array in ((f"{name}-images.idx3-ubyte", images), (f"{name}-labels.idx1-ubyte", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+            (folder / f"{kind}.gz").write_bytes(gzip.compress(header + array.tobytes(), 1))
+
+
+def _census(folder):
+    folder.mkdir(parents=True)
+    words = ("workclass", "marital_status", "occupation", "relationship", "sex")
+    numbers = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 900), ("test", 100)):
+        with gzip.open(folder / f"adult_{split}.csv.gz", "wt") as file:
+            rows = csv.writer(file)
+            rows.writerow([*numbers, *words, "income"])
+            for _ in range(count):
+                values, kinds = draw.integers(0, 60, len(numbers)), draw.integers(0, 3, len(words))
+                rows.writerow([*values, *(f"kind {k}" for k in kinds), ">50K" if kinds[0] else "<=50K"])
+
+
+def _reviews(folder):
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    with gzip.open(folder / "reviews_sample.csv.gz", "wt") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "rating"])
+        for _ in range(300):
+            good = bool(draw.integers(2))
+            other = " ".join(draw.choice(["the", "box", "hair", "it", "was"], draw.integers(1, 9)))
+            rows.writerow([f"{other} {'lovely' if good else 'broken'}", 5.0 if good else 1.0])
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "\ndef data(" in block])
+def test_what_data_returns_on_the_page_makes_batches(block, data_folder, monkeypatch):
+    monkeypatch.chdir(data_folder)
+    if "import datasets" in block:
+        pytest.importorskip("datasets")
+    found: dict = {}
+    exec(block, found)
+    methods = {name: found[name] for name in ("data", "collate") if name in found}
+    workload = type("Own", (paceline.Workload,), methods)(RunSpec())
+    for split in ("train", "test"):
+        samples = samples_of(workload, split)
+        batch = samples.batch(np.arange(2), np.zeros(2, np.int64))
+        parts = list(batch.values()) if isinstance(batch, dict) else batch
+        assert [len(part) for part in parts] == [2] * len(parts)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_before_and_after(name, data_folder, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(data_folder)
+    runpy.run_path(str(EXAMPLES / f"before_{name}.py"), run_name="__main__")
+    before = float(re.findall(r"accuracy (\S+)", capsys.readouterr().out)[-1])
+    spec = paceline.load(EXAMPLES / f"after_{name}.yaml", ["parallel.threads=1"])
+    after = paceline.train(spec, tmp_path, show=False).metrics["accuracy"]
+    assert min(before, after) > {"mnist": 0.2, "census": 0.9, "reviews": 0.9}[name]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_few_lines_are_changed_or_added(name):
+    before, after = (lines_of(EXAMPLES / f"{word}_{name}.py") for word in ("before", "after"))
+    new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert 5 < len(new) + len(lines_of(EXAMPLES / f"after_{name}.yaml")) <= MOST_LINES, "".join(new)
+
+
+def lines_of(file):
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def test_the_page_shows_the_scripts_as_they_are():
+    shown = [block for block in BLOCKS if block.startswith(("def main", "class Digits"))]
+    for word, block in zip(("before", "after"), shown, strict=True):
+        assert block in (EXAMPLES / f"{word}_mnist.py").read_text(encoding="utf-8")
+    assert f"```yaml\n{(EXAMPLES / 'after_mnist.yaml').read_text()}```" in PAGE

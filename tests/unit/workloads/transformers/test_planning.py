@@ -1,0 +1,136 @@
+"""Models of transformers, planned: the closed form against the library's own models, without memory."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from paceline.cli import main
+from paceline.errors import UserError
+from paceline.planning.plan import plan
+from paceline.planning.subject import subject_of
+from paceline.spec import build
+from paceline.workload import repeated_layers
+from paceline.workloads.transformers import lora
+from paceline.workloads.transformers.architectures import READERS, sizes_of
+
+SIDES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
+GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 80}
+DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80}
+SIZES = {**SIDES, **HEADS, **GPT2, **DISTILBERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA_7B = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
+
+
+def saved_config(kind, folder, **more):
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[kind](**{**SIZES, **more})
+    file = folder / "config.json"
+    file.write_text(config.to_json_string(use_diff=False))
+    return config, file
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_parameters_are_those_of_the_library(kind, tmp_path):
+    import transformers
+
+    config, file = saved_config(kind, tmp_path, num_labels=5)
+    sizes = sizes_of(json.loads(file.read_text()))
+    seen = 0
+    for auto, classes in ((transformers.AutoModelForCausalLM, 0), (transformers.AutoModelForSequenceClassification, 5)):
+        if type(config) not in auto._model_mapping or (not classes and not sizes.causal):
+            continue
+        with torch.device("meta"):
+            model = auto.from_config(config)
+        assert sizes.parameters(classes) == sum(p.numel() for p in model.parameters())
+        blocks = repeated_layers(model)
+        lora.adapt(blocks, (), 4, 1.0)
+        added = [p for name, p in blocks[0].named_parameters() if "lora" in name]
+        assert sizes.adapters(4) == sum(p.numel() for p in added)
+        seen += 1
+    assert seen
+
+
+def test_another_architecture_is_counted(tmp_path):
+    import transformers
+
+    config, file = saved_config("olmo2", tmp_path)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    subject = subject_of(build({"workload": "transformers", "model": {"config": str(file)}}))
+    assert subject.params == sum(p.numel() for p in model.parameters())
+    assert "olmo2 has no formula here" in " ".join(subject.assumptions)
+
+
+def test_a_usual_architecture_is_planned_without_torch(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_7B))
+    code = (
+        "import sys\nfrom paceline.cli import main\n"
+        f"try: main(['plan', '--hf', {str(file)!r}, '--cluster', '4x4090', '--lora', '8', 'train.precision=bf16'])\n"
+        "except SystemExit as end: assert not end.code, end\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "6.76 B parameters (20 M trained)" in done.stdout
+    assert "samples of 256 tokens" in done.stdout
+
+
+def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_7B))
+    spec = build({"workload": "transformers", "model": {"config": str(file)}, "train": {"global_batch": 8}})
+    found = {}
+    for rank in (0, 8):
+        made = plan(spec.replace({"model.lora_rank": rank}), cluster="8xH200", devices=[1])
+        found[rank] = made.rows[0].price
+    whole, adapted = found[0].memory, found[8].memory
+    trained = 32 * 8 * (4 * 2 * 4096 + 3 * (4096 + 11008))
+    assert adapted.weights_bytes - whole.weights_bytes == 4 * trained
+    assert adapted.states_bytes == 8 * trained
+    assert whole.states_bytes == 8 * (whole.weights_bytes / 4)
+    assert 1.2 < found[0].step_s / found[8].step_s < 1.6  # two products of three are left
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hf", "FOLDER/none.json"], "there is no such folder; nothing is downloaded, so fetch it first"),
+        (["--hf", "FOLDER/strange.json"], "the architecture 'strange' is not known to transformers"),
+        (["--hf", "FOLDER/text.json"], "not a readable config.json"),
+        (["--hf", "FOLDER/llama.json"], "has no 'hidden_size'"),
+        (["--lora", "8"], "--lora: it goes with --hf"),
+        (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf stands in place of a run file"),
+        (
+            ["--hf", "FOLDER/llama.json", "--lora", "many"],
+            "model.lora_rank: 'many' is not a whole number (command line)",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, capsys):
+    (tmp_path / "strange.json").write_text('{"model_type": "strange"}')
+    (tmp_path / "llama.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "text.json").write_text("hidden_size: 4096")
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *(word.replace("FOLDER", str(tmp_path)) for word in words)])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_a_model_must_be_named():
+    with pytest.raises(UserError, match=r"type  model\.start=FOLDER"):
+        subject_of(build({"workload": "transformers"}))

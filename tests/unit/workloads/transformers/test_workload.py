@@ -1,0 +1,240 @@
+"""Training, adapters and export of models that the library saved; compared with the library itself."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import paceline
+from hf_models import TEXTS
+from paceline import train
+from paceline.cli import main
+from paceline.data.corpora.sources import open_source
+from paceline.errors import UserError
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+from paceline.spec import load
+from paceline.training.checkpoints.saved import newest, read_tensors
+from paceline.workload import workload_of
+
+CLASSIFY = {"model.task": "sequence_classification", "model.match": "some"}
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(ids)).logits
+
+
+@pytest.fixture(scope="module")
+def tuned(run_file, tmp_path_factory):
+    """A fine-tuned model, with tied weights."""
+    return train(run_file("gpt2"), tmp_path_factory.mktemp("tuned"), show=False)
+
+
+@pytest.fixture(scope="module")
+def adapted(run_file, tmp_path_factory):
+    """One with adapters."""
+    adapters = {"model.lora_rank": 2, "model.lora_targets": ["q_proj", "down_proj"]}
+    spec = run_file("llama", **adapters, **{"train.steps": 8, "train.lr": 0.1})
+    return train(spec, tmp_path_factory.mktemp("adapted"), show=False)
+
+
+def test_the_first_loss_is_that_of_the_library(tuned, run_file, hf):
+    import transformers
+
+    workload = workload_of(run_file("gpt2"))
+    samples = workload.data("train")
+    tokens, targets = samples.batch(np.arange(len(samples)), np.zeros(len(samples)))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(hf / "gpt2")
+    start = next(read_events(RunDir(tuned.path).events_file(0), "start"))
+    assert start["weights"]["left"] == start["weights"]["drawn"] == []
+    with torch.no_grad():
+        mine = workload.loss(theirs.eval(), type(samples.batch(np.arange(1), np.zeros(1)))(tokens, targets))
+        their = theirs(input_ids=tokens, labels=None).logits
+    both = torch.nn.functional.cross_entropy(their.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    assert float(mine[0] / mine[1]) == pytest.approx(float(both), rel=1e-5)
+    assert tuned.summary.loss_first == pytest.approx(float(both), rel=0.05)
+    assert tuned.summary.loss_last < tuned.summary.loss_first
+
+
+def test_from_pretrained_reads_what_is_exported(tuned, tmp_path):
+    import transformers
+
+    model = paceline.open(tuned.path).model
+    paceline.export(tuned.path, tmp_path / "out")
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = [tokenizer("good number 3 of a list").input_ids]
+    assert ids[0][0] == 1, "as the folder's own tokenizer.json marks a text"
+    torch.testing.assert_close(logits(there, ids), logits(model, ids), rtol=0, atol=0)
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors"), "it is shared"
+
+
+def test_adapters_leave_the_base_as_it_was(adapted, hf):
+    def digest(tensor):
+        return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+    checkpoint = newest(RunDir(adapted.path).checkpoints, print)
+    weights, base = read_tensors(checkpoint), load_file(hf / "llama" / "model.safetensors")
+    assert {name: digest(tensor) for name, tensor in base.items()} == {name: digest(weights[name]) for name in base}
+    assert {name.rpartition(".")[2] for name in weights.keys() - base.keys()} == {"lora_A", "lora_B"}
+    states = {name.rpartition(".")[0] for name in read_tensors(checkpoint, "optim.")}
+    assert states == weights.keys() - base.keys()
+    assert any(weights[name].any() for name in states if name.endswith("lora_B"))
+    assert adapted.summary.loss_last < adapted.summary.loss_first
+
+
+def test_a_language_model_names_no_classes(tuned):
+    with pytest.raises(UserError, match="to generate text, write the model for transformers with  paceline export"):
+        paceline.open(tuned.path).predict(["good"])
+
+
+def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
+    """Its architecture and its tokeniser are those that the run kept."""
+    spec = run_file("gpt2", **{"model.start": str(tuned.path), "train.steps": 1, "train.lr": 1e-9})
+    first = train(spec, tmp_path, show=False).summary.loss_first
+    assert first < 0.99 * tuned.summary.loss_first
+
+
+def test_adapters_are_exported_merged_and_for_peft(adapted, hf, tmp_path):
+    import peft
+    import transformers
+
+    model = paceline.open(adapted.path).model
+    paceline.export(adapted.path, tmp_path / "out")
+    ids = [list(range(5, 25))]
+    ours = logits(model, ids)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    base = transformers.AutoModelForCausalLM.from_pretrained(hf / "llama").eval()
+    assert (logits(base, ids) - ours).abs().max() > 1e-3
+    beside = peft.PeftModel.from_pretrained(base, tmp_path / "out" / "adapter").eval()
+    torch.testing.assert_close(logits(merged, ids), ours, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(beside, ids), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+def test_the_answer_does_not_depend_on_padding(kind, run_file):
+    workload = workload_of(run_file(kind, **CLASSIFY))
+    model = workload.model().eval()
+    texts = ["bad", "good number 7 of a list and more and more", "number"]
+    with torch.no_grad():
+        together = workload.predict(model, workload.encode(texts))["probabilities"]
+        alone = [workload.predict(model, workload.encode([text]))["probabilities"][0] for text in texts]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_token_is_predicted_from_those_before_it(kind, run_file):
+    workload = workload_of(run_file(kind))
+    model = workload.model().eval()
+    ids = [[5, 6, 7, 8], [5, 6, 7, 9]]
+    found = logits(model, ids)
+    torch.testing.assert_close(found[0, :3], found[1, :3], rtol=0, atol=1e-6)
+    assert not torch.equal(found[0, 3], found[1, 3])
+
+
+def test_rows_and_lengths_that_are_added_count_nothing(run_file):
+    workload = workload_of(run_file("llama", **CLASSIFY))
+    model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(5)
+    (padded,) = samples.fixed_shape_batches([(ids, ids)], 8)
+    assert padded.tokens.shape == (8, 24)
+    with torch.no_grad():
+        total, count = workload.loss(model, samples.batch(ids, ids))
+        again, counted = workload.loss(model, padded)
+    assert int(count) == int(counted) == 5
+    assert float(again) == pytest.approx(float(total), rel=1e-5)
+
+
+def test_a_classifier_learns_and_tells_classes(run_file, tmp_path):
+    import transformers
+
+    spec = run_file("bert", **CLASSIFY, **{"train.steps": 40, "train.evaluate_every": 40, "train.lr": 3e-3})
+    result = train(spec, tmp_path, show=False)
+    assert result.metrics["accuracy"] == 1.0
+    found = paceline.open(result.path).predict(TEXTS[:2])
+    assert found.labels == ["good", "bad"]
+    held_out = [(text, label) for text, label in open_source(spec.data).test()]
+    told = paceline.open(result.path).predict([text for text, _ in held_out])
+    losses = [-np.log(row[label]) for row, (_, label) in zip(told.probabilities, held_out, strict=True)]
+    assert float(np.mean(losses)) == pytest.approx(result.metrics["loss"], rel=1e-6)
+    paceline.export(result.path, tmp_path / "out")
+    there = transformers.pipeline("text-classification", str(tmp_path / "out"))
+    said = there(TEXTS[0])[0]
+    assert said["label"] == "good"
+    assert said["score"] == pytest.approx(float(found.probabilities[0, 1]), abs=1e-6)
+
+
+def test_a_bare_model_begins_a_classifier(hf, run_file, tmp_path):
+    """The folder of a model without a head: its names lack the first word."""
+    import transformers
+
+    whole = transformers.AutoModelForSequenceClassification.from_pretrained(hf / "bert")
+    whole.bert.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer.json").write_bytes((hf / "bert" / "tokenizer.json").read_bytes())
+    spec = run_file("bert", **CLASSIFY, **{"model.start": str(tmp_path / "bare"), "train.steps": 1, "train.lr": 1e-9})
+    result = train(spec, tmp_path, show=False)
+    weights = result.weights()
+    for name, tensor in whole.bert.state_dict().items():
+        torch.testing.assert_close(weights[f"bert.{name}"], tensor, rtol=0, atol=1e-6)
+
+
+def test_dropout_of_the_config_is_off_and_said(run_file):
+    lines = []
+    workload = workload_of(run_file("gpt2"))
+    workload.prepare(lines.append)
+    assert any("dropout of the config (" in line and "resid_pdrop=0.1" in line for line in lines), lines
+    assert workload.config.resid_pdrop == 0.0
+    kept = workload_of(run_file("gpt2", **{"model.dropout": True}))
+    assert kept.config.resid_pdrop == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model.start": "org/name"}, "nothing is downloaded, so fetch it first, as in  hf download org/name"),
+        ({"data.source": "csv"}, "data.source=csv has texts with labels, and model.task=causal_lm reads text"),
+        ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text has no labels"),
+        ({"data.sequence": 65}, "data.sequence=65 is longer than the 64 positions of the model; use 64"),
+        ({"model.lora_rank": 2, "model.lora_targets": ["q_prj"]}, "no linear layer 'q_prj', did you mean 'q_proj'"),
+        ({"model.lora_alpha": 2.0}, "model.lora_alpha is given, but model.lora_rank=0 trains all weights"),
+        (
+            {"model.task": "sequence_classification"},
+            "the model has score.weight, which is not in it, and it has lm_head",
+        ),
+        ({"parallel.ranks": 2, "parallel.tensor": 2}, "parallel.tensor=2: models of transformers are spread by whole"),
+    ],
+)
+def test_bad_input_is_one_line(change, said, run_file, tmp_path):
+    with pytest.raises(UserError) as refused:
+        train(run_file("llama", **change), tmp_path / "runs", show=False)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_folder_without_safetensors_is_refused(hf, run_file, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((hf / "llama" / name).read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UserError, match="this may be a pickle, which can run code"):
+        train(run_file("llama", **{"model.start": str(tmp_path)}), tmp_path / "runs", show=False)
+
+
+def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, corpus_cache, tmp_path, capsys):
+    (tmp_path / "config.json").write_bytes((hf / "llama" / "config.json").read_bytes())
+    (tmp_path / "run.yaml").write_text(
+        "workload: transformers\nmodel: {config: config.json}\n"
+        f"data: {{source: text, path: {hf}/texts.txt, vocab: 280, sequence: 16, cache: {corpus_cache}}}\n"
+        "train: {steps: 2, global_batch: 4}\nparallel: {threads: 1}\n"
+    )
+    with pytest.raises(SystemExit) as end:
+        main(["train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "runs")])
+    assert end.value.code == 0
+    assert "learning a vocabulary of 280 tokens" in capsys.readouterr().out
+    values = (tmp_path / "config.json").read_text().replace('"vocab_size": 300', '"vocab_size": 299')
+    (tmp_path / "config.json").write_text(values)
+    spec = load(tmp_path / "run.yaml", {"data.tokenizer": str(hf / "llama" / "tokenizer.json")})
+    with pytest.raises(UserError, match="the tokeniser has 300 tokens and the model rows for 299"):
+        train(spec, tmp_path)

@@ -1,0 +1,210 @@
+"""Scenes, folders of pairs, and the samples that are cut from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import SHARED
+from paceline.errors import UserError
+from paceline.spec import build
+from paceline.workload import traits_of, workload_of
+from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
+from paceline.workloads.unet.scenes import Scenes
+from paceline.workloads.unet.sections import ImageData
+from paceline.workloads.unet.shelf import IGNORED, open_shelf
+from paceline.workloads.unet.strokes import DRAWS, draw
+
+SCENES = {"scenes": 12, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
+
+
+def workload(cache, model=None, **data):
+    return workload_of(
+        build({"workload": "unet", "model": model or {"depth": 2}, "data": {"size": 32, **data, "cache": str(cache)}})
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three colour images of different sizes, with masks of classes 0, 1, 2 and pixels that do not count."""
+    rng = np.random.default_rng(0)
+    for part in ("images", "masks"):
+        (tmp_path / part).mkdir()
+    for name, (height, width) in {"a": (40, 50), "b": (32, 32), "c": (20, 70)}.items():
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(tmp_path / f"images/{name}.png")
+        mask = rng.integers(0, 3, (height, width), dtype=np.uint8)
+        mask[0, 0] = IGNORED
+        Image.fromarray(mask).save(tmp_path / f"masks/{name}.tif")
+    return tmp_path
+
+
+def test_every_digit_is_drawn_and_depends_on_its_numbers_alone():
+    middle = np.full(DRAWS, 0.5)
+    pictures = [draw(digit, middle) for digit in range(10)]
+    for digit, picture in enumerate(pictures):
+        assert 0.05 < (picture > 0.4).mean() < 0.4
+        assert np.array_equal(picture, draw(digit, middle))
+        assert max(np.corrcoef(picture.flat, other.flat)[0, 1] for other in pictures if other is not picture) < 0.9
+    assert not np.array_equal(pictures[3], draw(3, np.full(DRAWS, 0.7)))
+
+
+def test_a_scene_is_a_function_of_its_number():
+    """Another number of scenes does not change those that both have."""
+    few, many = (list(Scenes(ImageData(**{**SCENES, "scenes": n})).pairs("train")) for n in (3, 5))
+    assert [len(few), len(many)] == [3, 5]
+    for (image, mask), (same_image, same_mask) in zip(few, many, strict=False):
+        assert np.array_equal(image, same_image)
+        assert np.array_equal(mask, same_mask)
+        assert image.shape == (40, 40, 1)
+        assert 1 <= len(set(mask.flat) - {0}) <= 2
+    other = next(Scenes(ImageData(**SCENES, seed=1)).pairs("train"))
+    assert not np.array_equal(other[0], few[0][0])
+    assert not np.array_equal(next(Scenes(ImageData(**SCENES)).pairs("test"))[0], few[0][0])
+
+
+def test_scenes_of_real_digits():
+    pytest.importorskip("sklearn")
+    for split in ("train", "test"):
+        image, mask = next(Scenes(ImageData(**SCENES, digits="sklearn")).pairs(split))
+        assert image.max() > 100
+        assert 0 < (mask > 0).mean() < 0.5
+
+
+def test_scenes_of_mnist():
+    folder = SHARED / "data" / "mnist"
+    if not folder.is_dir():
+        pytest.skip("MNIST's files are not here")
+    source = Scenes(ImageData(**SCENES, digits="mnist", path=folder))
+    train, test = (next(source.pairs(split)) for split in ("train", "test"))
+    assert not np.array_equal(train[0], test[0])
+    assert 0 < (train[1] > 0).mean() < 0.5
+
+
+def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
+    said: list[str] = []
+    first = workload(tmp_path, **SCENES)
+    first.prepare(said.append)
+    again = workload(tmp_path, **SCENES)
+    again.prepare(said.append)
+    assert said == ["images: 12 training and 4 test images in 11 classes prepared"]
+    assert again.fingerprint() == first.fingerprint()
+    (first.shelf.folder / "train.masks.npy").write_bytes(b"half")
+    third = workload(tmp_path, **SCENES)
+    third.prepare(said.append)
+    assert len(said) == 2
+    assert len(third.data("train")) == 12
+    assert open_shelf(third.shelf.folder).classes == ("background", *map(str, range(10)))
+
+
+def test_a_folder_of_pairs(folder, tmp_path):
+    found = workload(tmp_path / "cache", source="folder", path=folder, flip="both")
+    assert (found.kind.channels, found.classes()) == (3, ("0", "1", "2"))
+    train, test = found.data("train"), found.data("test")
+    assert len(train) == 2
+    assert isinstance(train, Crops)
+    images, masks = train.batch(np.arange(2), np.array([5, 6]))
+    assert images.shape == (2, 3, 32, 32)
+    assert set(masks.unique().tolist()) <= {0, 1, 2, IGNORED}
+    assert isinstance(test, Tiles)
+
+
+def test_tiles_show_every_pixel_once(folder, tmp_path):
+    shelf = workload(tmp_path / "cache", source="folder", path=folder).shelf
+    for images in (shelf.train, shelf.test):
+        tiles = Tiles(images, 32)
+        for image in range(len(images)):
+            mine = [i for i, place in enumerate(tiles.places) if place[0] == image]
+            seen = sum(int((tiles.pair(i, 0)[1] != IGNORED).sum()) for i in mine)
+            assert seen == int((images.pair(image)[1] != IGNORED).sum())
+    assert list(offsets(70, 32)) == [(0, 0), (32, 0), (38, 26)]
+    assert list(offsets(20, 32)) == [(0, 0)]
+
+
+def test_a_key_decides_the_crop_and_all_that_is_random(folder, tmp_path):
+    data = {"source": "folder", "path": folder, "flip": "both", "brightness": 0.3, "size": 16}
+    train = workload(tmp_path / "cache", **data).data("train")
+    ids = np.zeros(8, np.int64)
+    first, again, other = (train.batch(ids, np.arange(8) + begin) for begin in (0, 0, 100))
+    assert first[0].equal(again[0])
+    assert first[1].equal(again[1])
+    assert not first[0].equal(other[0])
+    alone = train.batch(ids[3:4], np.array([3]))
+    assert alone[0][0].equal(first[0][3]), "not on who shares the batch"
+    assert not hasattr(train, "resident")
+
+
+def test_whole_images_can_be_resident(cache):
+    """Where nothing is random, a batch is no more than rows of all samples."""
+    found = workload(cache, **SCENES)
+    train = found.data("train")
+    assert traits_of(found, train).few_shapes, "its steps can be recorded"
+    ids, keys = np.array([3, 1]), np.array([7, 8])
+    for everything, batch in zip(train.resident(), train.batch(ids, keys), strict=True):
+        assert everything[ids].equal(batch)
+    assert not hasattr(crops_of(train.images, ImageData(size=16 * 2, flip="both")), "resident")
+
+
+def test_black_and_white_masks_are_two_classes(tmp_path):
+    for part in ("images", "masks"):
+        (tmp_path / part).mkdir()
+    for name in "ab":
+        np.save(tmp_path / f"images/{name}.npy", np.full((16, 16), 9, np.uint8))
+        Image.fromarray(np.eye(16, dtype=np.uint8) * 255).save(tmp_path / f"masks/{name}.png")
+    found = workload(tmp_path / "cache", source="folder", path=tmp_path, size=16)
+    assert found.classes() == ("0", "1")
+    assert found.data("train").batch(np.array([0]), np.array([0]))[1].sum() == 16
+
+
+def _save(folder, part, name, array):
+    np.save(folder / part / f"{name}.npy", array)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda f: (f / "masks/a.tif").unlink(), "images/a has no masks/a beside it"),
+        (lambda f: (f / "images/a.png").write_bytes(b"no"), "images/a.png cannot be read as an image"),
+        (lambda f: [(f / "masks/a.tif").unlink(), _save(f, "masks", "a", np.zeros((3, 3), np.uint8))], "50 × 40"),
+        (lambda f: [(f / "masks/a.tif").unlink(), _save(f, "masks", "a", np.zeros((40, 50, 3)))], "one class number"),
+        (lambda f: [(f / "images/a.png").unlink(), _save(f, "images", "a", np.zeros((40, 50)))], "8 bits are read"),
+        (lambda f: [(f / "images/a.png").unlink(), _save(f, "images", "a", np.zeros((40, 50), np.uint8))], "channels"),
+        (lambda f: (f / "images").rename(f / "pictures"), "there is no such folder"),
+        (lambda f: [file.unlink() for file in (f / "masks").iterdir()], "masks/ holds none of .png"),
+    ],
+)
+def test_a_wrong_folder_is_refused_in_one_line(folder, tmp_path, harm, said):
+    harm(folder)
+    with pytest.raises(UserError, match=said) as refused:
+        workload(tmp_path / "cache", source="folder", path=folder).prepare(print)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": {"source": "folder"}}, "needs data.path=FOLDER"),
+        ({"data": {"digits": "mnist"}}, "needs data.path=FOLDER"),
+        ({"data": {"digits": "mnist", "path": "/nowhere"}}, "there is no such file"),
+        ({"data": {"size": 16}}, "use 32 or more"),
+        ({"data": {"size": 50}}, "cannot be halved model.depth=3 times; use 48 or 56"),
+        ({"parallel": {"ranks": 2, "pipeline": 2}}, "parallel.pipeline=2: a UNet hands each level across"),
+        ({"model": {"norm": "sync_batch"}, "parallel": {"ranks": 2, "device": "cpu"}}, "use model.norm=group"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(sections, said):
+    from paceline.layout import layout_of
+
+    def begin():
+        spec = build({"workload": "unet", **sections})
+        found = workload_of(spec)
+        found.suits(layout_of(spec))
+        found.prepare(print)
+
+    with pytest.raises(UserError, match=said):
+        begin()

@@ -1,0 +1,127 @@
+"""The UNet, its loss and its scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import UserError
+from paceline.spec import build
+from paceline.training.pictures import palette
+from paceline.workload import workload_of
+from paceline.workloads.unet.model import UNet
+from paceline.workloads.unet.pictures import side_by_side
+from paceline.workloads.unet.scoring import confusion, losses, scores
+from paceline.workloads.unet.sections import UNetModel
+from paceline.workloads.unet.shelf import IGNORED
+
+SMALL = {"width": 4, "depth": 2}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("images"))
+    data = {"scenes": 10, "size": 32, "digits_per_scene": 1, "cache": cache}
+    return workload_of(build({"workload": "unet", "model": SMALL, "data": data}))
+
+
+def test_a_logit_for_each_class_and_pixel_whatever_shares_the_batch():
+    torch.manual_seed(0)
+    net = UNet(UNetModel(**SMALL), channels=3, classes=5).double().train()
+    images = torch.randint(0, 256, (4, 3, 16, 24), dtype=torch.uint8)
+    out = net(images)
+    assert out.shape == (4, 5, 16, 24)
+    assert torch.allclose(out[1:2], net(images[1:2]), rtol=1e-12)
+    assert [type(m).__name__ for m in net.modules()].count("GroupNorm") == 10
+
+
+def test_channels_last_changes_the_memory_and_not_the_answer():
+    images = torch.randint(0, 256, (2, 1, 16, 16), dtype=torch.uint8)
+    found = {}
+    for choice in ("on", "off", "auto"):
+        torch.manual_seed(0)
+        net = UNet(UNetModel(**SMALL, channels_last=choice), 1, 3)
+        found[choice] = net(images)
+    assert found["on"].is_contiguous(memory_format=torch.channels_last)
+    assert found["off"].is_contiguous()
+    assert found["auto"].is_contiguous(), "auto is off on a CPU"
+    assert torch.allclose(found["on"], found["off"], atol=1e-5)
+
+
+def test_the_loss_of_a_sample_is_its_own():
+    torch.manual_seed(0)
+    logits = torch.randn(3, 4, 8, 8, dtype=torch.float64)
+    masks = torch.randint(0, 4, (3, 8, 8)).to(torch.uint8)
+    masks[1, :4] = IGNORED
+    masks[2] = IGNORED
+    each, there = losses(logits, masks)
+    assert there.tolist() == [True, True, False]
+    assert each[2] == 0
+    alone, _ = losses(logits[1:2, :, 4:], masks[1:2, 4:])
+    assert torch.allclose(each[1], alone[0]), "ignored pixels count nothing"
+    entropy = F.cross_entropy(logits[:1], masks[:1].long())
+    chances = logits[:1].softmax(1)
+    dice = [
+        float((2 * chances[0, k][masks[0] == k].sum() + 1) / (chances[0, k].sum() + (masks[0] == k).sum() + 1))
+        for k in range(4)
+    ]
+    assert float(each[0]) == pytest.approx(float(entropy) + 1 - np.mean(dice))
+
+
+def test_scores_of_a_known_table():
+    truth = torch.tensor([[[0, 0, 1, 1], [1, 1, 2, IGNORED]]], dtype=torch.uint8)
+    found = torch.tensor([[[0, 1, 1, 1], [1, 0, 0, 2]]])
+    assert scores(confusion(found, truth, 4).numpy()) == pytest.approx(
+        {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "majority": 4 / 7}
+    )
+
+
+def test_a_perfect_and_an_empty_answer(small):
+    _, masks = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
+
+    perfect, empty = (scores(confusion(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks)))
+    assert (perfect["dice"], perfect["iou"], perfect["accuracy"]) == (1.0, 1.0, 1.0)
+    assert (empty["dice"], empty["accuracy"]) == (0.0, empty["majority"])
+
+
+def test_prediction_is_what_evaluation_finds(small):
+    """Also of an image larger than a tile, tile by tile."""
+    torch.manual_seed(0)
+    model = small.model().eval()
+    images, _ = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
+    image = images[0, 0].numpy()
+    large = np.tile(image, (2, 3))[:60]
+    with torch.no_grad():
+        found = small.predict(model, small.encode([image, large]))
+        expected = model(images).argmax(1)[0].numpy()
+    assert np.array_equal(found["mask"][0], expected)
+    assert found["mask"][1].shape == (60, 96)
+    assert np.array_equal(found["mask"][1][:32, 32:64], expected)
+    named = [words.split()[0] for words in found["found"][0].split(", ")]
+    assert set(named) == {small.classes()[k] for k in np.unique(expected) if k and (expected == k).mean() >= 0.001}
+    assert 0 < found["sure"][0] <= 1
+    with pytest.raises(UserError, match=r"image 2 has uint8 values of shape \[8, 8, 3\]; .* with 1 channel$"):
+        small.encode([image, np.zeros((8, 8, 3), np.uint8)])
+
+
+def test_what_a_run_keeps_is_enough_to_use_it(small, tmp_path):
+    small.keep(tmp_path)
+    opened = workload_of(small.spec.replace({"data.source": "folder", "data.path": "/nowhere"}))
+    opened.kept = tmp_path
+    assert opened.classes()[:3] == ("background", "0", "1")
+    assert {n: p.shape for n, p in opened.model().state_dict().items()} == {
+        n: p.shape for n, p in small.model().state_dict().items()
+    }
+
+
+def test_pictures_stand_side_by_side(small):
+    images, masks = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
+    picture = small.pictures(small.model().eval(), (images, masks))["image_truth_found"]
+    assert picture.dtype == np.uint8
+    assert picture.shape == (132, 3 * 132, 3)
+    colours = palette()
+    assert len({tuple(colour) for colour in colours[:11]}) == 11
+    same = side_by_side(images.permute(0, 2, 3, 1).numpy(), masks.numpy(), masks.numpy())
+    assert np.array_equal(same[:, 132:264], same[:, 264:])
