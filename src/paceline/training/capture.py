@@ -30,8 +30,6 @@ from paceline.training.step import Step, update
 
 AT_ONCE = 16
 """Batches made at a time, where making one takes about as long as a step."""
-RING = 128
-"""Steps whose findings are kept on the device: the loop reads them well before (`loop.AT_MOST`)."""
 TOGETHER = 8
 """Batches whose memory is used again at the same time."""
 WARM_UP = 3
@@ -140,6 +138,7 @@ class Recorded:
     row: Tensor
     samples: Tensor
     effective: Tensor
+    stats: Tensor
     filled: int = 1
     """What `samples` holds."""
 
@@ -162,11 +161,6 @@ class RecordedStep(Step):
         self.side = torch.cuda.Stream()
         self.any_shape = False
         self.eager = False
-        self.ring = torch.zeros(RING, 4, dtype=torch.float64, device=self.device)
-        self.place = torch.zeros(1, dtype=torch.int64, device=self.device)
-        """Of the ring, where the next step writes what it found."""
-        self.no_stop = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.replayed = 0
 
     def collate(self, samples: Any, layout: Layout) -> Collate:
         super().collate(samples, layout)  # what cannot be done without a graph is refused
@@ -197,9 +191,10 @@ class RecordedStep(Step):
         if self.draws:
             self.seed(batch, 0)
         recorded.graph.replay()
-        stats = self.ring[self.replayed % RING]
-        self.replayed += 1
-        return stats + stats.new_tensor([0.0, 0.0, 0.0, 1.0]) if stop else stats
+        stats = recorded.stats.clone()
+        if stop:
+            stats[3] = 1.0
+        return stats
 
     def _assembled(self, sent: PackedBatch, row: Tensor) -> Any:
         """The batch that a row of bytes on the device stands for."""
@@ -229,6 +224,7 @@ class RecordedStep(Step):
         row = sent.row.to(device, copy=True)
         samples = torch.ones((), device=device)
         effective = torch.zeros((), dtype=torch.bool, device=device)
+        stats = torch.zeros(4, dtype=torch.float64, device=device)
         kept = [t.clone() for t in state.scaler.state().values()]
         local = state.model.local_parameters
 
@@ -236,8 +232,7 @@ class RecordedStep(Step):
             local.clear()
             found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
             norm = update(state, self.train, samples, found, local.square(), effective)
-            self.ring.index_copy_(0, self.place, torch.stack([*found, norm.double(), self.no_stop])[None])
-            self.place.add_(1).remainder_(RING)
+            stats[:3].copy_(torch.stack([*found, norm.double()]))
 
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
@@ -251,5 +246,4 @@ class RecordedStep(Step):
         for tensor, value in zip(state.scaler.state().values(), kept, strict=True):
             tensor.copy_(value)
         effective.fill_(True)
-        self.place.fill_(self.replayed % RING)
-        return Recorded(graph, row, samples, effective)
+        return Recorded(graph, row, samples, effective, stats)
