@@ -119,6 +119,16 @@ def test_a_language_model_names_no_classes(tuned):
         paceline.open(tuned.path).predict(["good"])
 
 
+def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
+    shutil.copytree(hf / "llama", tmp_path / "llama")
+    started = {"model.start": str(tmp_path / "llama"), "train.steps": 1, "model.lora_rank": 2}
+    first = train(run_file("llama", **started), tmp_path, show=False)
+    shutil.rmtree(tmp_path / "llama")
+    for length in (2, 3):
+        paceline.resume(first.path, {"train.steps": length})
+        assert newest(RunDir(first.path).checkpoints, print).step == length
+
+
 def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
     """Its architecture and its tokeniser are those that the run kept."""
     spec = run_file("gpt2", **{"model.start": str(tuned.path), "train.steps": 1, "train.lr": 1e-9})
