@@ -64,6 +64,9 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     if facts.samples is None and not spec.train.steps:
         unknown = "the number of samples is not known, so no hours; say it with  --samples N"
         facts = replace(facts, assumptions=(*facts.assumptions, unknown))
+    if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
+        wide = 'frozen weights in fp32, as the config does not say  "dtype": "bfloat16"'
+        facts = replace(facts, assumptions=(*facts.assumptions, wide))
     return TrainingSubject.of(
         spec,
         facts.samples,
