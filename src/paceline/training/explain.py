@@ -8,7 +8,7 @@ from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec, Section
-from paceline.training.schedule import scaled_lr
+from paceline.training.optim.schedule import scaled_lr
 from paceline.workload import BaseWorkload, Workload
 
 OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"

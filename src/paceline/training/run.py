@@ -25,7 +25,7 @@ from paceline.training import engines
 from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import Say, run_rank, say, silent
-from paceline.training.vocabulary_check import same_vocabulary, tokenizer_beside
+from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
 from paceline.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def open_run(
         _same_answer(run, spec)
     start = spec.start
     if run is None and start is not None:
-        from paceline.training.checkpoints.weights import open_weights
+        from paceline.training.start.weights import open_weights
 
         open_weights(start, say)
     with expected_failures(spec):
@@ -171,7 +171,8 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
     import torch
 
     if layout.ranks == 1 and layout.plain and not hasattr(spec.data, "workers") and torch.cuda.is_available():
-        from paceline.training import ahead, setup  # noqa: F401 - before the thread imports
+        from paceline.training import setup  # noqa: F401 - before the thread imports
+        from paceline.training.checkpoints import ahead
 
         ahead.begin()
 

@@ -17,19 +17,20 @@ from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, paral
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
 from paceline.registry import Traits, entry_of
-from paceline.training import ahead, engines
+from paceline.training import engines
+from paceline.training.checkpoints import ahead
 from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
+from paceline.training.optim.schedule import schedule_of
 from paceline.training.refusals import refuse_contradictions
-from paceline.training.schedule import schedule_of
-from paceline.training.start import notes_of, start_of
-from paceline.training.step import PipelineStep, State, Step
+from paceline.training.start.match import notes_of, start_of
+from paceline.training.steps.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
 
 if TYPE_CHECKING:
-    from paceline.training.capture import RecordedStep
+    from paceline.training.steps.capture import RecordedStep
 
 
 def job_of(context: RunContext, workload: BaseWorkload) -> Job:
@@ -119,8 +120,8 @@ def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> t
         batch = samples.fixed_shape_batches([(first.ids, first.keys)], layout.micro_batch)[0]
     else:
         batch = samples.batch(first.ids, first.keys)
-    from paceline.training.capture import AT_ONCE, resident_rows
-    from paceline.training.probe import probe
+    from paceline.training.steps.capture import AT_ONCE, resident_rows
+    from paceline.training.steps.probe import probe
 
     found = probe(step, batch)
     if found.reason is not Reason.RECORDED:
@@ -148,7 +149,7 @@ def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
 
 def recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> RecordedStep:
     """The same step, to be recorded; `one_shape` is that of samples, where batches are not brought to a few."""
-    from paceline.training.capture import AT_ONCE, RecordedStep
+    from paceline.training.steps.capture import AT_ONCE, RecordedStep
 
     compiled = None
     if execution.compiled_whole:

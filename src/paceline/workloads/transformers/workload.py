@@ -23,7 +23,7 @@ from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
-from paceline.training.checkpoints.weights import open_weights
+from paceline.training.start.weights import open_weights
 from paceline.workload import Samples, Workload
 from paceline.workloads.transformers import corpus, lora
 from paceline.workloads.transformers.build import (

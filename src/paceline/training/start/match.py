@@ -12,8 +12,8 @@ from paceline.errors import PacelineError, UserError
 from paceline.launch.group import gather_objects
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints.weights import KEY, Weights, hugging_face_model, open_weights
 from paceline.training.context import RunContext
+from paceline.training.start.weights import KEY, Weights, hugging_face_model, open_weights
 from paceline.workload import Workload
 
 NAMED = 4
