@@ -17,7 +17,7 @@ from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
-from paceline.spec.yaml_file import put, read_yaml, split_override
+from paceline.spec.yaml_file import overrides_of, put, read_yaml
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -124,7 +124,7 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     """
     file = Path(path)
     values, origins = read_yaml(file)
-    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    pairs = overrides_of(overrides)
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         put(over, key, value)

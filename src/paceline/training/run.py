@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from paceline.record.events import Status, read_events
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
 from paceline.registry import entry_of
-from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
+from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
 from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
@@ -100,8 +99,7 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     """
     folder = RunDir.open(Path(run))
     old = folder.spec()
-    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
-    given = counted(old, given)
+    given = counted(old, overrides_of(overrides))
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
         given = {**plain, **given}
@@ -119,7 +117,7 @@ def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     old = folder.spec()
     if not entry_of(old.workload).batched:
         raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
-    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    given = overrides_of(overrides)
     begin = {"name": f"{old.name}-next", "model.start": str(folder.path)}
     learned = getattr(old.data, "tokenizer", "") is None
     if learned and any(key.startswith("data.") for key in given) and (own := tokenizer_beside(folder.path)) is not None:

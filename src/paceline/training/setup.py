@@ -9,7 +9,7 @@ import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
-from paceline.data.samples import training_samples
+from paceline.data.samples import training_samples, traits_of
 from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
@@ -27,7 +27,7 @@ from paceline.training.optim.schedule import schedule_of
 from paceline.training.refusals import refuse_contradictions
 from paceline.training.start.match import notes_of, start_of
 from paceline.training.steps.step import PipelineStep, State, Step
-from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload
 
 if TYPE_CHECKING:
     from paceline.training.steps.capture import RecordedStep
@@ -54,7 +54,7 @@ def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = training_samples(workload)
-    order = Order(len(samples), train.global_batch, train.seed)
+    order = Order.of(train, len(samples))
     steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
     refuse_contradictions(workload, held_out)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
@@ -103,7 +103,7 @@ def _execution(context: RunContext, workload: Workload, samples: Samples) -> Exe
     if target.kind == "cpu":
         return execution_of(train, layout, target, Traits(workload.compile_layers))
     work = entry_of(spec.workload).work(spec, len(samples)) if train.compile == "auto" else None
-    steps = total_steps(train, Order(len(samples), train.global_batch, train.seed))
+    steps = total_steps(train, Order.of(train, len(samples)))
     weighed = compiling(work, steps, layout) if work else None
     return execution_of(train, layout, target, traits_of(workload, samples), weighed)
 

@@ -45,20 +45,19 @@ class TrainedModel:
     def predict(self, inputs: Sequence[Any]) -> Predictions:
         """What the model says of each of these inputs: texts, rows, pictures, whatever its workload encodes."""
         import numpy as np
-        import torch
 
         from paceline.data.prefetch import move
-        from paceline.training.evaluation import computed_as
+        from paceline.training.evaluation import evaluating
 
         check_predicts(self.run, self.workload)
         inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         if not inputs:
             raise UserError("there is nothing to predict: the list of inputs is empty")
         chunk, parts = self.workload.evaluation_chunk, []
-        with expected_failures(self.workload.spec), torch.no_grad(), _threads(self.threads):
+        with expected_failures(self.workload.spec), _threads(self.threads):
             for begin in range(0, len(inputs), chunk):
                 some = inputs[begin : begin + chunk]
-                with computed_as(self.workload.spec.train.precision, self.device):
+                with evaluating(self.model, self.workload.spec.train.precision, self.device):
                     found = self.workload.predict(self.model, move(self.workload.encode(some), self.device))
                 parts.append(_on_host(found, len(some)))
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -114,15 +113,15 @@ def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:
 
 
 def check_predicts(folder: RunDir, workload: Workload) -> None:
-    kind = type(workload)
-    missing = [name for name in ("encode", "predict") if getattr(kind, name) is getattr(Workload, name)]
+    missing = [name for name in ("encode", "predict") if not workload.has(name)]
     if not missing:
         return
     spec = workload.spec
     if entry_of(spec.workload).verbs:
         raise UserError(f"{folder.path} is a run of {spec.workload}, {_other_use(folder, spec)}")
     raise UserError(
-        f"{folder.path}: its workload {kind.__name__} has no method {' and no '.join(missing)}; a prediction needs\n"
+        f"{folder.path}: its workload {type(workload).__name__} has no method {' and no '.join(missing)}; "
+        "a prediction needs\n"
         "  def encode(self, inputs): ...          # a list of new inputs -> a batch\n"
         '  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}'
     )

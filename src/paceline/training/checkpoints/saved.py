@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.launch.group import gather_objects
+from paceline.launch.group import raise_on_all
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.staging import flatten
 
@@ -163,9 +163,7 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
         wrong = error
     except OSError as error:
         wrong = RunFailed(f"checkpoint {checkpoint.path} cannot be read: {error}")
-    for outcome in gather_objects(wrong):
-        if outcome is not None:
-            raise outcome
+    raise_on_all(wrong)
 
 
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:

@@ -17,10 +17,9 @@ from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.record.files import write_json
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec
-from paceline.using.export import WEIGHTS, write_loader, write_weights
+from paceline.using.export import write_standalone
 from paceline.workload import Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
@@ -145,9 +144,7 @@ class LanguageModel(Workload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         self.vocabulary.keep(folder)
-        write_weights(folder / WEIGHTS, model.state_dict())
-        write_json(folder / "config.json", self._config())
-        write_loader(folder, "paceline.workloads.lm", "standalone")
+        write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.lm.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         alone = ExportedDecoder(self._config())

@@ -21,6 +21,7 @@ from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
 from paceline.training.start.weights import open_weights
@@ -312,7 +313,3 @@ class TransformersModel(Workload):
         tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
         masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
         return OnlyLogits(model), {"input_ids": tokens, **masked}
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

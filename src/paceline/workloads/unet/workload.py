@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import read_json, write_json
 from paceline.spec import RunSpec
-from paceline.using.export import WEIGHTS, write_loader, write_weights
+from paceline.using.export import write_standalone
 from paceline.workload import Workload
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
@@ -88,7 +89,7 @@ class Segmentation(Workload):
         return ImageKind(kept["channels"], tuple(kept["classes"]))
 
     def keep(self, folder: Path) -> None:
-        write_json(folder / KEPT, {"channels": self.kind.channels, "classes": self.kind.classes})
+        write_json(folder / KEPT, asdict(self.kind))
 
     def classes(self) -> Sequence[str]:
         return self.kind.classes
@@ -121,12 +122,12 @@ class Segmentation(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, masks = batch
-        each, there = losses(_at_least_fp32(model(images)), masks)
+        each, there = losses(at_least_fp32(model(images)), masks)
         return each.sum(), there.sum()
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
         images, masks = batch
-        logits = _at_least_fp32(model(images))
+        logits = at_least_fp32(model(images))
         each, there = losses(logits, masks)
         pixels = confusion(logits.argmax(1), masks, logits.shape[1])
         return {"loss": each.double().sum(), "count": there.sum(), "pixels": pixels}
@@ -163,10 +164,8 @@ class Segmentation(Workload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         shape = self.shape.model_dump(include={"width", "depth", "norm"})
-        kind = {"channels": self.kind.channels, "classes": self.kind.classes}
-        write_weights(folder / WEIGHTS, model.state_dict())
-        write_json(folder / "config.json", {**shape, **kind, "size": self.images.size})
-        write_loader(folder, "paceline.workloads.unet", "standalone")
+        config = {**shape, **asdict(self.kind), "size": self.images.size}
+        write_standalone(folder, model.state_dict(), config, "paceline.workloads.unet.standalone")
 
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         """Tile by tile, as in evaluation."""
@@ -177,7 +176,7 @@ class Segmentation(Workload):
                 part = image_CHW[:, top : top + size, left : left + size]
                 rows, columns = part.shape[1:]
                 logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
-                chances, classes = _at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
+                chances, classes = at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
                 mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
                 sure += float(chances.sum())
         return mask, sure / (height * width)
@@ -186,7 +185,3 @@ class Segmentation(Workload):
         shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
         largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
         return ", ".join(f"{self.kind.classes[k]} {100 * shares[k]:.1f} %" for k in largest)
-
-
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

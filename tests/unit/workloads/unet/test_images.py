@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 
 from conftest import SHARED
+from paceline.data.samples import traits_of
 from paceline.errors import UserError
 from paceline.spec import build
-from paceline.workload import traits_of, workload_of
+from paceline.workload import workload_of
 from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
 from paceline.workloads.unet.sections import ImageData
