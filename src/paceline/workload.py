@@ -137,10 +137,8 @@ class BaseWorkload(RunClass):
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         """The score as a number of which more is better."""
-        name, known = (
-            self.score.removeprefix("-"),
-            [name for name, value in metrics.items() if isinstance(value, int | float)],
-        )
+        name = self.score.removeprefix("-")
+        known = [name for name, value in metrics.items() if isinstance(value, int | float)]
         if name not in known:
             raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
         return -metrics[name] if self.score.startswith("-") else metrics[name]

@@ -190,11 +190,8 @@ def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "contradiction":
         return str(problem["msg"])
-    place = [
-        *filter(None, [prefix]),
-        *(str(part) for part in problem["loc"] if not str(part).startswith("dict[")),
-        *([context["key"]] if kind == "not_a_bool" else []),
-    ]
+    parts = [str(part) for part in problem["loc"] if not str(part).startswith("dict[")]
+    place = [*filter(None, [prefix]), *parts, *([context["key"]] if kind == "not_a_bool" else [])]
     key = ".".join(place)
     places = [key] if kind == "not_a_bool" else [key, ".".join(place[:2]), *place[:1]]
     where = next((f" ({origins[k]})" for k in places if k in origins), "")

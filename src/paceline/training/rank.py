@@ -225,24 +225,18 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
 def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = "") -> Summary:
     from paceline.parallel.compress import differs_from
 
-    spec, facts = job.context.spec, job.facts
+    spec, facts, events = job.context.spec, job.facts, run.events_file(0)
     job.context.events.flush()
     evaluations = {
         goodness: event
-        for event in read_events(run.events_file(0), "evaluate")
+        for event in read_events(events, "evaluate")
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
+    workers = facts.notes.get("workers", 1)
     summary = replace(
-        summarise(
-            spec,
-            facts.layout,
-            read_steps(run.events_file(0)),
-            status,
-            facts.order.samples,
-            facts.notes.get("workers", 1),
-        ),
+        summarise(spec, facts.layout, read_steps(events), status, facts.order.samples, workers),
         why=why,
-        seconds=seconds_of(run.events_file(0)),
+        seconds=seconds_of(events),
         parameters=facts.parameters,
         evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
         differs_from=differs_from(spec.parallel),
