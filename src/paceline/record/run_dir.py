@@ -21,6 +21,7 @@ import yaml
 
 from paceline import __version__
 from paceline.errors import RunFailed, UserError, did_you_mean
+from paceline.record.events import read_events
 from paceline.record.files import write_atomic
 from paceline.spec import DEFAULT, RunSpec, build
 
@@ -120,6 +121,10 @@ class RunDir:
                     say(f"{self.path} is still being trained by another process; waiting for it to end")
                 time.sleep(1)
             yield
+
+    def start(self) -> dict[str, Any]:
+        """The first "start" event of the main rank; empty where no rank has begun."""
+        return next(read_events(self.events_file(0), "start"), {})
 
     def rewrite(self, spec: RunSpec) -> None:
         """The run goes on as another spec says."""

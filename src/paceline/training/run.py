@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
-from paceline.record.events import Status, read_events
+from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
 from paceline.registry import entry_of
@@ -155,7 +155,7 @@ def open_run(
         workload.prepare(say)
         if run is None and start is not None:
             same_vocabulary(workload, start, say)
-        began = {} if run is None else next(read_events(run.events_file(0), "start"), {})
+        began = {} if run is None else run.start()
         if run is not None and "data" in began and began["data"] != workload.fingerprint():
             raise UserError(
                 f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
-from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
@@ -87,7 +86,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
             model = workload.model()
     _take(model, read_tensors(checkpoint), folder)
     device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
-    threads = next(read_events(folder.events_file(0), "start"), {}).get("threads")
+    threads = folder.start().get("threads")
     return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
 
 

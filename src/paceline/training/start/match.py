@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError, UserError, listed
 from paceline.launch.group import from_main, gather_objects, raise_on_all
-from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.training.context import RunContext
 from paceline.training.start.weights import KEY, Weights, hugging_face_model, open_weights
@@ -82,7 +81,7 @@ class Start:
         """What a run began with must still be there if it begins once more."""
         weights, run = open_weights(self._path), RunDir(self.context.folder)
         digest = weights.digest()
-        began = next(read_events(run.events_file(0), "start"), {}).get("weights")
+        began = run.start().get("weights")
         if began is not None and began["digest"] != digest:
             raise UserError(
                 f"{run.path} began with other weights: what is in {KEY}={self._path} has changed since, and there is "

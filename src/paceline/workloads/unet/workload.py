@@ -26,7 +26,7 @@ from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import side_by_side
 from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
-from paceline.workloads.unet.scoring import confusion, losses, scores
+from paceline.workloads.unet.scoring import confused_pixels, losses, scores
 from paceline.workloads.unet.sections import ImageData, UNetModel
 from paceline.workloads.unet.shelf import Shelf, prepare
 
@@ -129,7 +129,7 @@ class Segmentation(Workload):
         images, masks = batch
         logits = at_least_fp32(model(images))
         each, there = losses(logits, masks)
-        pixels = confusion(logits.argmax(1), masks, logits.shape[1])
+        pixels = confused_pixels(logits.argmax(1), masks, logits.shape[1])
         return {"loss": each.double().sum(), "count": there.sum(), "pixels": pixels}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
