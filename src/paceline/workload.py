@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from paceline.layout import Layout
 
+Say = Callable[[str], None]
+"""Told a line at a time, for people."""
+
 
 class Samples(Protocol):
     """One split of the data, addressed by sample number.
@@ -121,7 +124,7 @@ class BaseWorkload(RunClass):
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         """Done once before ranks start: read, tokenise, check. Must be safe to call again."""
 
     def fingerprint(self) -> str:

@@ -27,14 +27,12 @@ from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
-from paceline.workload import BaseWorkload, Workload, workload_of
+from paceline.workload import BaseWorkload, Say, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
 
     from paceline.training.context import Job
-
-Say = Callable[[str], None]
 
 
 def say(text: str) -> None:

@@ -23,9 +23,9 @@ from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load,
 from paceline.training import engines
 from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
-from paceline.training.rank import Say, run_rank, say, silent
+from paceline.training.rank import run_rank, say, silent
 from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
-from paceline.workload import Workload, workload_of
+from paceline.workload import Say, Workload, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -48,11 +48,8 @@ class Part:
     other_shape: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Part) -> None:
-        self.used |= other.used
-        self.taken |= other.taken
-        self.drawn |= other.drawn
-        self.missing |= other.missing
-        self.other_shape |= other.other_shape
+        for name, found in vars(other).items():
+            getattr(self, name).update(found)
 
 
 class Start:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from paceline.errors import UserError, did_you_mean
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
 from paceline.parallel.precision import at_least_fp32
 from paceline.using.export import write_standalone
-from paceline.workload import Workload
+from paceline.workload import Say, Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
 from paceline.workloads.classifier.standalone import ExportedClassifier
 
@@ -128,7 +128,7 @@ class Classifier(Workload):
     score = "accuracy"
     unit = "tokens"
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         self.corpus = LabelledCorpus.prepare(self.spec.data, say)
         _ = self.class_weights  # unknown classes are refused before ranks start
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from paceline.layout import Layout
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec
 from paceline.using.export import write_standalone
-from paceline.workload import Workload
+from paceline.workload import Say, Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
 from paceline.workloads.lm.standalone import ExportedDecoder
@@ -59,7 +59,7 @@ class LanguageModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         self.corpus = TokenStreams.prepare(self.spec.data, say)
         shape = self.shape
         say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
 from paceline.training.start.weights import open_weights
-from paceline.workload import Samples, Workload
+from paceline.workload import Samples, Say, Workload
 from paceline.workloads.transformers import corpus, lora
 from paceline.workloads.transformers.build import (
     build,
@@ -130,7 +130,7 @@ class TransformersModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
         self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         config = self._plain_config()
         self.corpus = corpus.prepared(self.spec, say)
         self._check_sizes()

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.order import fractions
+from paceline.workloads.unet.corpus import IGNORED, Images, Pair
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.shelf import IGNORED, Images, Pair
 
 Batch = tuple[Tensor, Tensor]
 """Images [B, C, size, size] and masks [B, size, size], as bytes."""

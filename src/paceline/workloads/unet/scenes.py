@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from paceline.data.files import check_file, digest_of_files, digest_of_value
 from paceline.data.order import fractions, stream
 from paceline.errors import UserError
+from paceline.workloads.unet.corpus import Pair
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.shelf import Pair
 from paceline.workloads.unet.strokes import DRAWS, SIDE, draw
 
 FORMAT = 1
@@ -31,7 +31,7 @@ Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]
 
 
 class Scenes:
-    """A source of pairs, see `paceline.workloads.unet.shelf`."""
+    """A source of pairs, see `paceline.workloads.unet.corpus`."""
 
     def __init__(self, data: ImageData) -> None:
         self.data = data

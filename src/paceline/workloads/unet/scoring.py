@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.classification import confusion
-from paceline.workloads.unet.shelf import IGNORED
+from paceline.workloads.unet.corpus import IGNORED
 
 
 def losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tensor]:

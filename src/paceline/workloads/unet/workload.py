@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,8 @@ from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import read_json, write_json
 from paceline.spec import RunSpec
 from paceline.using.export import write_standalone
-from paceline.workload import Workload
+from paceline.workload import Say, Workload
+from paceline.workloads.unet.corpus import ImageCorpus, prepare
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import side_by_side
@@ -28,7 +29,6 @@ from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offse
 from paceline.workloads.unet.scenes import Scenes
 from paceline.workloads.unet.scoring import confused_pixels, losses, scores
 from paceline.workloads.unet.sections import ImageData, UNetModel
-from paceline.workloads.unet.shelf import Shelf, prepare
 
 EVALUATED_PIXELS = 1 << 17
 """In one pass."""
@@ -66,25 +66,25 @@ class Segmentation(Workload):
     def images(self) -> ImageData:
         return cast(ImageData, self.spec.data)
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        self.shelf = self._prepared(say)
+    def prepare(self, say: Say) -> None:
+        self.corpus = self._prepared(say)
 
     @cached_property
-    def shelf(self) -> Shelf:
+    def corpus(self) -> ImageCorpus:
         return self._prepared(lambda text: None)
 
-    def _prepared(self, say: Callable[[str], None]) -> Shelf:
+    def _prepared(self, say: Say) -> ImageCorpus:
         data = self.images
         return prepare(Scenes(data) if data.source == "scenes" else Folder(data), data.source, data.cache, say)
 
     def fingerprint(self) -> str:
-        return self.shelf.fingerprint
+        return self.corpus.fingerprint
 
     @cached_property
     def kind(self) -> ImageKind:
         """From what a run kept, where it is opened for use: its images need not be there any more."""
         if self.kept is None:
-            return ImageKind(self.shelf.channels, self.shelf.classes)
+            return ImageKind(self.corpus.channels, self.corpus.classes)
         kept = read_json(self.kept / KEPT)
         return ImageKind(kept["channels"], tuple(kept["classes"]))
 
@@ -99,8 +99,8 @@ class Segmentation(Workload):
 
     def data(self, split: str) -> Crops | Tiles:
         if split == "train":
-            return crops_of(self.shelf.train, self.images)
-        return Tiles(self.shelf.test, self.images.size)
+            return crops_of(self.corpus.train, self.images)
+        return Tiles(self.corpus.test, self.images.size)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         net = cast(UNet, model)

@@ -11,11 +11,11 @@ from paceline.errors import UserError
 from paceline.spec import build
 from paceline.training.pictures import palette
 from paceline.workload import workload_of
+from paceline.workloads.unet.corpus import IGNORED
 from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import side_by_side
 from paceline.workloads.unet.scoring import confused_pixels, losses, scores
 from paceline.workloads.unet.sections import UNetModel
-from paceline.workloads.unet.shelf import IGNORED
 
 SMALL = {"width": 4, "depth": 2}
 
