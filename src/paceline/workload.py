@@ -142,7 +142,7 @@ class BaseWorkload(RunClass):
         """The score as a number of which more is better."""
         name, known = (
             self.score.removeprefix("-"),
-            [name for name, value in metrics.items() if isinstance(value, int | float)],
+            [name for name, value in metrics.items() if isinstance(value, int | float) and name not in ("n", "of")],
         )
         if name not in known:
             raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")

@@ -76,3 +76,8 @@ def test_totals_do_not_depend_on_who_had_which_chunk():
         assert all(np.array_equal(found[0][name], other[name]) for name in found[0])
     assert found[0]["count"] == 35
     assert found[0]["table"].shape == (2, 3)
+
+
+def test_an_evaluation_that_is_no_dict_is_refused():
+    with pytest.raises(RunFailed, match="evaluate returned float; it must return a dict of sums"):
+        ChunkSums().add(0, 3.0)
