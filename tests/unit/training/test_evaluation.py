@@ -58,7 +58,7 @@ def test_a_part_is_evaluated_and_arrays_are_recorded(asked, n, tmp_path, capsys)
 
 
 def test_a_score_must_be_a_number(tmp_path):
-    with pytest.raises(RunFailed, match="score is 'thirds', but its metrics are n, of, loss"):
+    with pytest.raises(RunFailed, match="score is 'thirds', but its metrics are loss"):
         train(spec_of("NoScore"), tmp_path, show=False)
 
 
