@@ -20,8 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
+from paceline.data.generators import generators_kept
 from paceline.data.order import Order
-from paceline.data.samples import generators_kept, training_samples
+from paceline.data.samples import training_samples
 from paceline.errors import listed
 from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload, workload_of

@@ -141,7 +141,8 @@ class BaseWorkload(RunClass):
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         """The score as a number of which more is better."""
         name = self.score.removeprefix("-")
-        known = [name for name, value in metrics.items() if isinstance(value, int | float)]
+        beside = ("n", "of")
+        known = [key for key, value in metrics.items() if isinstance(value, int | float) and key not in beside]
         if name not in known:
             raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
         return -metrics[name] if self.score.startswith("-") else metrics[name]

@@ -55,8 +55,9 @@ def test_the_answer_does_not_depend_on_who_makes_the_samples(workers, ranks, alo
 def test_a_killed_worker_is_named_and_the_run_resumes(alone, tmp_path):
     notes = tmp_path / "notes"
     spec = spec_of(workers=2, kills_at=40, notes=str(notes))
-    with pytest.raises(RunFailed, match=r"data worker \d \(pid \d+\) was killed by SIGKILL .* the samples of step \d"):
-        train(spec, tmp_path, show=False)
+    killed = r"data worker \d \(pid \d+\) was killed by SIGKILL .* the samples of step \d"
+    with pytest.raises(RunFailed, match=rf"{killed}\n  .* with  paceline train --resume {tmp_path}/\w+"):
+        train(spec, tmp_path)
     folder = next(path for path in tmp_path.iterdir() if path.is_dir())
     run = train(resumed_spec(folder, {"data.workers": 1}), resume=folder, show=False)
     assert losses(run) == losses(alone)

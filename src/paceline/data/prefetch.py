@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from paceline.data.order import GlobalBatch, Order, split_by_cost
+from paceline.data.samples import cost_of
 from paceline.data.workers import WorkerDied
 from paceline.errors import RunFailed
 from paceline.layout import Layout
@@ -83,13 +84,13 @@ class Loader:
         """This rank's share of each: as many micro-batches as every other rank has, of nearly the same cost."""
         wanted: list[IdsAndKeys] = []
         weights: list[list[int]] = []
-        costs: list[int] = []
+        totals: list[int] = []
         for whole in batches:
-            count, cost = self.layout.passes(len(whole.ids)), self.samples.cost(whole.ids)
+            count, cost = self.layout.passes(len(whole.ids)), cost_of(self.samples, whole.ids)
             shares = split_by_cost(cost, self.layout.data * count)[self.rank * count : (self.rank + 1) * count]
             weights.append([1 if len(share) else 0 for share in shares])
             wanted += [(whole.ids[s], whole.keys[s]) if len(s) else (whole.ids[:1], whole.keys[:1]) for s in shares]
-            costs.append(int(cost.sum()))
+            totals.append(int(cost.sum()))
         began = time.perf_counter()
         try:
             made = iter(self.collate(wanted))
@@ -98,7 +99,7 @@ class Loader:
         load_s = (time.perf_counter() - began) / len(batches)
         return [
             RankBatch(whole, [MicroBatch(next(made), weight) for weight in mine], cost, self.rank, load_s)
-            for whole, mine, cost in zip(batches, weights, costs, strict=True)
+            for whole, mine, cost in zip(batches, weights, totals, strict=True)
         ]
 
     def prefetch(self, first: int, last: int) -> Iterator[RankBatch]:

@@ -1,15 +1,13 @@
 """What `Workload.data(split)` may return, brought to one form: `Samples`.
 
-A tuple or dict of tensors or arrays, a torch `Dataset` or anything else with a length and items, a Hugging Face
-dataset, and of course `Samples`. What has no order of its own, a stream, is refused: no step could be named twice.
+A tuple or dict of tensors or arrays, a DataFrame or columns of it, a torch `Dataset` or anything else with a length and
+items, a Hugging Face dataset, and of course `Samples`. What has no order of its own, a stream, is refused: no step
+could be named twice.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from paceline.data.generators import generators_kept, seed_generators, seeders_of
 from paceline.errors import UserError
 from paceline.registry import Traits
 from paceline.workload import BaseWorkload, Samples, Workload
@@ -43,6 +42,17 @@ def training_samples(workload: Workload) -> Samples:
     found = samples_of(workload)
     if found is None:
         raise UserError("workload: data('train') returned None; there must be a sample to train on")
+    return found
+
+
+def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
+    """The work of each of these samples, as they say it."""
+    found = np.asarray(samples.cost(ids))
+    if found.shape != ids.shape or found.dtype.kind not in "biuf":
+        raise UserError(
+            f"workload: cost(ids) gave {_described(found)} for {len(ids)} samples; it must give an array with a number "
+            "for each of them, as in  return self.lengths[ids]"
+        )
     return found
 
 
@@ -92,7 +102,9 @@ def _adapter(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) 
         return found
     if type(found) is TensorDataset and collate is None:
         found = found.tensors
-    if isinstance(found, Tensor | np.ndarray | tuple) or type(found) is dict:
+    if hasattr(found, "to_numpy") and hasattr(found, "columns"):  # a DataFrame
+        found = {str(name): found[name] for name in found.columns}
+    if isinstance(found, Tensor | np.ndarray | tuple) or type(found) is dict or hasattr(found, "to_numpy"):
         return ArraySamples(found, said)
     if isinstance(found, DataLoader):
         raise UserError(f"{said} returned a DataLoader; return its dataset: the run file says how batches are made")
@@ -116,11 +128,18 @@ class ArraySamples:
     """Tensors or arrays in which row i is sample i."""
 
     def __init__(self, columns: Any, said: str) -> None:
-        for path, leaf in tree_flatten_with_path(columns)[0]:
+        columns = tree_map(_array, columns, is_leaf=_is_list)
+        for path, leaf in tree_flatten_with_path(columns, is_leaf=_is_list)[0]:
+            if isinstance(leaf, list):
+                raise UserError(
+                    f"{said}{keystr(path)} is a list; make an array of it with  np.array, or return a list of samples"
+                )
             if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
                 raise UserError(f"{said}{keystr(path)} is {_described(leaf)}; {ALLOWED}")
             if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
-                raise UserError(f"{said}{keystr(path)} is {_described(leaf)}; give words numbers before they are data")
+                raise UserError(
+                    f"{said}{keystr(path)} is {_described(leaf)}; give words and dates numbers before they are data"
+                )
         self.columns = tree_map(lambda leaf: leaf if isinstance(leaf, Tensor) else _tensor(leaf), columns)
         leaves = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(self.columns)[0]]
         if not leaves:
@@ -160,13 +179,13 @@ class DatasetSamples:
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> None:
         self.dataset, self.collate, self.said = dataset, collate, said
         self.own_cost = getattr(dataset, "cost", None)
-        self.seeders = list(_seeders(dataset))
+        self.seeders = seeders_of(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def cost(self, ids: np.ndarray) -> np.ndarray:
-        return np.ones(len(ids)) if self.own_cost is None else np.asarray(self.own_cost(ids))
+        return np.ones(len(ids)) if self.own_cost is None else self.own_cost(ids)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
         with generators_kept():
@@ -190,43 +209,13 @@ class DatasetSamples:
             raise
 
 
-def seed_generators(key: int) -> None:
-    """The generators of the process: a few microseconds, where `torch.manual_seed` alone takes a hundred."""
-    random.seed(key)
-    np.random.seed(key)  # noqa: NPY002 - it is what users' data sets draw from
-    torch.default_generator.manual_seed(key)
+def _is_list(thing: Any) -> bool:
+    return isinstance(thing, list)
 
 
-def _seeders(dataset: Any) -> Iterator[Callable[[int], object]]:
-    """Of the generators that a data set keeps as attributes, or the one that it wraps."""
-    seen: list[Any] = []
-    while dataset is not None and not any(dataset is one for one in seen):
-        for value in getattr(dataset, "__dict__", {}).values():
-            match value:
-                case np.random.Generator():
-                    yield partial(_seed_numpy, value)
-                case np.random.RandomState() | random.Random():
-                    yield value.seed
-                case torch.Generator():
-                    yield value.manual_seed
-        seen.append(dataset)
-        dataset = getattr(dataset, "dataset", None)
-
-
-def _seed_numpy(generator: np.random.Generator, key: int) -> None:
-    generator.bit_generator.state = type(generator.bit_generator)(key).state
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """The generators of the process go on afterwards as if nothing had drawn from them."""
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        torch.default_generator.set_state(before[2])
+def _array(column: Any) -> Any:
+    """Of a column of a DataFrame, or several; anything else as it is."""
+    return column.to_numpy() if hasattr(column, "to_numpy") else column
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -34,10 +34,10 @@ class _TensorPickler(ForkingPickler):
     def persistent_id(self, thing: Any) -> TensorPlace | None:
         if type(thing) is not Tensor or thing.layout != torch.strided or thing.device.type != "cpu":
             return None
-        if thing.is_quantized or thing.is_conj() or thing.is_neg() or thing.requires_grad:
+        if thing.is_quantized or thing.is_conj() or thing.is_neg():
             return None
         place = self.bytes, thing.dtype, thing.shape
-        self.tensors.append((place, thing))
+        self.tensors.append((place, thing.detach()))
         self.bytes = -(-(self.bytes + thing.nbytes) // ALIGNMENT) * ALIGNMENT
         return place
 

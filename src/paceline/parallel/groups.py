@@ -99,7 +99,9 @@ def _own(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
         except ValidationError as error:
             problem = error.errors()[0]
             key = ".".join(map(str, problem["loc"]))
-            raise UserError(f"workload: groups(model): {pattern!r}: {key}: {problem['msg']}") from None
+            known = ", ".join(ParameterGroup.model_fields)
+            wrong = f"is not known, use {known}" if problem["type"] == "extra_forbidden" else problem["msg"]
+            raise UserError(f"workload: groups(model): {pattern!r}: {key}: {wrong}") from None
     return groups
 
 

@@ -174,7 +174,7 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
 
 
 def _say_trained(trained: Trained) -> str:
-    epochs = f", {number(trained.epochs)} epochs" if trained.epochs is not None else ""
+    epochs = f", {number(trained.epochs)} epoch{'s' * (trained.epochs != 1)}" if trained.epochs is not None else ""
     skipped = f", {trained.skipped_steps:,} steps skipped, not finite" if trained.skipped_steps else ""
     return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from paceline.data.held_out import evaluated, evaluated_ids
 from paceline.data.order import Order
 from paceline.data.prefetch import batches_of, move
-from paceline.data.samples import samples_of
-from paceline.errors import UserError
+from paceline.data.samples import cost_of, samples_of
+from paceline.errors import RunFailed, UserError
 from paceline.launch.group import gather_objects
 from paceline.parallel.precision import autocast
 from paceline.record.files import finite
@@ -49,7 +49,7 @@ class HeldOut:
     def batches(self, chunks: Iterable[int], size: int) -> Iterator[Any]:
         """The samples of these chunks, each from cheap to dear."""
         ids = (self.ids[chunk * size : (chunk + 1) * size] for chunk in chunks)
-        sorted_ids = (some[np.argsort(self.samples.cost(some), kind="stable")] for some in ids)
+        sorted_ids = (some[np.argsort(cost_of(self.samples, some), kind="stable")] for some in ids)
         return batches_of(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
 
 
@@ -106,6 +106,11 @@ class ChunkSums:
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
+        if not isinstance(sums, Mapping):
+            raise RunFailed(
+                f"workload: evaluate returned {type(sums).__name__}; it must return a dict of sums over the samples "
+                'and their count, as in  return {"loss": loss_sum, "count": len(labels)}'
+            )
         found = {name: _on_host(name, value) for name, value in sums.items()}
         for name, value in found.items():
             if value.dtype == np.int64:

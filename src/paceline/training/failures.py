@@ -16,6 +16,10 @@ TORCH_SAYS = {
     "'DistributedDataParallel' object has no attribute": (
         "workload: on several ranks the model that loss() gets can only be called; use nothing else of it there"
     ),
+    **dict.fromkeys(
+        ("got Double and Float", "Input type (double)"),
+        "workload: the batch holds float64 and the model float32; make it float32 in data(), by x.astype('float32')",
+    ),
 }
 """Mistakes in a workload that torch reports in its own terms, and what they mean."""
 

@@ -246,10 +246,15 @@ class StepLog:
             return
         what, value = ("gradient norm", "grad_norm") if isfinite(event["loss"]) else ("loss", "loss")
         self.known.clear()  # steps after this one went the same way
+        found = f"{what} is {event[value]} at step {event['step']}"
+        if event["step"] == 1:
+            raise RunFailed(
+                f"{found}, with the weights as they began: look for the cause in the data, the model or loss(), or "
+                "pass over such steps with train.nonfinite=skip"
+            )
         raise RunFailed(
-            f"{what} is {event[value]} at step {event['step']}; "
-            f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, "
-            "or pass over such steps with train.nonfinite=skip"
+            f"{found}; that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer "
+            "train.warmup, or pass over such steps with train.nonfinite=skip"
         )
 
 

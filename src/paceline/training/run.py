@@ -7,12 +7,13 @@ loop. Under torchrun, srun or mpirun the ranks are there already, and each of th
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
@@ -90,6 +91,19 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         if resume is None and not any(run.checkpoints.glob("*")):
             shutil.rmtree(run.path, ignore_errors=True)  # the request was wrong: nothing is left of it
         raise
+    except RunFailed as failed:
+        if show:
+            failed.args = (f"{failed}\n{_way_on(run)}",)
+        raise
+
+
+def _way_on(run: RunDir) -> str:
+    """The line to type after a failure."""
+    from paceline.training.checkpoints.saved import newest
+
+    checkpoint = newest(run.checkpoints, silent)
+    where = "there is no checkpoint yet; begin again" if checkpoint is None else f"go on from step {checkpoint.step}"
+    return f"  {where} with  paceline train --resume {shlex.quote(str(run.path))}"
 
 
 def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:

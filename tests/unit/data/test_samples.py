@@ -2,13 +2,14 @@
 """What data(split) may return: each kind becomes the same batches, and what cannot is refused in one line."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from paceline.data.samples import sample_count, samples_of
+from paceline.data.samples import cost_of, sample_count, samples_of
 from paceline.errors import UserError
 from paceline.spec import RunSpec
 from paceline.workload import Workload
@@ -121,11 +122,34 @@ def test_generators_of_the_data_set_are_seeded_too():
     data.item = lambda index: np.array(
         [data.numpy.random(), data.old.rand(), data.python.random(), float(torch.rand((), generator=data.torch))]
     )
-    for kind in (data, Subset(data, range(6))):
+    for kind in (data, Subset(data, range(6)), ConcatDataset([Subset(data, range(3)), Subset(data, range(3, 6))])):
         samples = samples_of(workload(kind))
         both = samples.batch(IDS, KEYS)
         assert samples.batch(IDS[::-1], KEYS[::-1]).tolist() == both.tolist()[::-1]
         assert len(set(both.flatten().tolist())) == 8
+
+
+OF_THE_MODULE = np.random.default_rng()
+
+
+class Jitter:
+    of_the_class = np.random.default_rng()
+
+    def __init__(self):
+        self.own = np.random.default_rng()
+
+    def __call__(self, index):
+        return np.array([self.own.random(), self.of_the_class.random(), OF_THE_MODULE.random()])
+
+
+def test_generators_of_transforms_classes_and_modules_are_seeded_too():
+    hidden = np.random.default_rng()
+    composed = [Jitter(), partial(lambda scale, index: np.array([scale * hidden.random()]), 2.0)]
+    data = Items(item=lambda index: np.concatenate([transform(index) for transform in composed]))
+    for transform in (Jitter(), data.item):
+        samples = samples_of(workload(Items(item=transform)))
+        both = samples.batch(IDS, KEYS)
+        assert samples.batch(IDS[::-1], KEYS[::-1]).tolist() == both.tolist()[::-1]
 
 
 REFUSED = {
@@ -134,8 +158,9 @@ REFUSED = {
     "no rows": ((X[:0], Y[:0]), "data('train') is empty"),
     "no columns": ((), "data('train') is empty"),
     "rows that do not match": ((X, Y[:4]), "data('train')[1] has 4 rows and data('train')[0] 6"),
-    "words": ({"x": np.array(["a", "b"])}, "data('train')['x'] is an array of <U1 of shape [2]; give words numbers"),
+    "words": ({"x": np.array(["a", "b"])}, "data('train')['x'] is an array of <U1 of shape [2]; give words and dates"),
     "a number among columns": ((X, 3), "data('train')[1] is an int"),
+    "lists": (([[1.0]] * 6, [0] * 6), "data('train')[0] is a list; make an array of it"),
     "a stream": (Stream(), "a stream, Stream, whose samples have no numbers"),
     "a generator": ((i for i in range(3)), "a stream, generator"),
     "a loader": (DataLoader(Items()), "returned a DataLoader; return its dataset"),
@@ -166,3 +191,20 @@ def test_samples_that_make_no_batch(item, said):
         batch(Items(item=item))
     assert said in str(refused.value)
     assert "collate(self, samples)" in str(refused.value)
+
+
+def test_a_data_frame_is_a_dict_of_its_columns():
+    frame = pytest.importorskip("pandas").DataFrame({"a": X[:, 0], "b": X[:, 1], "y": Y})
+    found = batch(frame)
+    assert {name: column.tolist() for name, column in found.items()} == frame.iloc[IDS].to_dict("list")
+    x, y = batch((frame[["a", "b"]], frame["y"]))
+    assert (x.tolist(), y.tolist()) == (X[IDS].tolist(), Y[IDS].tolist())
+    with pytest.raises(UserError, match="give words and dates numbers"):
+        batch(frame.assign(word="red"))
+
+
+def test_a_cost_that_is_not_one_number_per_sample_is_refused():
+    data = Items()
+    data.cost = lambda ids: 3
+    with pytest.raises(UserError, match=r"cost\(ids\) gave an array of int64 of shape \[\] for 2 samples"):
+        cost_of(samples_of(workload(data)), IDS)

@@ -127,7 +127,10 @@ def test_what_is_made_side_by_side_comes_in_order(threads):
 def test_batches_travel_whole():
     ours, theirs = multiprocessing.Pipe()
     odd = torch.arange(12).view(3, 4).t()[1:]
-    batch = Pair({"x": odd, "e": torch.empty(0, 3), "b": torch.tensor(True)}, [np.arange(3), "word", torch.ones(2)[0]])
+    batch = Pair(
+        {"x": odd, "e": torch.empty(0, 3), "b": torch.tensor(True)},
+        [np.arange(3), "word", torch.ones(2, requires_grad=True)[0]],
+    )
     before = len(os.listdir("/proc/self/fd"))
     for thing in (batch, "no tensor", torch.empty(0, 2)):
         send(ours, message_of(thing))

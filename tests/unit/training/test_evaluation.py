@@ -58,7 +58,7 @@ def test_a_part_is_evaluated_and_arrays_are_recorded(asked, n, tmp_path, capsys)
 
 
 def test_a_score_must_be_a_number(tmp_path):
-    with pytest.raises(RunFailed, match="score is 'thirds', but its metrics are n, of, loss"):
+    with pytest.raises(RunFailed, match="score is 'thirds', but its metrics are loss"):
         train(spec_of("NoScore"), tmp_path, show=False)
 
 
@@ -76,3 +76,8 @@ def test_totals_do_not_depend_on_who_had_which_chunk():
         assert all(np.array_equal(found[0][name], other[name]) for name in found[0])
     assert found[0]["count"] == 35
     assert found[0]["table"].shape == (2, 3)
+
+
+def test_an_evaluation_that_is_no_dict_is_refused():
+    with pytest.raises(RunFailed, match="evaluate returned float; it must return a dict of sums"):
+        ChunkSums().add(0, 3.0)

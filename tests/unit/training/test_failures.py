@@ -19,6 +19,7 @@ MEMORY = "there is no memory"
         (MemoryError(), f"{MEMORY};"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes."), "8000 bytes"),
         (AttributeError("'DistributedDataParallel' object has no attribute 'head'"), "can only be called"),
+        (RuntimeError("mat1 and mat2 must have the same dtype, but got Double and Float"), "make it float32 in data"),
     ],
 )
 def test_what_is_expected_fails_the_run(error, said):

@@ -41,7 +41,7 @@ def made_by(
             names.pop(id(p), None)
     if names:
         raise UserError(
-            f"workload: optimizer(groups) leaves out {len(names)} parameters, such as {next(iter(names.values()))}; "
+            f"workload: optimizer(groups) leaves out {', '.join(list(names.values())[:3])}{' …' * (len(names) > 3)}; "
             'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
         )
     first = {p: {key: _copied(value) for key, value in state.items()} for p, state in optimizer.state.items()}

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import paceline
+from paceline.data.generators import generators_kept
 from paceline.data.prefetch import MicroBatch, move
-from paceline.data.samples import generators_kept
 from paceline.execution import Reason
 from paceline.nn.operations import OperationCounter
 from paceline.parallel.precision import autocast

@@ -1,0 +1,104 @@
+"""Random generators that a user's data set draws from: those of the process, and those that it keeps itself."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+HOLDS_NONE = (Tensor, np.ndarray, str, bytes, int, float, complex, type, ModuleType)
+FEW = 64
+"""Members of a list or dict in which a generator is looked for: transforms, not samples."""
+MOST = 10_000
+"""Things that are looked at in all."""
+EMPTY = CellType()
+
+Seed = Callable[[int], object]
+
+
+def seed_generators(key: int) -> None:
+    """The generators of the process: a few microseconds, where `torch.manual_seed` alone takes a hundred."""
+    random.seed(key)
+    np.random.seed(key)  # noqa: NPY002 - it is what users' data sets draw from
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """The generators of the process go on afterwards as if nothing had drawn from them."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.default_generator.set_state(before[2])
+
+
+def seeders_of(dataset: Any) -> list[Seed]:
+    """Of the generators that a data set keeps: in its attributes, in the data sets and transforms that these hold, and
+    as variables of the classes and modules in which they are defined. No code of the user's is run to find them."""
+    found: dict[int, Seed] = {}
+    seen: dict[int, Any] = {}  # the things too: the number of one that is gone could come back
+    waiting = deque([dataset])
+    while waiting and len(seen) < MOST:
+        thing = waiting.popleft()
+        if id(thing) in seen or isinstance(thing, HOLDS_NONE):
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, GENERATORS):
+            if thing is not torch.default_generator:
+                found[id(thing)] = _seeder(thing)
+        else:
+            waiting.extend(_held_by(thing))
+    return list(found.values())
+
+
+def _held_by(thing: Any) -> Iterator[Any]:
+    match thing:
+        case Mapping() | list() | tuple() | set() | frozenset() if len(thing) > FEW:
+            return
+        case dict():
+            yield from thing.values()
+        case list() | tuple() | set() | frozenset():
+            yield from thing
+        case partial():
+            yield from (thing.func, thing.args, thing.keywords)
+        case MethodType():
+            yield from (thing.__self__, thing.__func__)
+        case FunctionType():
+            yield from (cell.cell_contents for cell in thing.__closure__ or () if cell != EMPTY)
+            yield from _variables(thing.__globals__)
+        case _:
+            yield from list(getattr(thing, "__dict__", {}).values())
+            for kind in type(thing).__mro__:
+                yield from _variables(vars(kind))
+                yield from _variables(vars(sys.modules.get(kind.__module__, sys)))
+
+
+def _variables(names: Mapping[str, Any]) -> list[Any]:
+    """Of a class or module."""
+    return [value for value in names.values() if isinstance(value, GENERATORS)]
+
+
+def _seeder(generator: Any) -> Seed:
+    match generator:
+        case np.random.Generator():
+            return partial(_seed_numpy, generator)
+        case torch.Generator():
+            return generator.manual_seed
+    return generator.seed
+
+
+def _seed_numpy(generator: np.random.Generator, key: int) -> None:
+    generator.bit_generator.state = type(generator.bit_generator)(key).state
