@@ -49,10 +49,10 @@ def shown_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]
 
 
 def baseline_words(event: Mapping[str, Any]) -> str:
-    """A sentence where the model has learned nothing that a constant answer would not know; empty otherwise."""
+    """Where a constant answer would be right as often; empty otherwise."""
     accuracy, majority = event.get("accuracy"), event.get("majority")
     if accuracy is None or majority is None or accuracy > majority:
         return ""
     results = class_results(event)
     name = max(results, key=lambda result: result.support).name if results else "the most frequent class"
-    return f"no better than always saying {name} ({majority:.3f})"
+    return f"accuracy no better than always saying {name} ({majority:.3f})"

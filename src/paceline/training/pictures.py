@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.training.loop import GradientJob
 
 PICTURED = 6
-"""Samples, spread evenly over the split."""
+"""Samples, spread evenly over the split, or over `Samples.pictured` where only some of them are worth a picture."""
 
 
 @torch.no_grad()
@@ -27,7 +27,8 @@ def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
     if not workload.has("pictures"):
         return
-    ids = held_out.ids[np.unique(np.linspace(0, len(held_out.ids) - 1, PICTURED).astype(np.int64))]
+    worth = getattr(held_out.samples, "pictured", held_out.ids)
+    ids = worth[np.unique(np.linspace(0, len(worth) - 1, PICTURED).astype(np.int64))]
     batch = move(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
     was_training = model.training
     model.eval()

@@ -143,6 +143,8 @@ class Segmentation(Workload):
 
     def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
         """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
+        if any(isinstance(one, Mapping) for one in inputs):
+            raise UserError("this model takes images, and not the rows of a table; name files of images")
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
         for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
@@ -167,6 +169,11 @@ class Segmentation(Workload):
         write_weights(folder / WEIGHTS, model.state_dict())
         write_json(folder / "config.json", {**shape, **kind, "size": self.images.size})
         write_loader(folder, "paceline.workloads.unet", "standalone")
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        """An image of noise stands for all: those of the training need not be there any more."""
+        shape = (2, self.kind.channels, self.images.size, self.images.size)
+        return model, {"images": torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).byte()}
 
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         """Tile by tile, as in evaluation."""
