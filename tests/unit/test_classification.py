@@ -64,6 +64,7 @@ def test_a_model_that_always_says_the_same_is_named():
     assert baseline_words(event) == "accuracy no better than always saying bad (0.646)"
     assert baseline_words({**event, "accuracy": 0.7}) == ""
     assert class_results(event)[1].cells() == ("good", "–", "0.000", "0.000", "354")
+    assert [r.name for r in class_results({**event, "classes": ["bad"]})] == ["0", "1"], "none is lost"
     many = {name: [0.5] * 29 + [0.1] for name in ("precision", "recall", "f1")}
     worst, left = shown_results({**many, "support": [1] * 30})
     assert (worst[0].name, left) == ("29", 18)

@@ -34,9 +34,11 @@ def class_results(event: Mapping[str, Any]) -> list[ClassResult]:
     columns: list[Any] = [event.get(name) for name in EACH]
     if not all(isinstance(column, list | tuple) for column in columns):
         return []
-    names = event.get("classes") or range(len(event["support"]))
-    rows = zip(*columns, strict=False)
-    return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=False)]
+    rows = list(zip(*columns, strict=False))
+    names = event.get("classes") or ()
+    if len(names) != len(rows):  # of a workload that names none, or not all of them
+        names = range(len(rows))
+    return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=True)]
 
 
 def shown_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]:

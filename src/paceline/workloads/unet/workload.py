@@ -148,7 +148,7 @@ class Segmentation(Workload):
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
         for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
-            if one.ndim != 3 or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
+            if one.ndim != 3 or not one.size or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
                 name = given if isinstance(given, str | Path) else f"image {number}"
                 raise UserError(
                     f"{name} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
@@ -192,7 +192,7 @@ class Segmentation(Workload):
     def _names(self, mask: NDArray[np.uint8]) -> str:
         shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
         largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
-        return ", ".join(f"{self.kind.classes[k]} {100 * shares[k]:.1f} %" for k in largest)
+        return ", ".join(f"{self.kind.classes[k]}: {100 * shares[k]:.1f} %" for k in largest)
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

@@ -99,13 +99,15 @@ def test_prediction_is_what_evaluation_finds(small):
     assert np.array_equal(found["mask"][0], expected)
     assert found["mask"][1].shape == (60, 96)
     assert np.array_equal(found["mask"][1][:32, 32:64], expected)
-    named = [words.split()[0] for words in found["found"][0].split(", ")]
+    named = [words.split(":")[0] for words in found["found"][0].split(", ")]
     assert set(named) == {small.classes()[k] for k in np.unique(expected) if k and (expected == k).mean() >= 0.001}
     assert 0 < found["sure"][0] <= 1
     with pytest.raises(UserError, match=r"image 2 has uint8 values of shape \[8, 8, 3\]; .* with 1 channel$"):
         small.encode([image, np.zeros((8, 8, 3), np.uint8)])
     with pytest.raises(UserError, match=r"is a folder; name the images in it:  \./\*\.png"):
         small.encode(["."])
+    with pytest.raises(UserError, match=r"shape \[0, 8, 1\]"):
+        small.encode([np.zeros((0, 8), np.uint8)])
     with pytest.raises(UserError, match="not the rows of a table"):
         small.encode([{"text": "a"}])
 
