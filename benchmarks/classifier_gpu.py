@@ -45,6 +45,7 @@ def main() -> None:
                     "steps": arguments.steps,
                     "global_batch": 128,
                     "precision": "bf16",
+                    "compile": "on",  # by itself a run as short as this one compiles nothing
                     "schedule": "constant",
                     "warmup": 0.0,
                     "log_every": 50,

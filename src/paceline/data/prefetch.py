@@ -109,10 +109,10 @@ class Loader:
             for batch in (batch for group in groups for batch in self.load(group)):
                 yield replace(batch, data_s=batch.load_s)
             return
-        ready: queue.Queue[RankBatch | BaseException] = queue.Queue(max(4, 2 * self.at_once))
+        ready: queue.Queue[list[RankBatch] | BaseException] = queue.Queue(4 if self.at_once == 1 else 2)
         stop = threading.Event()
 
-        def offer(item: RankBatch | BaseException) -> None:
+        def offer(item: list[RankBatch] | BaseException) -> None:
             while not stop.is_set():
                 with suppress(queue.Full):
                     ready.put(item, timeout=0.1)
@@ -121,8 +121,7 @@ class Loader:
         def produce() -> None:
             try:
                 for some in in_order(self.load, groups, workers_of(self.samples)):
-                    for batch in some:
-                        offer(batch)
+                    offer(some)
                     if stop.is_set():
                         return
             except BaseException as error:  # handed to the loop, which raises it
@@ -131,12 +130,15 @@ class Loader:
         thread = threading.Thread(target=produce, name="paceline-data", daemon=True)
         thread.start()
         try:
-            for _ in range(first, last):
+            seen = first
+            while seen < last:
                 began = time.perf_counter()
                 item = ready.get()
                 if isinstance(item, BaseException):
                     raise item
-                yield replace(item, data_s=time.perf_counter() - began)
+                seen += len(item)
+                yield replace(item[0], data_s=time.perf_counter() - began)
+                yield from item[1:]
         finally:
             stop.set()
             thread.join()

@@ -84,11 +84,14 @@ class LocalParameters(Sequence[LocalParameter]):
         for part in self._all:
             if part.data.grad is not None:
                 by_copies.setdefault(part.copies, []).append(part.data.grad)
-        squares = [torch.zeros((), dtype=torch.float64, device=self._all[0].data.device)]
+        squares = []
         for copies, grads in by_copies.items():
             kind = None if grads[0].is_cuda else torch.float64
-            squares.append(torch.stack(torch._foreach_norm(grads, 2, dtype=kind)).double().square().sum() / copies)
-        return torch.stack(squares).sum()
+            square = torch.stack(torch._foreach_norm(grads, 2, dtype=kind)).double().square().sum()
+            squares.append(square if copies == 1 else square / copies)
+        if len(squares) == 1:
+            return squares[0]
+        return sum(squares, torch.zeros((), dtype=torch.float64, device=self._all[0].data.device))
 
     def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""

@@ -57,7 +57,7 @@ class Train(Section):
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
     compile: Literal["auto", "off", "on"] = field(
-        "auto", "", "auto compiles and records the step where a CUDA device allows it; on compiles each layer anywhere"
+        "auto", "", "auto records the step on a CUDA device and compiles it where that pays; on compiles, anywhere"
     )
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
 

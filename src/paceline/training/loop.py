@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -90,8 +91,14 @@ class GradientJob(Job):
 
     def run(self) -> Status:
         """Train from the present step to the last."""
-        train, state = self.context.spec.train, self.state
-        log, stop = StepLog(self), self.context.stop
+        log = StepLog(self)
+        try:
+            return self._train(log)
+        finally:
+            log.write()
+
+    def _train(self, log: StepLog) -> Status:
+        train, state, stop = self.context.spec.train, self.state, self.context.stop
         decides = bool(train.patience) or self.workload.has("on_evaluate")  # then no evaluation is left out
         state.model.net.train()
 
@@ -168,6 +175,9 @@ class StepLog:
         if self.context.device.type == "cpu" or job.workload.has("on_step"):
             self.every = 1
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
+        """Steps that the device may still be at."""
+        self.known: deque[dict[str, Any]] = deque()
+        """Events that are not written yet."""
         self.resume()
 
     def resume(self) -> None:
@@ -190,9 +200,13 @@ class StepLog:
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost
         self.waiting.append((event, stats, self.timer.take()))
+        self.write(2)  # while the device is at work on this step
 
     def flush(self, now: bool) -> bool:
-        """Write what is known, at the same steps on every rank; True when a rank was asked to stop."""
+        """Read what the device found, at the same steps on every rank; True when a rank was asked to stop.
+
+        It is written at once where somebody waits for it, and else little by little while the next steps are computed.
+        """
         if not self.waiting or not (now or len(self.waiting) >= self.every):
             return False
         numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
@@ -206,13 +220,24 @@ class StepLog:
             event["loss"], event["grad_norm"] = loss_sum / (count if count > 0 else 1), norm
             event["skipped"] = not (isfinite(norm) and isfinite(loss_sum))
             stopping |= stops > 0
+            self.known.append(event)
+        self.waiting.clear()
+        if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
+            self.write()
+        return stopping
+
+    def write(self, most: int | None = None) -> None:
+        """Write the events that are known, or some of them."""
+        if not self.known:
+            return
+        for _ in range(len(self.known) if most is None else min(most, len(self.known))):
+            event = self.known.popleft()
             self.context.event("step", **event)
             self._watch(event)
             if why := told_of_step(self.job.workload, event, self.context.device):
                 self.job.ended = why
-        self.waiting.clear()
-        self.context.events.flush()
-        return stopping
+        if not self.known:
+            self.context.events.flush()
 
     def _watch(self, event: dict[str, Any]) -> None:
         """The stated policy for a step that is not finite. fp16 may overflow now and then: its scale adapts."""
@@ -220,6 +245,7 @@ class StepLog:
         if not event["skipped"] or train.nonfinite == "skip" or (scaler.active and float(scaler.scale) >= 1):
             return
         what, value = ("gradient norm", "grad_norm") if isfinite(event["loss"]) else ("loss", "loss")
+        self.known.clear()  # steps after this one went the same way
         raise RunFailed(
             f"{what} is {event[value]} at step {event['step']}; "
             f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, "

@@ -140,21 +140,22 @@ def update(
     loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
     where = local[0].data.device  # the host's where the state is kept there
-    factor = samples / (divisor(count) * state.scaler.scale)
-    norm = square.sqrt() * factor
+    scale = divisor(count) * state.scaler.scale / samples
+    norm = square.sqrt() / scale
     if train.clip:
-        factor = factor * (train.clip / (norm + 1e-12)).clamp(max=1.0)
-    finite = torch.isfinite(norm) & torch.isfinite(loss_sum) & effective
-    factor, applied = factor.to(where), finite.to(where)
+        scale = scale * (norm / train.clip).clamp(min=1.0)
+    both = norm + loss_sum
+    finite = (both - both == 0) & effective  # fewer kernels than isfinite: each takes its time in a small model's step
+    scale, applied = scale.to(where), finite.to(where)
     if state.own_optimizer:
         local.complete_gradients()
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         if train.clip_value:
-            factor = _scale_and_cut(local, factor, train.clip_value)
-        optimizer.grad_scale, optimizer.found_inf = (1 / factor).float(), (~applied).float()
+            scale = _scale_and_cut(local, scale, train.clip_value)
+        optimizer.grad_scale, optimizer.found_inf = scale.float(), (~applied).float()
         optimizer.step()
     elif bool(applied):
-        _scale_and_cut(local, factor, train.clip_value)
+        _scale_and_cut(local, scale, train.clip_value)
         optimizer.step()
     if state.average is not None:
         state.average.add(applied)
@@ -164,14 +165,14 @@ def update(
     return norm
 
 
-def _scale_and_cut(local: LocalParameters, factor: Tensor, most: float) -> Tensor:
-    """Multiply the gradients and cut each number to ± most, if that is above 0; returns what is left to multiply by."""
+def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor:
+    """Divide the gradients and cut each number to ± most, if that is above 0; returns what is left to divide by."""
     grads = [part.data.grad for part in local if part.data.grad is not None]
-    torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    torch._foreach_mul_(grads, (1 / scale).to(grads[0].dtype))
     if most:
         torch._foreach_clamp_min_(grads, -most)
         torch._foreach_clamp_max_(grads, most)
-    return torch.ones_like(factor)
+    return torch.ones_like(scale)
 
 
 def divisor(count: Tensor) -> Tensor:
@@ -249,7 +250,7 @@ class Step:
         """
         with autocast(self.train.precision, self.device):
             total, count = self.workload.loss(net, micro.batch)
-        (total * (self.state.scaler.scale * (micro.weight / samples))).backward()
+        (total * (self.state.scaler.scale * micro.weight / samples)).backward()
         return loss_and_count(total, count, micro.weight)
 
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
@@ -311,4 +312,5 @@ class PipelineStep(Step):
 def loss_and_count(total: Tensor, count: Tensor | int, weight: int) -> Tensor:
     found = total.detach().double()
     counted = count.to(found) if isinstance(count, Tensor) else torch.full_like(found, count)
-    return weight * torch.stack([found, counted])
+    both = torch.stack([found, counted])
+    return both if weight == 1 else weight * both
