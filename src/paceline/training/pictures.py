@@ -56,7 +56,8 @@ def palette() -> np.ndarray:
     """A colour for each of the 256 values of a mask: 0 is black, 255 grey, neighbouring classes are far apart."""
     from matplotlib import colormaps
 
-    classes = np.arange(256)
-    colours = (colormaps["tab20"]((classes - 1) * 2 % 20 + (classes - 1) // 10 % 2)[:, :3] * 255).astype(np.uint8)
+    order = [shade + 2 * hue for shade in (0, 1) for hue in range(10) if hue != 7]  # without the greys
+    colours = (colormaps["tab20"](np.resize(order, 256))[:, :3] * 255).astype(np.uint8)
+    colours = np.roll(colours, 1, axis=0)
     colours[0], colours[255] = 0, 128
     return colours
