@@ -42,7 +42,7 @@ from paceline.record.timers import CudaCollectiveTimer
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec, build
 from paceline.training import setup
-from paceline.training.optim import set_lr
+from paceline.training.optim.optimizers import set_lr
 from paceline.workloads.lm.workload import LanguageModel
 
 TOKENS = 32768

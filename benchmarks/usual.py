@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline.data.order import Order
 from paceline.spec import RunSpec
-from paceline.training.schedule import schedule_of
+from paceline.training.optim.schedule import schedule_of
 
 
 class PaddedTexts(Dataset):

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.data.order import Order
 from paceline.data.samples import generators_kept, training_samples
+from paceline.errors import listed
 from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload, workload_of
 
@@ -34,7 +35,6 @@ SEEDED: dict[str, Callable[[int], Any]] = {
     "numpy's": np.random.seed,
     "Python's random": random.seed,
 }
-MOST_NAMES = 4
 
 
 class LayoutCause(Enum):
@@ -75,9 +75,7 @@ class FoundCause:
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        named = ", ".join(self.names[:MOST_NAMES])
-        more = f" and {len(self.names) - MOST_NAMES} more" if len(self.names) > MOST_NAMES else ""
-        return self.cause.value.format(names=named + more)
+        return self.cause.value.format(names=listed(self.names))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,13 @@ FARTHEST, PER_UNIT = 16, 64
 BINS = 2 * FARTHEST * PER_UNIT + 1
 
 
+def confusion(labels: Tensor, said: Tensor, classes: int) -> Tensor:
+    """(classes, classes): how many of each class (row) were taken for which (column)."""
+    import torch
+
+    return torch.bincount(labels * classes + said, minlength=classes**2).view(classes, classes)
+
+
 def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
     """What `class_metrics` needs of a batch; samples whose label is below 0 do not count."""
     import torch
@@ -38,8 +45,7 @@ def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
     if classes > MOST_CLASSES:
         parts = (labels_B, said_B, labels_B[said_B == labels_B])
         return {COUNTS: torch.stack([torch.bincount(part, minlength=classes) for part in parts])}
-    cells = torch.bincount(labels_B * classes + said_B, minlength=classes**2)
-    sums = {CONFUSION: cells.view(classes, classes)}
+    sums = {CONFUSION: confusion(labels_B, said_B, classes)}
     if classes > 1:
         logs_BC = logits_BC.double().log_softmax(1)
         odds_BC = logs_BC - torch.log(-torch.expm1(logs_BC))

@@ -212,12 +212,11 @@ def _spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
         raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
     if arguments.emit:
         raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
-    from paceline.spec import COMMAND_LINE, build, split_override
+    from paceline.spec import COMMAND_LINE, build, overrides_of
     from paceline.spec.yaml_file import put
 
     values: dict[str, Any] = {"name": workload, "workload": workload}
-    settings = dict(split_override(word) for word in arguments.words)
-    settings |= {key: value for _, key, value in given.values()}
+    settings = {**overrides_of(arguments.words), **{key: value for _, key, value in given.values()}}
     for key, value in settings.items():
         put(values, key, value)
     return build(values, dict.fromkeys(settings, COMMAND_LINE))

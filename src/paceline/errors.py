@@ -5,7 +5,7 @@ our own bugs.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class PacelineError(Exception):
@@ -28,6 +28,11 @@ class RunFailed(PacelineError, RuntimeError):
 
 class OutOfMemory(RunFailed):
     """There was no memory left for the run or, as far as one can tell, the system killed a rank for want of it."""
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def did_you_mean(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
@@ -22,6 +22,7 @@ from paceline.record.run_dir import RunDir
 from paceline.registry import one_line
 from paceline.spec import Parallel, RunSpec
 from paceline.training.run import RunResult, train
+from paceline.workload import Say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,7 @@ def check(
     *,
     layouts: Sequence[str] = (),
     out: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Parity:
     """Train `steps` steps on each layout and compare; the first layout is the reference.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from paceline.errors import RunFailed, UserError
-from paceline.registry import Traits, entry_of
+from paceline.registry import entry_of
 from paceline.section import RunClass
 from paceline.spec import RunSpec
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from paceline.layout import Layout
 
-FEW = 5
-"""Samples that are looked at to learn whether all have one shape."""
+Say = Callable[[str], None]
+"""Told a line at a time, for people."""
 
 
 class Samples(Protocol):
@@ -124,7 +124,7 @@ class BaseWorkload(RunClass):
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         """Done once before ranks start: read, tokenise, check. Must be safe to call again."""
 
     def fingerprint(self) -> str:
@@ -140,10 +140,8 @@ class BaseWorkload(RunClass):
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         """The score as a number of which more is better."""
-        name, known = (
-            self.score.removeprefix("-"),
-            [name for name, value in metrics.items() if isinstance(value, int | float)],
-        )
+        name = self.score.removeprefix("-")
+        known = [name for name, value in metrics.items() if isinstance(value, int | float)]
         if name not in known:
             raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
         return -metrics[name] if self.score.startswith("-") else metrics[name]
@@ -343,32 +341,6 @@ def workload_of(spec: RunSpec) -> Any:
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
     return workload
-
-
-def traits_of(workload: Workload, samples: Samples) -> Traits:
-    """What decides how its steps run (paceline.execution)."""
-    return Traits(
-        equal_layers=workload.compile_layers,
-        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
-        half_only=getattr(samples, "half_only", False),
-        own_optimizer=workload.has("optimizer"),
-    )
-
-
-def _one_shape(samples: Samples) -> bool:
-    """Whether samples all have the same shape, by the look of a few."""
-    import numpy as np
-    from torch import Tensor
-    from torch.utils._pytree import tree_leaves
-
-    if hasattr(samples, "resident"):
-        return True
-    few = np.linspace(0, len(samples) - 1, min(len(samples), FEW)).astype(np.int64)
-    shapes = {
-        tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(samples.batch(ids, ids * 0)))
-        for ids in few[:, None]
-    }
-    return len(shapes) == 1
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

@@ -12,7 +12,7 @@ from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.training.context import RunContext
-from paceline.training.optim import set_lr
+from paceline.training.optim.optimizers import set_lr
 from paceline.training.setup import gradient_job
 from paceline.workload import workload_of
 

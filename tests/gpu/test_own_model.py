@@ -173,7 +173,7 @@ def test_what_a_graph_would_repeat_wrongly_runs_eagerly_with_the_same_answer(own
 
 
 def test_a_step_that_cuda_cannot_record_goes_on_eagerly(own, tmp_path, monkeypatch):
-    from paceline.training import probe as probing
+    from paceline.training.steps import probe as probing
 
     monkeypatch.setattr(probing, "_pass_without_waiting", lambda step, micro: None)
     plain, _, _ = trained(own("Waits", {"train.compile": "off"}), tmp_path)

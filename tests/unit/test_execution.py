@@ -82,7 +82,7 @@ def test_what_trains_does_not_import_the_compiler():
     """It takes seconds, and many a run does not."""
     code = (
         "import sys, torch, paceline.training.setup\n"
-        "from paceline.training.optim import AdamW, SGD\n"
+        "from paceline.training.optim.optimizers import AdamW, SGD\n"
         "from paceline.nn.operations import OperationCounter\n"
         "for kind in (AdamW, SGD):\n"
         "    weight = torch.ones(2, requires_grad=True)\n"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from paceline.data.samples import training_samples
+from paceline.data.samples import training_samples, traits_of
 from paceline.errors import UserError
 from paceline.registry import BUILT_IN, entry_of, names, verbs
-from paceline.workload import traits_of, workload_of
+from paceline.workload import workload_of
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.errors import RunFailed, UserError
+from paceline.workload import Say
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-
-Say = Callable[[str], None]
 
 
 @contextmanager

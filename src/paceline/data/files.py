@@ -1,7 +1,8 @@
-"""Opening the user's files: found, readable, gzip or not, UTF-8; and if not, a line that says so."""
+"""Opening the user's files (text, csv, jsonl, Parquet): found, readable, gzip or not; and if not, a line says so."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import io
@@ -15,6 +16,9 @@ from typing import Any, BinaryIO, TextIO
 from paceline.errors import UserError, did_you_mean
 
 GZIP_MAGIC = b"\x1f\x8b"
+MAX_FIELD_CHARACTERS = 1 << 24
+"""A longer field of a csv file means that a quote was left open."""
+PARQUET_BATCH_ROWS = 1024
 
 
 def check_file(path: Path, key: str) -> Path:
@@ -69,6 +73,41 @@ def json_lines(path: Path, hint: str = "") -> Iterator[tuple[int, str, Any]]:
                     said = f"not JSON ({error.msg} at column {error.colno}){hint}"
                     raise UserError(f"{path} line {number}: {said}") from None
                 yield number, line, value
+
+
+def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(number from 0, fields) of every record of a csv file; blank lines are none."""
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    with open_text(path) as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        number = 0
+        try:
+            for fields in reader:
+                if fields:
+                    yield number, fields
+                    number += 1
+        except csv.Error as error:
+            raise UserError(
+                f"{path} near line {reader.line_num}: not valid csv ({error}); "
+                'write a quote inside a quoted field twice:  "say ""yes"" now"'
+            ) from None
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`. What goes wrong inside is the user's file, and is said so."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or ["damaged"])[0]
+        raise UserError(f"{path}: not a readable Parquet file ({reason}); write it again or copy it again") from None
 
 
 def digest_of_value(value: object) -> str:

@@ -50,9 +50,8 @@ class ImageFolder:
         if self.transform is not None:
             return self.transform(image), self.labels[index]
         pixels = np.asarray(image, np.float32) / 255
-        return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()), self.labels[
-            index
-        ]
+        channels_first = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()
+        return torch.from_numpy(channels_first), self.labels[index]
 
 
 def image_folder(

@@ -35,6 +35,12 @@ def stream(*words: int) -> np.uint64:
     return key[0]
 
 
+def fractions(key: np.uint64, first: int, count: int) -> np.ndarray:
+    """Numbers from 0 to 1: those from `first` on of a stream that depends on the key alone."""
+    steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GOLDEN
+    return (mix(key + steps) >> np.uint64(11)) / 2.0**53
+
+
 def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """The samples at these positions of a shuffled epoch of n: a keyed bijection on 0 … n - 1, with no list kept.
 
@@ -79,6 +85,10 @@ class Order:
     samples: int
     batch: int
     seed: int
+
+    @classmethod
+    def of(cls, train: Train, samples: int) -> Order:
+        return cls(samples, train.global_batch, train.seed)
 
     @property
     def steps_per_epoch(self) -> int:

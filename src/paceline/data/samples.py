@@ -19,21 +19,23 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UserError
+from paceline.registry import Traits
 from paceline.workload import BaseWorkload, Samples, Workload
 
 ALLOWED = (
     "it may return a tuple or dict of tensors or arrays, a Dataset (an object with __len__ and __getitem__), or Samples"
 )
 
+FEW = 5
+"""Samples that are looked at to learn whether all have one shape."""
+
 
 def samples_of(workload: Workload, split: str = "train") -> Samples | None:
     """The samples of a split, whatever `data(split)` returned; None where there is no such split.
 
-    There must be samples to train on. While worker processes make the samples of a run, these are the ones.
+    While worker processes make the samples of a run, these are the ones.
     """
-    if split not in workload.served:
-        return adapted(workload, split)
-    return workload.served[split]
+    return workload.served[split] if split in workload.served else adapted(workload, split)
 
 
 def training_samples(workload: Workload) -> Samples:
@@ -61,6 +63,28 @@ def adapted(workload: Workload, split: str) -> Samples | None:
         what = "there must be a sample to train on" if split == "train" else "return None where there is no such split"
         raise UserError(f"{said} is empty; {what}")
     return samples
+
+
+def traits_of(workload: Workload, samples: Samples) -> Traits:
+    """What decides how its steps run (paceline.execution)."""
+    return Traits(
+        equal_layers=workload.compile_layers,
+        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
+        half_only=getattr(samples, "half_only", False),
+        own_optimizer=workload.has("optimizer"),
+    )
+
+
+def _one_shape(samples: Samples) -> bool:
+    """Whether samples all have the same shape, by the look of a few."""
+    if hasattr(samples, "resident"):
+        return True
+    few = np.linspace(0, len(samples) - 1, min(len(samples), FEW)).astype(np.int64)
+    shapes = {
+        tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(samples.batch(ids, ids * 0)))
+        for ids in few[:, None]
+    }
+    return len(shapes) == 1
 
 
 def _adapter(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> Samples:

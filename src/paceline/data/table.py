@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.data.corpora.tables import csv_records
-from paceline.data.files import check_file, json_lines
+from paceline.data.files import PARQUET_BATCH_ROWS, check_file, csv_records, json_lines, open_parquet
 from paceline.errors import UserError, did_you_mean
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -87,50 +86,50 @@ def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
     kind = KINDS.get(suffix.lower())
     if kind is None:
         raise UserError(f"read_table={file}: the name must end in one of {', '.join(KINDS)}; .gz may follow")
-    columns = (
-        {"jsonl": _jsonl, "parquet": _parquet}[kind](file)
-        if kind in ("jsonl", "parquet")
-        else _csv(file, "\t" if kind == "tsv" else ",", names)
-    )
-    if not columns or not len(next(iter(columns.values()))):
+    rows = rows_of(file, kind, names)
+    columns = _columns(rows if kind in ("jsonl", "parquet") else map(_stripped, rows))
+    if not columns:
         raise UserError(f"{file}: there are no rows")
     return Columns(file, columns)
 
 
-def _csv(file: Path, delimiter: str, names: Sequence[str] | None) -> dict[str, list[str]]:
-    records = csv_records(file, delimiter)
-    header = [name.strip() for name in (next(records, (0, []))[1] if names is None else names)]
-    rows: list[list[str]] = []
-    for number, fields in records:
-        if len(fields) != len(header):
-            raise UserError(
-                f"{file} row {number + (names is not None)} has {len(fields)} columns, {len(header)} were expected "
-                f"({', '.join(header)}); quote a text that holds commas or line breaks"
-            )
-        rows.append([field.strip() for field in fields])
-    return {name: list(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)} if rows else {}
+def rows_of(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Every row of a file, by the names of its columns."""
+    if kind == "parquet":
+        with open_parquet(file) as opened:
+            for batch in opened.iter_batches(PARQUET_BATCH_ROWS, use_threads=False):
+                yield from batch.to_pylist()
+    elif kind == "jsonl":
+        for number, _, row in json_lines(file):
+            if not isinstance(row, dict):
+                raise UserError(f'{file} line {number}: each line holds one object:  {{"text": "some words"}}')
+            yield row
+    else:
+        records = csv_records(file, "\t" if kind == "tsv" else ",")
+        header = next(records, (0, []))[1] if names is None else names
+        for number, fields in records:
+            if len(fields) != len(header):
+                raise UserError(
+                    f"{file} row {number + (names is not None)} has {len(fields)} columns, {len(header)} were expected "
+                    f"({', '.join(header)}); quote a text that holds commas or line breaks"
+                )
+            yield dict(zip(header, fields, strict=True))
 
 
-def _jsonl(file: Path) -> dict[str, list[Any]]:
-    rows = []
-    for number, _, row in json_lines(file):
-        if not isinstance(row, dict):
-            raise UserError(f'{file} line {number}: each line holds one object:  {{"text": "some words", "label": 1}}')
-        rows.append(row)
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+def _stripped(row: Mapping[str, str]) -> dict[str, str]:
+    return {name.strip(): value.strip() for name, value in row.items()}
 
 
-def _parquet(file: Path) -> dict[str, list[Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("a parquet file needs pyarrow; type  pip install 'paceline[parquet]'") from None
-    try:
-        return pyarrow.parquet.read_table(file).to_pydict()
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{file}: not a readable parquet file ({reason}); write it again or copy it again") from None
+def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """None where a row lacks a column that others have."""
+    columns: dict[str, list[Any]] = {}
+    for before, row in enumerate(rows):
+        for name in row:
+            if name not in columns:
+                columns[name] = [None] * before
+        for name, column in columns.items():
+            column.append(row.get(name))
+    return columns
 
 
 def _word(value: Any) -> str:

@@ -100,9 +100,7 @@ class Workers:
                 target=_work, args=(theirs, self.splits, self.reference, not_its_own, os.getpid()), daemon=True
             )
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # of forking with threads: no lock of theirs is used
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: no lock of theirs is used
                 process.start()
             theirs.close()
             self.all.append(Worker(len(self.all), process, ours))

@@ -10,15 +10,15 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.environment import Place
 
 T = TypeVar("T")
@@ -119,6 +119,29 @@ def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:
     everyone = [mine] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     return everyone
+
+
+def raise_on_all(wrong: Exception | None) -> None:
+    """What is wrong on one rank is raised on all of them, so that none waits for the others."""
+    for outcome in gather_objects(wrong):
+        if outcome is not None:
+            raise outcome
+
+
+def from_main(get: Callable[[], T]) -> T:
+    """What the main rank gets, on every rank; if it is refused, all are."""
+    box: list[Any] = [None]
+    together = dist.is_available() and dist.is_initialized()
+    if not together or dist.get_rank() == 0:
+        try:
+            box = [get()]
+        except PacelineError as error:
+            box = [error]
+    if together:
+        dist.broadcast_object_list(box)
+    if isinstance(box[0], PacelineError):
+        raise box[0]
+    return cast(T, box[0])
 
 
 def fair_share(mine: Holding, everyone: Sequence[Holding]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.record.events import read_events, read_steps
+from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary, rounds, warm_up
 from paceline.record.timers import TIMES
@@ -79,7 +79,7 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
         steady(of_main if of_main is not None and rank == 0 else read_steps(f)) for rank, f in enumerate(files)
     ]
     by_rank = [steps for steps in by_rank if steps] or [[]]
-    start = next(read_events(run.events_file(0), "start"), {})
+    start = run.start()
     workers = start.get("workers")
     if len(by_rank[0]) >= ROUNDS * (workers or 1):
         by_rank = [rounds(steps, workers or 1) for steps in by_rank]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import UserError
 from paceline.measuring.compare import terms_of
@@ -23,7 +22,6 @@ from paceline.planning.calibrating.calibration import Calibration, Correction, S
 from paceline.planning.formulas.steptime import StepTime
 from paceline.planning.site import MOST_LOCAL_RANKS, Where
 from paceline.planning.subject import Subject, subject_of
-from paceline.record.events import read_events
 from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
@@ -80,7 +78,7 @@ def recalibrate(folder: Path, file: Path) -> tuple[Correction, list[Corrected]]:
 
 
 def _cpu_spec(run: RunDir) -> RunSpec:
-    start: Mapping[str, Any] = next(read_events(run.events_file(0), "start"), {})
+    start = run.start()
     if start.get("device") != "cpu":
         raise UserError(f"{run.path} ran on {start.get('device')}; a calibration is of CPU cores")
     return run.spec()

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
@@ -30,8 +30,8 @@ from paceline.record.summary import read_summary
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
 from paceline.training.run import PRELOAD, train
+from paceline.workload import Say
 
-Say = Callable[[str], None]
 STEPS: int = 30
 REPEATS: int = 3
 NEVER = 1 << 30

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import RunFailed
+from paceline.errors import RunFailed, listed
 from paceline.layout import Layout
 from paceline.parallel.local_parameters import LocalParameter, LocalParameters
 from paceline.record.timers import CollectiveTimer
@@ -78,9 +78,8 @@ def refuse_unused(model: nn.Module, parameters: LocalParameters) -> None:
         return
     if unused := [part.name for part in parameters if part.param.grad is None]:
         it = "them" if len(unused) > 1 else "it"
-        more = f" and {len(unused) - 4} more" if len(unused) > 4 else ""
         raise RunFailed(
-            f"workload: on several ranks every parameter must take part in the loss, and {', '.join(unused[:4])}{more} "
+            f"workload: on several ranks every parameter must take part in the loss, and {listed(unused)} "
             f"had no gradient; use {it} in forward(), remove {it}, or freeze {it} with  requires_grad_(False)"
         )
 

@@ -48,16 +48,13 @@ class Groups:
     def words(self) -> Iterator[str]:
         """A line for each group, for people."""
         for pattern, group in self.table.items():
-            changes = [f"{key} {getattr(group, key):g}" for key in ("lr", "weight_decay") if key in given(group)]
+            given = {"lr": group.lr, "weight_decay": group.weight_decay}
+            changes = [f"{key} {value:g}" for key, value in given.items() if value is not None]
             said = "frozen" if group.frozen else ", ".join(changes) or "as the rest"
             yield f"{self.sizes[pattern]:,} parameters {pattern!r}: {said}"
         if self.frozen:
             total = sum(self.sizes.values())
             yield f"{total - self.frozen:,} parameters to train = {total:,} - {self.frozen:,} frozen"
-
-
-def given(group: ParameterGroup) -> set[str]:
-    return {key for key in ("lr", "weight_decay") if getattr(group, key) is not None}
 
 
 def groups_of(workload: Workload, train: Train, model: nn.Module) -> Groups:
@@ -81,11 +78,8 @@ def groups_of(workload: Workload, train: Train, model: nn.Module) -> Groups:
     groups.freeze(model)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if frozen == sum(sizes.values()):
-        what = (
-            f"all {frozen:,} parameters of the model ({type(model).__name__}) are frozen"
-            if frozen
-            else (f"the model ({type(model).__name__}) has no parameters")
-        )
+        kind = f"the model ({type(model).__name__})"
+        what = f"all {frozen:,} parameters of {kind} are frozen" if frozen else f"{kind} has no parameters"
         raise UserError(f"workload: {what}; there must be one to train")
     return Groups(table, sizes, frozen)
 

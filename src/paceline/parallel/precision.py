@@ -24,6 +24,11 @@ LEAST = (8, 9)
 """The compute capability that fp8 came with."""
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    """For sums over classes and samples, which half precision would round."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     if precision not in HALF:
         return nullcontext()

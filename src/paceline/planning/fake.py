@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from paceline.data.samples import samples_of, training_samples
+from paceline.data.samples import samples_of, training_samples, traits_of
 from paceline.errors import UserError
 from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
 from paceline.parallel.groups import groups_of
@@ -26,7 +26,7 @@ from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
 from paceline.registry import one_line
 from paceline.spec import RunSpec
-from paceline.workload import traits_of, workload_of
+from paceline.workload import workload_of
 
 BATCHES = (4, 8)
 

@@ -34,6 +34,7 @@ MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}
 TYPES = {"fp32": "fp32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
 """Of the library of products, for each stream of each thread that uses it: one goes forward, one backward."""
+UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; say it with  --samples N"
 OPERATIONS_PER_LENGTH = 2
 """For each distinct length in a batch, where attention goes length by length."""
 SPREAD_SIGMAS = 3.0
@@ -95,6 +96,7 @@ class TrainingSubject(Subject):
     @classmethod
     def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
         """A subject with what the run file says of every training."""
+        unknown = samples is None and not spec.train.steps
         given = {
             "name": spec.name,
             "workload": spec.workload,
@@ -105,7 +107,8 @@ class TrainingSubject(Subject):
             "train": spec.train,
             "reduction": Reduction(cast(Any, spec.parallel.reduce), spec.parallel.local_steps),
         }
-        return cls(**{**given, **facts})
+        assumptions = (*facts.pop("assumptions", ()), *[UNKNOWN_SAMPLES] * unknown)
+        return cls(**{**given, **facts, "assumptions": assumptions})
 
     @property
     def params(self) -> float:

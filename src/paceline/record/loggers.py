@@ -22,6 +22,7 @@ from paceline.record.pauses import Pauses
 from paceline.record.progress import Progress
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
+from paceline.workload import Say
 
 PROJECT = "paceline"
 NOT_LOGGED = ("t", "step")
@@ -111,9 +112,7 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UserError(f"train.loggers has {name!r}, which is not installed: pip install 'paceline[{name}]'")
 
 
-def open_loggers(
-    names: Sequence[str], run: RunDir, spec: RunSpec, say: Callable[[str], None] | None = None
-) -> list[Logger]:
+def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, say: Say | None = None) -> list[Logger]:
     """Open each logger, or go on where an earlier attempt of the same run left off. Warnings go to `say`."""
     check_loggers(names)
     file = run.path / "loggers.json"
@@ -139,7 +138,7 @@ def open_loggers(
 class _Guarded:
     """A logger that warns once and falls silent instead of ending the run."""
 
-    def __init__(self, name: str, logger: Logger, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, logger: Logger, say: Say) -> None:
         self.name = name
         self._logger: Logger | None = logger
         self._say = say

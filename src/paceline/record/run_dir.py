@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,8 +21,10 @@ import yaml
 
 from paceline import __version__
 from paceline.errors import RunFailed, UserError, did_you_mean
+from paceline.record.events import read_events
 from paceline.record.files import write_atomic
 from paceline.spec import DEFAULT, RunSpec, build
+from paceline.workload import Say
 
 COMMENT_COLUMN = 44
 LISTED = 10
@@ -104,7 +106,7 @@ class RunDir:
         raise UserError(f"{path} {missing}{_say_runs(path)}")
 
     @contextlib.contextmanager
-    def held(self, say: Callable[[str], None]) -> Iterator[None]:
+    def held(self, say: Say) -> Iterator[None]:
         """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
         with open(self.path / ".lock", "a+") as file:
             for waited_s in count():
@@ -120,6 +122,10 @@ class RunDir:
                     say(f"{self.path} is still being trained by another process; waiting for it to end")
                 time.sleep(1)
             yield
+
+    def start(self) -> dict[str, Any]:
+        """The first "start" event of the main rank; empty where no rank has begun."""
+        return next(read_events(self.events_file(0), "start"), {})
 
     def rewrite(self, spec: RunSpec) -> None:
         """The run goes on as another spec says."""

@@ -3,7 +3,7 @@
 from paceline.section import Section, field
 from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, RunSpec, build, load
 from paceline.spec.sections import Parallel, ParameterGroup, Train
-from paceline.spec.yaml_file import split_override
+from paceline.spec.yaml_file import overrides_of
 
 __all__ = [
     "COMMAND_LINE",
@@ -16,5 +16,5 @@ __all__ = [
     "build",
     "field",
     "load",
-    "split_override",
+    "overrides_of",
 ]

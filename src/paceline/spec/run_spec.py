@@ -17,7 +17,7 @@ from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
-from paceline.spec.yaml_file import put, read_yaml, split_override
+from paceline.spec.yaml_file import overrides_of, put, read_yaml
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -124,7 +124,7 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     """
     file = Path(path)
     values, origins = read_yaml(file)
-    pairs = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    pairs = overrides_of(overrides)
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         put(over, key, value)
@@ -190,11 +190,8 @@ def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "contradiction":
         return str(problem["msg"])
-    place = [
-        *filter(None, [prefix]),
-        *(str(part) for part in problem["loc"] if not str(part).startswith("dict[")),
-        *([context["key"]] if kind == "not_a_bool" else []),
-    ]
+    parts = [str(part) for part in problem["loc"] if not str(part).startswith("dict[")]
+    place = [*filter(None, [prefix]), *parts, *([context["key"]] if kind == "not_a_bool" else [])]
     key = ".".join(place)
     places = [key] if kind == "not_a_bool" else [key, ".".join(place[:2]), *place[:1]]
     where = next((f" ({origins[k]})" for k in places if k in origins), "")

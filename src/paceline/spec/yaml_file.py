@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ import yaml
 from paceline.errors import UserError, did_you_mean
 
 
-def split_override(text: str) -> tuple[str, Any]:
+def overrides_of(given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """By their dotted keys, whether they were typed as `section.key=value` or given as values."""
+    return dict(given) if isinstance(given, Mapping) else dict(map(_split, given))
+
+
+def _split(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise UserError(f"{text!r} is not an override; write it as  section.key=value,  for example train.lr=3e-4")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.data.held_out import evaluated, evaluated_ids
 from paceline.data.order import Order
@@ -53,7 +53,6 @@ class HeldOut:
         return batches_of(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
 
 
-@torch.no_grad()
 def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     """{"n": samples seen, "of": samples held out, metric: value …}.
 
@@ -67,16 +66,13 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     data_rank, size = layout.data_rank(job.context.place.rank), workload.evaluation_chunk
     chunks = ceil(len(held_out.ids) / size)
     mine = ChunkSums()
-    was_training = model.training
-    model.eval()
     rounds = range(data_rank, chunks if layout.plain else ceil(chunks / layout.data) * layout.data, layout.data)
     batches = held_out.batches((chunk if chunk < chunks else 0 for chunk in rounds), size)
     for chunk, batch in zip(rounds, batches, strict=True):
-        with computed_as(job.context.spec.train.precision, device):
+        with evaluating(model, job.context.spec.train.precision, device):
             sums = workload.evaluate(model, move(batch, device))
         if chunk < chunks:
             mine.add(chunk, sums)
-    model.train(was_training)
     everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
     metrics = workload.metrics(joined(list(everyone.values()), chunks))
     told = {"classes": list(workload.classes())} if "support" in metrics else {}
@@ -91,12 +87,15 @@ def _recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def computed_as(precision: str, device: torch.device) -> Iterator[None]:
+def evaluating(model: nn.Module, precision: str, device: torch.device) -> Iterator[None]:
     """How an evaluation computes, of a run and of its finished model: in the run's precision, and layers that are
     compiled for training as they are written, since a compilation would take longer than it saves."""
+    was_training = model.training
+    model.eval()
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with autocast(precision, device), uncompiled:
+    with torch.no_grad(), autocast(precision, device), uncompiled:
         yield
+    model.train(was_training)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.registry import entry_of
 from paceline.spec import RunSpec, Section
-from paceline.training.schedule import scaled_lr
+from paceline.training.optim.schedule import scaled_lr
 from paceline.workload import BaseWorkload, Workload
 
 OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
@@ -25,7 +25,7 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
         return lines
     from paceline.data.order import Order, total_steps
 
-    order = Order(samples, train.global_batch, train.seed)
+    order = Order.of(train, samples)
     steps = total_steps(train, order)
     total = order.seen(steps)
     tail = samples - order.seen(order.steps_per_epoch - 1)
@@ -64,7 +64,7 @@ def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
     if held_out is None:
         return []
     train = workload.spec.train
-    order = Order(samples, train.global_batch, train.seed)
+    order = Order.of(train, samples)
     return [equation(train, order, len(held_out), workload.evaluation_chunk)]
 
 
@@ -93,7 +93,7 @@ def _steps(spec: RunSpec, samples: int | None) -> int | None:
         return spec.train.steps
     from paceline.data.order import Order, total_steps
 
-    return total_steps(spec.train, Order(samples, spec.train.global_batch, spec.train.seed))
+    return total_steps(spec.train, Order.of(spec.train, samples))
 
 
 def shared_documents(documents: int, ranks: int) -> str:

@@ -26,9 +26,9 @@ from paceline.training.callbacks import saved_state, told_of_evaluation, told_of
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
+from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
-from paceline.training.schedule import change_of_schedule, schedule_of
-from paceline.training.step import State, Step
+from paceline.training.steps.step import State, Step
 from paceline.workload import Passes, Workload
 
 AT_MOST = 50

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from paceline.data.prefetch import move
 from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
-from paceline.training.evaluation import HeldOut, computed_as
+from paceline.training.evaluation import HeldOut, evaluating
 
 if TYPE_CHECKING:
     from paceline.training.loop import GradientJob
@@ -21,7 +20,6 @@ PICTURED = 6
 """Samples, spread evenly over the split, or over `Samples.pictured` where only some of them are worth a picture."""
 
 
-@torch.no_grad()
 def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
     """All ranks compute them, since under some layouts a forward pass is work for all of them; the main one writes."""
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
@@ -30,11 +28,8 @@ def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
     worth = getattr(held_out.samples, "pictured", held_out.ids)
     ids = worth[np.unique(np.linspace(0, len(worth) - 1, PICTURED).astype(np.int64))]
     batch = move(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
-    was_training = model.training
-    model.eval()
-    with computed_as(context.spec.train.precision, context.device):
+    with evaluating(model, context.spec.train.precision, context.device):
         found = workload.pictures(model, batch)
-    model.train(was_training)
     if context.place.rank == 0:
         for name, picture in found.items():
             write_picture(RunDir(context.folder).pictures / f"{name}-{job.state.step:06d}.png", picture)

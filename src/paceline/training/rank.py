@@ -27,14 +27,12 @@ from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
-from paceline.workload import BaseWorkload, Workload, workload_of
+from paceline.workload import BaseWorkload, Say, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
 
     from paceline.training.context import Job
-
-Say = Callable[[str], None]
 
 
 def say(text: str) -> None:
@@ -55,7 +53,7 @@ def run_rank(
     `folder` is the run's, or what the main rank must do to get one where no process before it was asked. `workload` is
     that of the spec, where this process has built it already.
     """
-    from paceline.launch.group import joined
+    from paceline.launch.group import from_main, joined
 
     place = detect(os.environ) or ALONE
     with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
@@ -65,9 +63,9 @@ def run_rank(
         together = joined(place, _device_kind(spec), spec.parallel.threads, spec.parallel.timeout_s)
         device = held.enter_context(together)
         speak = say if show and place.rank == 0 else silent
-        run: RunDir = folder if isinstance(folder, RunDir) else _from_main(place, lambda: folder(speak))
-        summary = train_rank(run, spec, workload, place, device, stop, show)
-        return run.path, _from_main(place, lambda: summary)
+        run: RunDir = folder if isinstance(folder, RunDir) else from_main(lambda: folder(speak))
+        summary: Any = train_rank(run, spec, workload, place, device, stop, show)
+        return run.path, from_main(lambda: summary)
 
 
 def _device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
@@ -100,23 +98,6 @@ def _samples_ready(workload: BaseWorkload, place: Place) -> AbstractContextManag
     return worker_processes(workload, place, -(-layout.global_batch // layout.data))
 
 
-def _from_main(place: Place, get: Callable[[], Any]) -> Any:
-    """What the main rank gets, on every rank; if it is refused, all are, and none waits for the others."""
-    import torch.distributed as dist
-
-    box: list[Any] = [None]
-    if place.rank == 0:
-        try:
-            box = [get()]
-        except PacelineError as error:
-            box = [error]
-    if place.world > 1:
-        dist.broadcast_object_list(box)
-    if isinstance(box[0], PacelineError):
-        raise box[0]
-    return box[0]
-
-
 def train_rank(
     run: RunDir,
     spec: RunSpec,
@@ -127,6 +108,7 @@ def train_rank(
     show: bool = False,
 ) -> Summary | None:
     """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
+    from paceline.launch.group import from_main
     from paceline.record.loggers import audience
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
@@ -141,7 +123,7 @@ def train_rank(
     ):
         job: Job | None = None
         try:
-            checkpoint = _from_main(place, lambda: newest(run.checkpoints, speak))
+            checkpoint = from_main(lambda: newest(run.checkpoints, speak))
             job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), workload)
             if checkpoint is not None:
                 job.restore(checkpoint)
@@ -241,24 +223,18 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
 def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = "") -> Summary:
     from paceline.parallel.compress import differs_from
 
-    spec, facts = job.context.spec, job.facts
+    spec, facts, events = job.context.spec, job.facts, run.events_file(0)
     job.context.events.flush()
     evaluations = {
         goodness: event
-        for event in read_events(run.events_file(0), "evaluate")
+        for event in read_events(events, "evaluate")
         if isfinite(goodness := job.workload.goodness(metrics_of(event)))
     }
+    workers = facts.notes.get("workers", 1)
     summary = replace(
-        summarise(
-            spec,
-            facts.layout,
-            read_steps(run.events_file(0)),
-            status,
-            facts.order.samples,
-            facts.notes.get("workers", 1),
-        ),
+        summarise(spec, facts.layout, read_steps(events), status, facts.order.samples, workers),
         why=why,
-        seconds=seconds_of(run.events_file(0)),
+        seconds=seconds_of(events),
         parameters=facts.parameters,
         evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
         differs_from=differs_from(spec.parallel),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
-from paceline.record.events import Status, read_events
+from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary
 from paceline.registry import entry_of
-from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, split_override
+from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
 from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
-from paceline.training.rank import Say, run_rank, say, silent
-from paceline.training.vocabulary_check import same_vocabulary, tokenizer_beside
-from paceline.workload import Workload, workload_of
+from paceline.training.rank import run_rank, say, silent
+from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
+from paceline.workload import Say, Workload, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,8 +99,7 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     """
     folder = RunDir.open(Path(run))
     old = folder.spec()
-    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
-    given = counted(old, given)
+    given = counted(old, overrides_of(overrides))
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
         given = {**plain, **given}
@@ -119,7 +117,7 @@ def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     old = folder.spec()
     if not entry_of(old.workload).batched:
         raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
-    given = dict(overrides) if isinstance(overrides, Mapping) else dict(map(split_override, overrides))
+    given = overrides_of(overrides)
     begin = {"name": f"{old.name}-next", "model.start": str(folder.path)}
     learned = getattr(old.data, "tokenizer", "") is None
     if learned and any(key.startswith("data.") for key in given) and (own := tokenizer_beside(folder.path)) is not None:
@@ -146,7 +144,7 @@ def open_run(
         _same_answer(run, spec)
     start = spec.start
     if run is None and start is not None:
-        from paceline.training.checkpoints.weights import open_weights
+        from paceline.training.start.weights import open_weights
 
         open_weights(start, say)
     with expected_failures(spec):
@@ -157,7 +155,7 @@ def open_run(
         workload.prepare(say)
         if run is None and start is not None:
             same_vocabulary(workload, start, say)
-        began = {} if run is None else next(read_events(run.events_file(0), "start"), {})
+        began = {} if run is None else run.start()
         if run is not None and "data" in began and began["data"] != workload.fingerprint():
             raise UserError(
                 f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
@@ -171,7 +169,8 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
     import torch
 
     if layout.ranks == 1 and layout.plain and not hasattr(spec.data, "workers") and torch.cuda.is_available():
-        from paceline.training import ahead, setup  # noqa: F401 - before the thread imports
+        from paceline.training import setup  # noqa: F401 - before the thread imports
+        from paceline.training.checkpoints import ahead
 
         ahead.begin()
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Loader
-from paceline.data.samples import training_samples
+from paceline.data.samples import training_samples, traits_of
 from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
@@ -17,19 +17,20 @@ from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, paral
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
 from paceline.registry import Traits, entry_of
-from paceline.training import ahead, engines
+from paceline.training import engines
+from paceline.training.checkpoints import ahead
 from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
 from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
+from paceline.training.optim.schedule import schedule_of
 from paceline.training.refusals import refuse_contradictions
-from paceline.training.schedule import schedule_of
-from paceline.training.start import notes_of, start_of
-from paceline.training.step import PipelineStep, State, Step
-from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload, traits_of
+from paceline.training.start.match import notes_of, start_of
+from paceline.training.steps.step import PipelineStep, State, Step
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload
 
 if TYPE_CHECKING:
-    from paceline.training.capture import RecordedStep
+    from paceline.training.steps.capture import RecordedStep
 
 
 def job_of(context: RunContext, workload: BaseWorkload) -> Job:
@@ -53,7 +54,7 @@ def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
 def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
     samples = training_samples(workload)
-    order = Order(len(samples), train.global_batch, train.seed)
+    order = Order.of(train, len(samples))
     steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
     refuse_contradictions(workload, held_out)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
@@ -102,7 +103,7 @@ def _execution(context: RunContext, workload: Workload, samples: Samples) -> Exe
     if target.kind == "cpu":
         return execution_of(train, layout, target, Traits(workload.compile_layers))
     work = entry_of(spec.workload).work(spec, len(samples)) if train.compile == "auto" else None
-    steps = total_steps(train, Order(len(samples), train.global_batch, train.seed))
+    steps = total_steps(train, Order.of(train, len(samples)))
     weighed = compiling(work, steps, layout) if work else None
     return execution_of(train, layout, target, traits_of(workload, samples), weighed)
 
@@ -119,8 +120,8 @@ def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> t
         batch = samples.fixed_shape_batches([(first.ids, first.keys)], layout.micro_batch)[0]
     else:
         batch = samples.batch(first.ids, first.keys)
-    from paceline.training.capture import AT_ONCE, resident_rows
-    from paceline.training.probe import probe
+    from paceline.training.steps.capture import AT_ONCE, resident_rows
+    from paceline.training.steps.probe import probe
 
     found = probe(step, batch)
     if found.reason is not Reason.RECORDED:
@@ -148,7 +149,7 @@ def step_of(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
 
 def recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> RecordedStep:
     """The same step, to be recorded; `one_shape` is that of samples, where batches are not brought to a few."""
-    from paceline.training.capture import AT_ONCE, RecordedStep
+    from paceline.training.steps.capture import AT_ONCE, RecordedStep
 
     compiled = None
     if execution.compiled_whole:

@@ -17,12 +17,11 @@ from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
 from paceline.using.trained import TrainedModel
 from paceline.using.trained import open as open_run
-from paceline.workload import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".npz", ".json", ".pkl", ".safetensor", ".zip", ".gz")
 """Names of files that are asked for, and not written."""
 
@@ -60,8 +59,11 @@ def write_weights(file: Path, tensors: dict[str, Tensor], **header: str) -> None
     write_atomic(file, save(whole, metadata={"format": "pt", **header}))
 
 
-def write_loader(folder: Path, package: str, module: str) -> None:
-    """A file of ours that needs nothing else of ours, as load.py."""
+def write_standalone(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], loader: str) -> None:
+    """Weights, config.json, and as load.py a module of ours that needs nothing else of ours."""
+    write_weights(folder / WEIGHTS, tensors)
+    write_json(folder / CONFIG, config)
+    package, _, module = loader.rpartition(".")
     write_atomic(folder / "load.py", resources.files(package).joinpath(f"{module}.py").read_bytes())
 
 
@@ -104,7 +106,7 @@ def _fill(trained: TrainedModel, folder: Path, onnx: bool) -> None:
     """By the workload's own method, else with the user's own file, else with ONNX, which needs no code of ours."""
     workload, model = trained.workload, trained.model.cpu()
     file = own_file(workload.spec.workload)
-    if has_loader := type(workload).export is not Workload.export:
+    if has_loader := workload.has("export"):
         workload.export(model, folder)
     else:
         _write_parts(trained, folder, file)
@@ -118,14 +120,16 @@ def _fill(trained: TrainedModel, folder: Path, onnx: bool) -> None:
 def _write_parts(trained: TrainedModel, folder: Path, file: Path | None) -> None:
     """The weights, what the run kept and its values; of a model of the user's own, its file and how to load it."""
     spec = trained.workload.spec
-    write_weights(folder / WEIGHTS, trained.model.state_dict())
     if trained.run.kept.is_dir():
         shutil.copytree(trained.run.kept, folder / "kept", ignore=shutil.ignore_patterns(SOURCE))
     values: dict[str, Any] = spec.dump()
     sections = {name: values.get(name) or {} for name in ("model", "data", "train")}
     made = {"paceline": __version__, "step": trained.step, "classes": list(trained.classes)}
     own = {} if file is None else {"file": file.name, "class": spec.workload.rpartition(":")[2]}
-    write_json(folder / "config.json", {"workload": spec.workload, **own, **sections, **made})
-    if file is not None:
+    weights, config = trained.model.state_dict(), {"workload": spec.workload, **own, **sections, **made}
+    if file is None:
+        write_weights(folder / WEIGHTS, weights)
+        write_json(folder / CONFIG, config)
+    else:
         write_atomic(folder / file.name, file.read_bytes())
-        write_loader(folder, "paceline.using", "own_loader")
+        write_standalone(folder, weights, config, "paceline.using.own_loader")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data.corpora.tables import csv_records
-from paceline.data.files import json_lines, open_text
+from paceline.data.files import open_text
+from paceline.data.table import KINDS, rows_of
 from paceline.errors import UserError, did_you_mean
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")
+TABLES = {**KINDS, ".txt": "txt"}
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Inpu
     if not path.is_file():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"there is no file {str(path)!r}{did_you_mean(path.name, beside)}")
-    rows = list(_rows(path, _kind(tables[0])))
+    kind = _kind(tables[0])
+    rows = list(_lines(path) if kind == "txt" else rows_of(path, kind))
     if not rows:
         raise UserError(f"{path}: there are no rows")
-    wanted = column or ("text" if _kind(tables[0]) == ".txt" else usual)
+    wanted = column or ("text" if kind == "txt" else usual)
     if not wanted:
         return Inputs(list(rows), rows)
     for number, row in enumerate(rows, 1):
@@ -50,9 +51,9 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Inpu
 
 
 def _kind(word: str) -> str:
-    """The suffix of a word that names a table; a text may end like one, but has a space somewhere."""
+    """What a word that names a table says of it; a text may end like one, but has a space somewhere."""
     name = word.removesuffix(".gz").lower()
-    found = next((suffix for suffix in TABLES if name.endswith(suffix)), "")
+    found = next((kind for suffix, kind in TABLES.items() if name.endswith(suffix)), "")
     return found if found and (_is_file(word) or not any(map(str.isspace, word))) else ""
 
 
@@ -63,36 +64,6 @@ def _is_file(word: str) -> bool:
         return False
 
 
-def _rows(path: Path, kind: str) -> Iterator[dict[str, Any]]:
-    if kind == ".txt":
-        with open_text(path) as file:
-            yield from ({"text": line.rstrip("\r\n")} for line in file if line.strip())
-    elif kind == ".jsonl":
-        for number, _, value in json_lines(path):
-            if not isinstance(value, dict):
-                raise UserError(f'{path} line {number}: each line holds one object:  {{"text": "some words"}}')
-            yield value
-    elif kind == ".parquet":
-        yield from _parquet_rows(path)
-    else:
-        records = csv_records(path, "\t" if kind == ".tsv" else ",")
-        header = next(records, (0, []))[1]
-        for number, fields in records:
-            if len(fields) != len(header):
-                raise UserError(
-                    f"{path} row {number} has {len(fields)} columns, the header has {len(header)} "
-                    f"({', '.join(header)}); quote a text that holds line breaks"
-                )
-            yield dict(zip(header, fields, strict=True))
-
-
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("a parquet file needs pyarrow: pip install 'paceline[parquet]'") from None
-    try:
-        yield from pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable parquet file ({str(error).splitlines()[0]})") from None
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open_text(path) as file:
+        yield from ({"text": line.rstrip("\r\n")} for line in file if line.strip())

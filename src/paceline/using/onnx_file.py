@@ -35,8 +35,7 @@ def write_onnx(workload: Workload, model: nn.Module, file: Path, otherwise: str)
             raise UserError(f"an ONNX file needs {name}, which is not installed: pip install 'paceline[onnx]'")
     import torch
 
-    own = type(workload).onnx is not Workload.onnx
-    model, inputs = workload.onnx(model) if own else example_call(workload, model, otherwise)
+    model, inputs = workload.onnx(model) if workload.has("onnx") else example_call(workload, model, otherwise)
     why = _attempt(model, inputs, "samples", file) and _attempt(model, inputs, torch.export.Dim.AUTO, file)
     if why is not None:
         raise UserError(f"torch cannot export this model as ONNX: {one_line(why)}; {otherwise}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
-from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of
 from paceline.spec import RunSpec
@@ -45,20 +44,19 @@ class TrainedModel:
     def predict(self, inputs: Sequence[Any]) -> Predictions:
         """What the model says of each of these inputs: texts, rows, pictures, whatever its workload encodes."""
         import numpy as np
-        import torch
 
         from paceline.data.prefetch import move
-        from paceline.training.evaluation import computed_as
+        from paceline.training.evaluation import evaluating
 
         check_predicts(self.run, self.workload)
         inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
         if not inputs:
             raise UserError("there is nothing to predict: the list of inputs is empty")
         chunk, parts = self.workload.evaluation_chunk, []
-        with expected_failures(self.workload.spec), torch.no_grad(), _threads(self.threads):
+        with expected_failures(self.workload.spec), _threads(self.threads):
             for begin in range(0, len(inputs), chunk):
                 some = inputs[begin : begin + chunk]
-                with computed_as(self.workload.spec.train.precision, self.device):
+                with evaluating(self.model, self.workload.spec.train.precision, self.device):
                     found = self.workload.predict(self.model, move(self.workload.encode(some), self.device))
                 parts.append(_on_host(found, len(some)))
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -88,7 +86,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
             model = workload.model()
     _take(model, read_tensors(checkpoint), folder)
     device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
-    threads = next(read_events(folder.events_file(0), "start"), {}).get("threads")
+    threads = folder.start().get("threads")
     return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
 
 
@@ -114,15 +112,15 @@ def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:
 
 
 def check_predicts(folder: RunDir, workload: Workload) -> None:
-    kind = type(workload)
-    missing = [name for name in ("encode", "predict") if getattr(kind, name) is getattr(Workload, name)]
+    missing = [name for name in ("encode", "predict") if not workload.has(name)]
     if not missing:
         return
     spec = workload.spec
     if entry_of(spec.workload).verbs:
         raise UserError(f"{folder.path} is a run of {spec.workload}, {_other_use(folder, spec)}")
     raise UserError(
-        f"{folder.path}: its workload {kind.__name__} has no method {' and no '.join(missing)}; a prediction needs\n"
+        f"{folder.path}: its workload {type(workload).__name__} has no method {' and no '.join(missing)}; "
+        "a prediction needs\n"
         "  def encode(self, inputs): ...          # a list of new inputs -> a batch\n"
         '  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}'
     )

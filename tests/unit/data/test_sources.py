@@ -192,7 +192,7 @@ BROKEN: list[tuple[str, str, bytes, dict[str, Any], str]] = [
     ("number text", "jsonl", b'{"text": 3, "label": 0}\n', {}, r"line 1: 'text' is the number 3, a text was"),
     ("null label", "jsonl", b'{"text": "a", "label": null}\n', {}, r"line 1: 'label' is null"),
     ("measured label", "jsonl", b'{"text": "a", "label": 0.5}\n', {}, r"'label' is the number 0.5; a label is"),
-    ("not parquet", "parquet", b"hello there, no parquet", {}, r"not a readable parquet file"),
+    ("not parquet", "parquet", b"hello there, no parquet", {}, r"not a readable Parquet file"),
 ]
 
 

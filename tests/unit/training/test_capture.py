@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from paceline.training import capture
-from paceline.training.capture import PinnedBuffers, pack
+from paceline.training.steps import capture
+from paceline.training.steps.capture import PinnedBuffers, pack
 
 
 class Event:

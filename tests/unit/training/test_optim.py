@@ -11,9 +11,9 @@ from paceline.parallel.local_parameters import local_parameters_of
 from paceline.parallel.precision import Scaler
 from paceline.parallel.wrapping import ParallelModel
 from paceline.spec import ParameterGroup, Train
-from paceline.training.optim import set_lr
-from paceline.training.schedule import scaled_lr, schedule_of
-from paceline.training.step import State, update
+from paceline.training.optim.optimizers import set_lr
+from paceline.training.optim.schedule import scaled_lr, schedule_of
+from paceline.training.steps.step import State, update
 
 RULES = ["adamw", "sgd", "lars", "lamb"]
 

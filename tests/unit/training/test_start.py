@@ -17,9 +17,9 @@ from paceline.launch.signals import StopRequest
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
-from paceline.training.checkpoints.weights import open_weights
 from paceline.training.context import RunContext
 from paceline.training.setup import gradient_job
+from paceline.training.start.weights import open_weights
 from paceline.workload import workload_of
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.data.corpora.tables import csv_records
-from paceline.data.files import check_file, open_text
+from paceline.data.files import check_file, csv_records, open_text
 from paceline.errors import UserError
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")

@@ -5,17 +5,13 @@ The files stream: one row (csv, jsonl) or one batch of rows (parquet) is in memo
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.files import json_lines, open_text
+from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet
 from paceline.errors import UserError, did_you_mean
-
-MAX_FIELD_CHARACTERS = 1 << 24  # a longer field means that a quote was left open
-PARQUET_BATCH_ROWS = 1024
 
 RawRow = tuple[int, Any, Any]
 """(number, text, label), of which the latter two may be anything that the file can hold."""
@@ -77,24 +73,6 @@ class TextTable:
         )
 
 
-def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(number from 0, fields) of every record of a csv file; blank lines are none."""
-    csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    with open_text(path) as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        number = 0
-        try:
-            for fields in reader:
-                if fields:
-                    yield number, fields
-                    number += 1
-        except csv.Error as error:
-            raise UserError(
-                f"{path} near line {reader.line_num}: not valid csv ({error}); "
-                'write a quote inside a quoted field twice:  "say ""yes"" now"'
-            ) from None
-
-
 def _csv_rows(table: TextTable) -> Iterator[RawRow]:
     tabs = ".tsv" in table.path.suffixes[-2:]
     records = csv_records(table.path, "\t" if tabs else ",")
@@ -122,27 +100,14 @@ def _jsonl_rows(table: TextTable) -> Iterator[RawRow]:
 
 
 def _parquet_rows(table: TextTable) -> Iterator[RawRow]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            "data.source=parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
-        ) from None
-    try:
-        with pyarrow.parquet.ParquetFile(table.path) as file:
-            table.find_columns(file.schema_arrow.names)
-            wanted = [table.text, table.label]
-            batches = file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False)
-            columns = ((batch.column(name).to_pylist() for name in wanted) for batch in batches)
-            rows = (row for pair in columns for row in zip(*pair, strict=True))
-            for number, (text, label) in enumerate(rows, 1):
-                yield number, text, label
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{table.path}: not a readable parquet file ({reason}); write it again or copy it again"
-        ) from None
+    with open_parquet(table.path) as file:
+        table.find_columns(file.schema_arrow.names)
+        wanted = [table.text, table.label]
+        batches = file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False)
+        columns = ((batch.column(name).to_pylist() for name in wanted) for batch in batches)
+        rows = (row for pair in columns for row in zip(*pair, strict=True))
+        for number, (text, label) in enumerate(rows, 1):
+            yield number, text, label
 
 
 def _kind(value: Any) -> str:

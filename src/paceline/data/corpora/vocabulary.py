@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.data.corpora.tokenised import TOKENIZER, TokenisedCorpus
 from paceline.errors import UserError
@@ -14,6 +14,8 @@ from paceline.record.files import read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from paceline.data.corpora.bpe import Encoded
 
 FACTS = "vocabulary.json"
 CLASSES = "classes.json"
@@ -58,8 +60,7 @@ class Vocabulary:
         except OSError as error:
             raise UserError(f"{self.folder / TOKENIZER} cannot be read: {error.strerror}") from None
 
-    def encode(self, texts: list[str]) -> Any:
-        """Their tokens end to end, and how many each has (`bpe.Encoded`)."""
+    def encode(self, texts: list[str]) -> Encoded:
         from paceline.data.corpora import bpe
 
         return bpe.encode(self.tokenizer, self.special, texts)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.planning.calibrating.calibration import FORMAT, Accelerator, RankRates, read_calibration
 from paceline.record.environment import environment
 from paceline.record.units import duration, number, size
+from paceline.workload import Say
 
 REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
 ROUNDS = 3
@@ -26,9 +27,7 @@ Rates = dict[str, float]
 PRELOAD = ("paceline.planning.calibrating.probes", "paceline.launch.group")
 
 
-def measure(
-    ranks: Sequence[int], say: Callable[[str], None], threads: int = 0, enough_s: float = ENOUGH_S
-) -> dict[str, Any]:
+def measure(ranks: Sequence[int], say: Say, threads: int = 0, enough_s: float = ENOUGH_S) -> dict[str, Any]:
     """Measure with each of these numbers of ranks; the result is what the calibration file holds.
 
     `threads` per rank; 0 divides the cores among the ranks, as training does.
@@ -45,7 +44,7 @@ def measure(
     return {**_facts(), "measured": [_row(n, plan[n], each, max(counted), cores) for n in sorted(plan)]}
 
 
-def measure_device(say: Callable[[str], None]) -> dict[str, Any]:
+def measure_device(say: Say) -> dict[str, Any]:
     """The same for this machine's CUDA device alone."""
     from paceline.planning.calibrating.gpu_probes import measure_gpu
 

@@ -15,6 +15,7 @@ from paceline.nn.attention import causal_attention
 from paceline.nn.packed import BLOCK, attend, pack
 from paceline.planning.calibrating.calibration import WHOLE, WHOLE_SAMPLES
 from paceline.planning.calibrating.probes import Probe, launches, product, stretches, update
+from paceline.workload import Say
 
 MATMULS = (
     (1024, 1024, 1024),
@@ -41,7 +42,6 @@ DEVICE = "cuda"
 STRETCH_S = 0.05
 ENOUGH_S = 0.6
 """How long each piece runs: clocks sink within that time, as in training."""
-Say = Callable[[str], None]
 
 
 def measure_gpu(say: Say, enough_s: float = ENOUGH_S) -> dict[str, Any]:

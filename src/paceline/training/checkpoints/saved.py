@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.launch.group import gather_objects
+from paceline.launch.group import raise_on_all
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.staging import flatten
+from paceline.workload import Say
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -41,12 +42,12 @@ class Checkpoint:
     score: float | None
 
 
-def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def newest(folder: Path, say: Say) -> Checkpoint | None:
     """The newest whole checkpoint; each one that is not whole is named, with the reason, and skipped."""
     return _first_whole(folder, sealed_in(folder), say)
 
 
-def best(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def best(folder: Path, say: Say) -> Checkpoint | None:
     """The whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
     return _first_whole(folder, sorted(sealed_in(folder), key=_score, reverse=True), say)
 
@@ -67,7 +68,7 @@ def chosen(run: RunDir, which: str) -> Checkpoint:
     return found
 
 
-def _first_whole(folder: Path, paths: Iterable[Path], say: Callable[[str], None]) -> Checkpoint | None:
+def _first_whole(folder: Path, paths: Iterable[Path], say: Say) -> Checkpoint | None:
     for leftover in sorted(folder.glob(".step-*.writing")):
         say(f"checkpoint {leftover} is skipped: it was not finished")
     for path in paths:
@@ -163,9 +164,7 @@ def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False)
         wrong = error
     except OSError as error:
         wrong = RunFailed(f"checkpoint {checkpoint.path} cannot be read: {error}")
-    for outcome in gather_objects(wrong):
-        if outcome is not None:
-            raise outcome
+    raise_on_all(wrong)
 
 
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.launch.environment import Place
     from paceline.parallel.wrapping import ModelSetup
     from paceline.training.context import RunContext
-    from paceline.training.step import Step
+    from paceline.training.steps.step import Step
 
 NO_RANKS: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 """No word of ranks: a library that finds none does not look for peers."""

@@ -23,7 +23,7 @@ from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
 from paceline.training.context import RunContext
 from paceline.training.engines import NO_RANKS, accelerate_config, environment_set, must_agree, variables_of
-from paceline.training.step import State, Step
+from paceline.training.steps.step import State, Step
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 """Accelerate's plugin leaves it in the environment."""

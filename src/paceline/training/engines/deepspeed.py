@@ -33,8 +33,8 @@ from paceline.spec import RunSpec
 from paceline.training.checkpoints import storage
 from paceline.training.context import RunContext
 from paceline.training.engines import deepspeed_config, environment_set, must_agree, variables_of
-from paceline.training.optim import optimizer_of
-from paceline.training.step import State, Step, divisor, loss_and_count
+from paceline.training.optim.optimizers import optimizer_of
+from paceline.training.steps.step import State, Step, divisor, loss_and_count
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from paceline.data.corpora.own_tokenizer import planned_vocabulary
 from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
-from paceline.planning.training import Lengths, TrainingSubject, numbers_of
+from paceline.planning.texts import TextStatistics, usual_mean
+from paceline.planning.training import TrainingSubject, numbers_of
 from paceline.spec import RunSpec
 from paceline.workloads.classifier import ENTRY
 
@@ -21,80 +22,54 @@ RESIDUAL_BYTES = 4.0
 AG_NEWS = (120_000, 48.0, 18.0)
 """Texts of the original training set, their mean length in tokens and its standard deviation."""
 AG_NEWS_TEST = 7_600
-USUAL_FILL = 0.5
-"""Of the longest sample, where nothing is known of the data."""
-
-
-@dataclass(frozen=True)
-class TextStatistics:
-    """What is known of the training set."""
-
-    count: int | None
-    mean: float
-    """Tokens of a text."""
-    deviation: float
-    longest: int
-    vocab: int
-    classes: int = 4
-    held_out: int | None = None
-    """Texts to evaluate on, where that is known."""
-    assumptions: tuple[str, ...] = ()
-
-    @property
-    def distinct_lengths(self) -> float:
-        if self.mean == self.longest:
-            return 1.0
-        return max(1.0, min(self.longest, 3.5 * self.deviation)) if self.deviation else self.longest / 2
+USUAL_CLASSES = 4
 
 
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
     data: Any = spec.data
-    texts = _texts(data, samples, tokens)
-    assumptions = texts.assumptions
-    if texts.count is None and not spec.train.steps:
-        assumptions += ("the number of texts is not known, so no hours; say it with  --samples N",)
+    found = None if samples and tokens else LabelledCorpus.cached(data)
+    vocab = planned_vocabulary(data) if found is None else found.vocab
+    texts = TextStatistics.of(found, samples, tokens) if found is not None else _assumed(data, samples, tokens)
     return TrainingSubject.of(
         spec,
         texts.count,
-        blocks=_blocks(spec.model, data.max_length, texts, numbers_of(spec.train)),
+        blocks=_blocks(spec.model, data.max_length, vocab, texts, numbers_of(spec.train)),
         traits=ENTRY.traits,
         unit="tokens",
         units_per_sample=texts.mean,
         sample_bytes=2 * texts.mean,
-        lengths=Lengths(texts.longest / texts.mean, texts.deviation / texts.mean, texts.distinct_lengths),
+        lengths=replace(texts.lengths, distinct=_distinct_lengths(texts)),
         held_out=texts.held_out,
-        assumptions=assumptions,
+        assumptions=texts.assumptions,
     )
 
 
-def _texts(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
-    """The texts as they are in the cache or, where they are not, as is said or assumed."""
-
-    longest, vocab, classes, deviation = data.max_length, planned_vocabulary(data), 4, 0.0
-    count, mean, held_out = samples, tokens, None
-    assumed: tuple[str, ...] = ()
-    found = None if samples and tokens else LabelledCorpus.cached(data)
-    if found is not None:
-        lengths = found.train.offsets[1:] - found.train.offsets[:-1]
-        count, mean = count or len(found.train), mean or float(lengths.mean())
-        deviation, longest = float(lengths.std()), int(lengths.max())
-        vocab, classes, held_out = found.vocab, len(found.classes), len(found.test)
-    elif data.source == "ag_news":
+def _assumed(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
+    """Texts that are not in the cache, as is said or assumed."""
+    longest, deviation, held_out = data.max_length, 0.0, None
+    count, mean, assumed = samples, tokens, ""
+    if data.source == "ag_news":
         all_texts, usual, deviation = AG_NEWS
         held_out = AG_NEWS_TEST
         count, mean = count or min(all_texts, data.limit or all_texts), mean or min(usual, longest)
-        assumed = (f"{count:,} texts of {mean:.0f} tokens on average, as in the original AG News",)
+        assumed = f"{count:,} texts of {mean:.0f} tokens on average, as in the original AG News"
     elif mean is None:
-        mean = max(1.0, USUAL_FILL * longest)
-        assumed = (f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read",)
-    mean = min(mean or longest, longest)
+        mean = usual_mean(longest)
+        assumed = f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read"
+    mean = min(mean, longest)
     deviation = 0.0 if mean == longest else deviation
-    return TextStatistics(count, mean, deviation, longest, vocab, classes, held_out, assumed)
+    return TextStatistics(count, mean, longest, deviation, USUAL_CLASSES, held_out, (assumed,) if assumed else ())
 
 
-def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:
+def _distinct_lengths(texts: TextStatistics) -> float:
+    if texts.mean == texts.longest:
+        return 1.0
+    return max(1.0, min(texts.longest, 3.5 * texts.deviation)) if texts.deviation else texts.longest / 2
+
+
+def _blocks(model: Any, positions: int, vocab: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:
     length, width, ffn, classes = max(1, round(texts.mean)), model.width, model.ffn, texts.classes
-    shape = ModelShape(model.layers, width, model.heads, length, texts.vocab, ffn, causal=False, classes=classes)
+    shape = ModelShape(model.layers, width, model.heads, length, vocab, ffn, causal=False, classes=classes)
     embedding, layer, head = shape.blocks
     wide = max(0.0, RESIDUAL_BYTES / numbers.element_bytes - 1)
     masks = length * width if wide else 0.0  # where layers are compiled, they are made again
@@ -103,7 +78,7 @@ def _blocks(model: Any, positions: int, texts: TextStatistics, numbers: Numbers)
     return (
         replace(
             embedding,
-            params=(texts.vocab + positions) * width,
+            params=(vocab + positions) * width,
             eager_elements=drops,
             kernels=embedding.kernels + launches,
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +18,9 @@ from paceline.data.corpora.tokens import LabelledCorpus, Tokens
 from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.errors import UserError, did_you_mean
 from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
-from paceline.record.files import write_json
-from paceline.using.export import WEIGHTS, write_loader, write_weights
-from paceline.workload import Workload
+from paceline.parallel.precision import at_least_fp32
+from paceline.using.export import write_standalone
+from paceline.workload import Say, Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
 from paceline.workloads.classifier.standalone import ExportedClassifier
 
@@ -86,10 +86,6 @@ class Encoder(nn.Module):
         return self.head(mean_of_texts(self.norm(x_TD), packed))
 
 
-def at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class TextSamples:
     """One split of a corpus as samples."""
 
@@ -132,7 +128,7 @@ class Classifier(Workload):
     score = "accuracy"
     unit = "tokens"
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         self.corpus = LabelledCorpus.prepare(self.spec.data, say)
         _ = self.class_weights  # unknown classes are refused before ranks start
 
@@ -207,9 +203,7 @@ class Classifier(Workload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         self.vocabulary.keep(folder)
-        write_weights(folder / WEIGHTS, model.state_dict())
-        write_json(folder / "config.json", self._config())
-        write_loader(folder, "paceline.workloads.classifier", "standalone")
+        write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.classifier.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         alone = ExportedClassifier(self._config())

@@ -16,7 +16,6 @@ from paceline.workloads.lm import ENTRY
 
 
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
-
     model: Any = spec.model
     data: Any = spec.data
     vocab, known, length = planned_vocabulary(data), samples, data.sequence
@@ -25,7 +24,6 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     found, held_out = None if samples else TokenStreams.cached(data), None
     if found is not None:
         vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))
-    unknown = known is None and not spec.train.steps
     sizes = model.shape(vocab, length)
     narrow, numbers = spec.train.precision in ("bf16", "fp8"), numbers_of(spec.train)
     return TrainingSubject.of(
@@ -44,5 +42,4 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
         sample_bytes=16.0 * length,
         narrow_gathers=narrow,
         held_out=held_out,
-        assumptions=("the number of samples is not known, so no hours; say it with  --samples N",) * unknown,
     )

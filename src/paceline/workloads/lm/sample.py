@@ -91,7 +91,6 @@ def next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
 
 def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, Decoder]:
     """The workload of a run, and its model with the weights of the newest (or best) checkpoint."""
-    from paceline.record.events import read_events
     from paceline.record.run_dir import RunDir
     from paceline.using.trained import open as open_run
 
@@ -100,7 +99,7 @@ def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, D
         raise UserError(f"{folder.path} is a run of {workload}; only language models (workload: lm) write text")
     trained = open_run(run, which)
     language_model: Any = trained.workload
-    began = next(read_events(folder.events_file(0), "start"), {})
+    began = folder.start()
     if language_model.kept is None and "data" in began and began["data"] != language_model.fingerprint():
         raise UserError(
             f"{folder.path} was trained on other data: what data.path or the installed packages hold has changed "

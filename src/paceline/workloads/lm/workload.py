@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +17,10 @@ from paceline.data.corpora.vocabulary import Vocabulary
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.record.files import write_json
 from paceline.shapes import DecoderShape
 from paceline.spec import RunSpec
-from paceline.using.export import WEIGHTS, write_loader, write_weights
-from paceline.workload import Workload
+from paceline.using.export import write_standalone
+from paceline.workload import Say, Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
 from paceline.workloads.lm.standalone import ExportedDecoder
@@ -60,7 +59,7 @@ class LanguageModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         self.corpus = TokenStreams.prepare(self.spec.data, say)
         shape = self.shape
         say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
@@ -145,9 +144,7 @@ class LanguageModel(Workload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         self.vocabulary.keep(folder)
-        write_weights(folder / WEIGHTS, model.state_dict())
-        write_json(folder / "config.json", self._config())
-        write_loader(folder, "paceline.workloads.lm", "standalone")
+        write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.lm.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         alone = ExportedDecoder(self._config())

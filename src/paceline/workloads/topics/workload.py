@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.training.explain import shared_documents
-from paceline.workload import FitEnd, PassWorkload
+from paceline.workload import FitEnd, PassWorkload, Say
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
@@ -67,7 +67,7 @@ class Topics(PassWorkload):
     def sample_count(self) -> int:
         return self.counts.documents
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         check_topics(self._model.k, self.counts)
 
     def suits(self, layout: Layout) -> None:

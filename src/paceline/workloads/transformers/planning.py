@@ -5,7 +5,7 @@ An architecture that has no formula here is counted on an object of the library 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from paceline.data.corpora.stream import TokenStreams
@@ -20,30 +20,16 @@ from paceline.planning.formulas.shape import (
     BlockShape,
     ModelShape,
 )
-from paceline.planning.training import Lengths, TrainingSubject
+from paceline.planning.texts import TextStatistics, usual_mean
+from paceline.planning.training import TrainingSubject
 from paceline.spec import DEFAULT, RunSpec
 from paceline.workloads.transformers import ENTRY, corpus
 from paceline.workloads.transformers.architectures import TransformerSizes, sizes_of
 from paceline.workloads.transformers.folder import ConfigFile, config_file
 
-USUAL_FILL = 0.5
-"""Of the longest text, where nothing is known of the data."""
 USUAL_CLASSES = 2
 ADAPTER_OPERATIONS = 4
 """Two products, a scale and a sum."""
-
-
-@dataclass(frozen=True)
-class TextFacts:
-    """What is known of the training samples."""
-
-    samples: int | None
-    mean: float
-    """Tokens of a sample."""
-    longest: float
-    deviation: float = 0.0
-    classes: int = 0
-    assumptions: tuple[str, ...] = ()
 
 
 def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
@@ -61,23 +47,21 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
                 "transformer of its width",
             ),
         )
-    if facts.samples is None and not spec.train.steps:
-        unknown = "the number of samples is not known, so no hours; say it with  --samples N"
-        facts = replace(facts, assumptions=(*facts.assumptions, unknown))
     return TrainingSubject.of(
         spec,
-        facts.samples,
+        facts.count,
         blocks=_blocks(sizes, max(1, round(facts.mean)), facts.classes, model),
         traits=ENTRY.traits,
         unit="tokens",
         units_per_sample=facts.mean,
         sample_bytes=16.0 * facts.mean,
-        lengths=Lengths(facts.longest / facts.mean, facts.deviation / facts.mean),
+        lengths=facts.lengths,
+        held_out=facts.held_out,
         assumptions=facts.assumptions,
     )
 
 
-def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float | None) -> TextFacts:
+def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float | None) -> TextStatistics:
     data: Any = spec.data
     read = any(spec.origin(f"data.{key}") != DEFAULT for key in ("source", "path"))
     found = corpus.cached(spec) if read and not samples else None
@@ -87,15 +71,13 @@ def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float |
         known = -(-(len(found.train) - 1) // data.sequence) if isinstance(found, TokenStreams) else samples
         assumed = (f"samples of {data.sequence} tokens; change it with  data.sequence=N",)
         said = spec.origin("data.sequence") != DEFAULT
-        return TextFacts(known, data.sequence, data.sequence, assumptions=() if said else assumed)
+        return TextStatistics(known, data.sequence, data.sequence, assumptions=() if said else assumed)
     classes = len(file.values.get("id2label") or ()) or USUAL_CLASSES
     if isinstance(found, LabelledCorpus):
-        lengths = found.train.offsets[1:] - found.train.offsets[:-1]
-        mean, longest = tokens or float(lengths.mean()), int(lengths.max())
-        return TextFacts(len(found.train), mean, longest, float(lengths.std()), len(found.classes))
-    mean = min(tokens or max(1.0, USUAL_FILL * data.max_length), data.max_length)
+        return TextStatistics.of(found, samples, tokens)
+    mean = min(tokens or usual_mean(data.max_length), data.max_length)
     assumed = (f"{classes} classes, texts of {mean:.0f} tokens on average; the data were not read",)
-    return TextFacts(samples, mean, data.max_length, classes=classes, assumptions=assumed)
+    return TextStatistics(samples, mean, data.max_length, classes=classes, assumptions=assumed)
 
 
 def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any) -> tuple[BlockShape, ...]:

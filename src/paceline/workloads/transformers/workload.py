@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,10 +21,11 @@ from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import write_atomic
 from paceline.spec import RunSpec
-from paceline.training.checkpoints.weights import open_weights
-from paceline.workload import Samples, Workload
+from paceline.training.start.weights import open_weights
+from paceline.workload import Samples, Say, Workload
 from paceline.workloads.transformers import corpus, lora
 from paceline.workloads.transformers.build import (
     build,
@@ -129,7 +130,7 @@ class TransformersModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
         self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
 
-    def prepare(self, say: Callable[[str], None]) -> None:
+    def prepare(self, say: Say) -> None:
         config = self._plain_config()
         self.corpus = corpus.prepared(self.spec, say)
         self._check_sizes()
@@ -312,7 +313,3 @@ class TransformersModel(Workload):
         tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
         masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
         return OnlyLogits(model), {"input_ids": tokens, **masked}
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

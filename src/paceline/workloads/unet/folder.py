@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there
 from paceline.errors import UserError
 from paceline.registry import one_line
+from paceline.workloads.unet.corpus import IGNORED, Pair
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.shelf import IGNORED, Pair
 
 MOST_SHOWN = 8
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
 class Folder:
-    """A source of pairs, see `paceline.workloads.unet.shelf`. A mask holds the number of a class for each pixel.
+    """A source of pairs, see `paceline.workloads.unet.corpus`. A mask holds the number of a class for each pixel.
 
     255 is a pixel that does not count, unless masks hold nothing but 0 and 255: that is black and white, two classes.
     """

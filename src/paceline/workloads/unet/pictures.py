@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.training.pictures import palette
-from paceline.workloads.unet.shelf import IGNORED
+from paceline.workloads.unet.corpus import IGNORED
 
 GAP = 2
 SHOWN_SIDE = 128

@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.order import mix
+from paceline.data.order import fractions
+from paceline.workloads.unet.corpus import IGNORED, Images, Pair
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.shelf import IGNORED, Images, Pair
 
 Batch = tuple[Tensor, Tensor]
 """Images [B, C, size, size] and masks [B, size, size], as bytes."""
-TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(5)
+TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)
+"""What a key decides of a crop."""
 
 
 class Tiles:
@@ -66,7 +67,7 @@ class Crops(Tiles):
         return len(self.images)
 
     def pair(self, index: int, key: int) -> Pair:
-        drawn = _draws(key)
+        drawn = fractions(np.uint64(key), 0, CHANGES)
         image, mask = self.images.pair(index)
         top, left = (
             int(drawn[which] * (max(0, side - self.size) + 1))
@@ -94,12 +95,6 @@ class WholeImages(Crops):
 def crops_of(images: Images, data: ImageData) -> Crops:
     random = data.flip != "none" or data.brightness > 0 or bool((images.sizes > data.size).any())
     return Crops(images, data) if random else WholeImages(images, data)
-
-
-def _draws(key: int) -> NDArray[np.float64]:
-    """Numbers from 0 to 1, one for each change that a key decides."""
-    words = np.uint64(key) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (mix(words) >> np.uint64(11)) / 2.0**53
 
 
 def offsets(length: int, size: int) -> Iterator[tuple[int, int]]:

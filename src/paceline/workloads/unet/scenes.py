@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.files import check_file, digest_of_files, digest_of_value
-from paceline.data.order import mix, stream
+from paceline.data.order import fractions, stream
 from paceline.errors import UserError
+from paceline.workloads.unet.corpus import Pair
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.shelf import Pair
 from paceline.workloads.unet.strokes import DRAWS, SIDE, draw
 
 FORMAT = 1
@@ -31,7 +31,7 @@ Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]
 
 
 class Scenes:
-    """A source of pairs, see `paceline.workloads.unet.shelf`."""
+    """A source of pairs, see `paceline.workloads.unet.corpus`."""
 
     def __init__(self, data: ImageData) -> None:
         self.data = data
@@ -97,14 +97,12 @@ def _sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def numbers(*words: int) -> Callable[[int], NDArray[np.float64]]:
     """A stream of numbers from 0 to 1 that depends on these words alone; called with how many come next."""
-    state = stream(*words)
-    taken = 0
+    state, taken = stream(*words), 0
 
     def take(count: int) -> NDArray[np.float64]:
         nonlocal taken
-        steps = np.arange(taken + 1, taken + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         taken += count
-        return (mix(state + steps) >> np.uint64(11)) / 2.0**53
+        return fractions(state, taken - count, count)
 
     return take
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.workloads.unet.shelf import IGNORED
+from paceline.classification import confusion
+from paceline.workloads.unet.corpus import IGNORED
 
 
 def losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,11 +40,10 @@ def members(labels_BHW: Tensor, classes: int) -> Tensor:
     return labels_BHW[:, None] == torch.arange(classes, device=labels_BHW.device)[:, None, None]
 
 
-def confusion(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> Tensor:
+def confused_pixels(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> Tensor:
     """[K, K]: how many pixels of each class (row) were taken for which (column)."""
     counts = masks_BHW != IGNORED
-    truth, found = masks_BHW[counts].long(), found_BHW[counts].long()
-    return torch.bincount(truth * classes + found, minlength=classes**2).view(classes, classes)
+    return confusion(masks_BHW[counts].long(), found_BHW[counts].long(), classes)
 
 
 def scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:

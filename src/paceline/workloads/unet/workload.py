@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import read_json, write_json
 from paceline.spec import RunSpec
-from paceline.using.export import WEIGHTS, write_loader, write_weights
-from paceline.workload import Workload
+from paceline.using.export import write_standalone
+from paceline.workload import Say, Workload
+from paceline.workloads.unet.corpus import ImageCorpus, prepare
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import side_by_side
 from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
-from paceline.workloads.unet.scoring import confusion, losses, scores
+from paceline.workloads.unet.scoring import confused_pixels, losses, scores
 from paceline.workloads.unet.sections import ImageData, UNetModel
-from paceline.workloads.unet.shelf import Shelf, prepare
 
 EVALUATED_PIXELS = 1 << 17
 """In one pass."""
@@ -65,30 +66,30 @@ class Segmentation(Workload):
     def images(self) -> ImageData:
         return cast(ImageData, self.spec.data)
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        self.shelf = self._prepared(say)
+    def prepare(self, say: Say) -> None:
+        self.corpus = self._prepared(say)
 
     @cached_property
-    def shelf(self) -> Shelf:
+    def corpus(self) -> ImageCorpus:
         return self._prepared(lambda text: None)
 
-    def _prepared(self, say: Callable[[str], None]) -> Shelf:
+    def _prepared(self, say: Say) -> ImageCorpus:
         data = self.images
         return prepare(Scenes(data) if data.source == "scenes" else Folder(data), data.source, data.cache, say)
 
     def fingerprint(self) -> str:
-        return self.shelf.fingerprint
+        return self.corpus.fingerprint
 
     @cached_property
     def kind(self) -> ImageKind:
         """From what a run kept, where it is opened for use: its images need not be there any more."""
         if self.kept is None:
-            return ImageKind(self.shelf.channels, self.shelf.classes)
+            return ImageKind(self.corpus.channels, self.corpus.classes)
         kept = read_json(self.kept / KEPT)
         return ImageKind(kept["channels"], tuple(kept["classes"]))
 
     def keep(self, folder: Path) -> None:
-        write_json(folder / KEPT, {"channels": self.kind.channels, "classes": self.kind.classes})
+        write_json(folder / KEPT, asdict(self.kind))
 
     def classes(self) -> Sequence[str]:
         return self.kind.classes
@@ -98,8 +99,8 @@ class Segmentation(Workload):
 
     def data(self, split: str) -> Crops | Tiles:
         if split == "train":
-            return crops_of(self.shelf.train, self.images)
-        return Tiles(self.shelf.test, self.images.size)
+            return crops_of(self.corpus.train, self.images)
+        return Tiles(self.corpus.test, self.images.size)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         net = cast(UNet, model)
@@ -121,14 +122,14 @@ class Segmentation(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, masks = batch
-        each, there = losses(_at_least_fp32(model(images)), masks)
+        each, there = losses(at_least_fp32(model(images)), masks)
         return each.sum(), there.sum()
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
         images, masks = batch
-        logits = _at_least_fp32(model(images))
+        logits = at_least_fp32(model(images))
         each, there = losses(logits, masks)
-        pixels = confusion(logits.argmax(1), masks, logits.shape[1])
+        pixels = confused_pixels(logits.argmax(1), masks, logits.shape[1])
         return {"loss": each.double().sum(), "count": there.sum(), "pixels": pixels}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,10 +166,8 @@ class Segmentation(Workload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         shape = self.shape.model_dump(include={"width", "depth", "norm"})
-        kind = {"channels": self.kind.channels, "classes": self.kind.classes}
-        write_weights(folder / WEIGHTS, model.state_dict())
-        write_json(folder / "config.json", {**shape, **kind, "size": self.images.size})
-        write_loader(folder, "paceline.workloads.unet", "standalone")
+        config = {**shape, **asdict(self.kind), "size": self.images.size}
+        write_standalone(folder, model.state_dict(), config, "paceline.workloads.unet.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         """An image of noise stands for all: those of the training need not be there any more."""
@@ -184,7 +183,7 @@ class Segmentation(Workload):
                 part = image_CHW[:, top : top + size, left : left + size]
                 rows, columns = part.shape[1:]
                 logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
-                chances, classes = _at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
+                chances, classes = at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
                 mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
                 sure += float(chances.sum())
         return mask, sure / (height * width)
@@ -193,7 +192,3 @@ class Segmentation(Workload):
         shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
         largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
         return ", ".join(f"{self.kind.classes[k]}: {100 * shares[k]:.1f} %" for k in largest)
-
-
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -9,13 +9,14 @@ import pytest
 from PIL import Image
 
 from conftest import SHARED
+from paceline.data.samples import traits_of
 from paceline.errors import UserError
 from paceline.spec import build
-from paceline.workload import traits_of, workload_of
+from paceline.workload import workload_of
+from paceline.workloads.unet.corpus import IGNORED, open_corpus
 from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.shelf import IGNORED, open_shelf
 from paceline.workloads.unet.strokes import DRAWS, draw
 
 SCENES = {"scenes": 12, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
@@ -96,12 +97,12 @@ def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
     again.prepare(said.append)
     assert said == ["images: 12 training and 4 test images in 11 classes prepared"]
     assert again.fingerprint() == first.fingerprint()
-    (first.shelf.folder / "train.masks.npy").write_bytes(b"half")
+    (first.corpus.folder / "train.masks.npy").write_bytes(b"half")
     third = workload(tmp_path, **SCENES)
     third.prepare(said.append)
     assert len(said) == 2
     assert len(third.data("train")) == 12
-    assert open_shelf(third.shelf.folder).classes == ("background", *map(str, range(10)))
+    assert open_corpus(third.corpus.folder).classes == ("background", *map(str, range(10)))
 
 
 def test_a_folder_of_pairs(folder, tmp_path):
@@ -117,8 +118,8 @@ def test_a_folder_of_pairs(folder, tmp_path):
 
 
 def test_tiles_show_every_pixel_once(folder, tmp_path):
-    shelf = workload(tmp_path / "cache", source="folder", path=folder).shelf
-    for images in (shelf.train, shelf.test):
+    corpus = workload(tmp_path / "cache", source="folder", path=folder).corpus
+    for images in (corpus.train, corpus.test):
         tiles = Tiles(images, 32)
         for image in range(len(images)):
             mine = [i for i, place in enumerate(tiles.places) if place[0] == image]

@@ -11,11 +11,11 @@ from paceline.errors import UserError
 from paceline.spec import build
 from paceline.training.pictures import palette
 from paceline.workload import workload_of
+from paceline.workloads.unet.corpus import IGNORED
 from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.pictures import side_by_side
-from paceline.workloads.unet.scoring import confusion, losses, scores
+from paceline.workloads.unet.scoring import confused_pixels, losses, scores
 from paceline.workloads.unet.sections import UNetModel
-from paceline.workloads.unet.shelf import IGNORED
 
 SMALL = {"width": 4, "depth": 2}
 
@@ -73,7 +73,7 @@ def test_the_loss_of_a_sample_is_its_own():
 def test_scores_of_a_known_table():
     truth = torch.tensor([[[0, 0, 1, 1], [1, 1, 2, IGNORED]]], dtype=torch.uint8)
     found = torch.tensor([[[0, 1, 1, 1], [1, 0, 0, 2]]])
-    assert scores(confusion(found, truth, 4).numpy()) == pytest.approx(
+    assert scores(confused_pixels(found, truth, 4).numpy()) == pytest.approx(
         {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "background": 2 / 7}
     )
 
@@ -81,7 +81,7 @@ def test_scores_of_a_known_table():
 def test_a_perfect_and_an_empty_answer(small):
     _, masks = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
 
-    perfect, empty = (scores(confusion(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks)))
+    perfect, empty = (scores(confused_pixels(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks)))
     assert (perfect["dice"], perfect["iou"], perfect["accuracy"]) == (1.0, 1.0, 1.0)
     assert (empty["dice"], empty["accuracy"]) == (0.0, empty["background"])
 

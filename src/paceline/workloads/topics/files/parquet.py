@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.files import open_parquet
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.arrays import from_scipy
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, Labelled, joined, no_rows, overlapping
@@ -22,7 +21,7 @@ INDICES, COUNTS = "indices", "counts"
 def read_parquet(path: Path, fractional: bool = False) -> Counts:
     """Counts on disk: the list columns `indices` and `counts`."""
     groups, lengths, largest = [], [np.zeros(0, np.int64)], -1
-    with opened(path) as file:
+    with open_parquet(path) as file:
         said = (file.schema_arrow.metadata or {}).get(b"terms")
         for number in range(file.metadata.num_row_groups):
             groups.append(file.metadata.row_group(number).num_rows)
@@ -87,7 +86,7 @@ class ParquetCounts(Labelled):
     def _read(self, number: int) -> Csr:
         import scipy.sparse
 
-        with opened(self.path) as file:
+        with open_parquet(self.path) as file:
             table = file.read_row_group(number, columns=[INDICES, COUNTS], use_threads=False)
         lengths, indices = _flat(table.column(INDICES))
         others, data = _flat(table.column(COUNTS))
@@ -103,25 +102,8 @@ class ParquetCounts(Labelled):
 
 
 def holds_counts(path: Path) -> bool:
-    with opened(path) as file:
+    with open_parquet(path) as file:
         return {INDICES, COUNTS} <= set(file.schema_arrow.names)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """An open Parquet file. What goes wrong inside is the user's file, and is said so."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
-        ) from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or ["damaged"])[0]
-        raise UserError(f"{path}: not a readable Parquet file ({reason}); write it again or copy it again") from None
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,6 +22,7 @@ from paceline.data.files import open_text
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import read_json, write_json
 from paceline.record.units import size
+from paceline.workload import Say
 from paceline.workloads.topics.counts import blocks
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.files.shard_format import AGAIN, Shard, read_rows, row_starts, verify, write_shard
@@ -31,7 +32,6 @@ FORMAT = 1
 SHARD_BYTES = 64 << 20
 MOST_SHARD_BYTES = 1 << 30  # positions in a shard are uint32
 SPARSE_BYTES = 5  # of a nonzero in a block; dense rows are handed out where they take less
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,17 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import json_lines, open_text
+from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet, open_text
 from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
-from paceline.workloads.topics.files.parquet import holds_counts, opened
+from paceline.workloads.topics.files.parquet import holds_counts
 from paceline.workloads.topics.files.shards import MANIFEST
 
 BATCH_TOKENS = 1 << 20
 WIDTH = 1 << 32  # of the numbers of terms: (document, term) is one number
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
-BATCH_ROWS = 1024  # of a Parquet file
 # Words that say little about the subject of a text: articles, pronouns, prepositions and the like.
 _LINES = (
     "a an the this that these those such same other another each every either neither both all any some no none",
@@ -255,8 +254,6 @@ def _lines(path: Path) -> Iterator[tuple[None, str]]:
 
 
 def _csv(path: Path, column: str, name_column: str | None, delimiter: str) -> Iterator[tuple[str | None, str]]:
-    from paceline.data.corpora.tables import csv_records
-
     records = csv_records(path, delimiter)
     header = next(records, (0, []))[1]
     text_at = column_at(header, column, path)
@@ -285,11 +282,11 @@ def _jsonl(path: Path, column: str, name_column: str | None) -> Iterator[tuple[s
 
 def _parquet(path: Path, column: str, name_column: str | None) -> Iterator[tuple[str | None, str]]:
     wanted = [column] + ([name_column] if name_column else [])
-    with opened(path) as file:
+    with open_parquet(path) as file:
         for name in wanted:
             column_at(file.schema_arrow.names, name, path)
         number = 0
-        for batch in file.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+        for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False):
             values = batch.column(column).to_pylist()
             names = batch.column(name_column).to_pylist() if name_column else [None] * len(values)
             for document, text in zip(names, values, strict=True):

@@ -63,7 +63,7 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
-class Shelf:
+class ImageCorpus:
     folder: Path
     fingerprint: str
     channels: int
@@ -71,12 +71,12 @@ class Shelf:
     train: Images
     test: Images
 
-    def __reduce__(self) -> tuple[Callable[[Path], Shelf], tuple[Path]]:
-        return open_shelf, (self.folder,)  # another process maps the same files instead of copying them
+    def __reduce__(self) -> tuple[Callable[[Path], ImageCorpus], tuple[Path]]:
+        return open_corpus, (self.folder,)  # another process maps the same files instead of copying them
 
 
-def prepare(source: PairSource, name: str, place: Path, say: Say) -> Shelf:
-    """The shelf of a source: from the cache, or built now."""
+def prepare(source: PairSource, name: str, place: Path, say: Say) -> ImageCorpus:
+    """The corpus of a source: from the cache, or built now."""
     fingerprint = source.fingerprint()
     folder = place.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
     if (found := _find(folder)) is not None:
@@ -86,17 +86,17 @@ def prepare(source: PairSource, name: str, place: Path, say: Say) -> Shelf:
             return found
         with cache.new_entry(folder) as new:
             _build(source, fingerprint, new, say)
-        return open_shelf(folder)
+        return open_corpus(folder)
 
 
-def _find(folder: Path) -> Shelf | None:
+def _find(folder: Path) -> ImageCorpus | None:
     """None where there is nothing, or nothing whole."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return open_shelf(folder)
+        return open_corpus(folder)
     return None
 
 
-def open_shelf(folder: Path) -> Shelf:
+def open_corpus(folder: Path) -> ImageCorpus:
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     if meta["format"] != FORMAT:
         raise ValueError(f"format {meta['format']}")
@@ -109,7 +109,7 @@ def open_shelf(folder: Path) -> Shelf:
         sizes = sizes.reshape(-1, 2)
         areas = sizes.prod(axis=1)
         splits[split] = Images(pixels, labels, sizes, np.cumsum(areas) - areas, meta["channels"])
-    return Shelf(folder, meta["fingerprint"], meta["channels"], tuple(meta["classes"]), **splits)
+    return ImageCorpus(folder, meta["fingerprint"], meta["channels"], tuple(meta["classes"]), **splits)
 
 
 def _build(source: PairSource, fingerprint: str, folder: Path, say: Say) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.errors import PacelineError, UserError
-from paceline.launch.group import gather_objects
-from paceline.record.events import read_events
+from paceline.errors import PacelineError, UserError, listed
+from paceline.launch.group import from_main, gather_objects, raise_on_all
 from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints.weights import KEY, Weights, hugging_face_model, open_weights
 from paceline.training.context import RunContext
+from paceline.training.start.weights import KEY, Weights, hugging_face_model, open_weights
 from paceline.workload import Workload
-
-NAMED = 4
-"""As many tensors are named in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +48,8 @@ class Part:
     other_shape: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Part) -> None:
-        self.used |= other.used
-        self.taken |= other.taken
-        self.drawn |= other.drawn
-        self.missing |= other.missing
-        self.other_shape |= other.other_shape
+        for name, found in vars(other).items():
+            getattr(self, name).update(found)
 
 
 class Start:
@@ -68,7 +61,7 @@ class Start:
 
     def __call__(self, parts: Sequence[nn.Module]) -> None:
         """Into the modules that this rank holds. Whatever is wrong on one rank is raised on all of them."""
-        weights, digest = self._opened()
+        weights, digest = from_main(self._opened)
         into, mine = self._fit(parts, weights.shapes)
         everyone = Part()
         for part in gather_objects(mine):
@@ -79,38 +72,23 @@ class Start:
             weights.read(into)
         except PacelineError as error:
             wrong = error
-        for outcome in gather_objects(wrong):
-            if outcome is not None:
-                raise outcome
+        raise_on_all(wrong)
 
     def _opened(self) -> tuple[Weights, str]:
-        """By the main rank; what a run began with must still be there if it begins once more."""
-        found: tuple[Weights, str] | PacelineError | None = None
-        if self.context.place.rank == 0:
-            try:
-                weights = open_weights(self._path)
-                found = weights, weights.digest()
-                self._as_it_was(found[1])
-            except PacelineError as error:
-                found = error
-        opened = gather_objects(found)[0]
-        if isinstance(opened, PacelineError):
-            raise opened
-        assert opened is not None
-        return opened
-
-    @property
-    def _path(self) -> Any:
-        return self.context.spec.start
-
-    def _as_it_was(self, digest: str) -> None:
-        run = RunDir(self.context.folder)
-        began = next(read_events(run.events_file(0), "start"), {}).get("weights")
+        """What a run began with must still be there if it begins once more."""
+        weights, run = open_weights(self._path), RunDir(self.context.folder)
+        digest = weights.digest()
+        began = run.start().get("weights")
         if began is not None and began["digest"] != digest:
             raise UserError(
                 f"{run.path} began with other weights: what is in {KEY}={self._path} has changed since, and there is "
                 "no checkpoint to go on from; bring it back, or start a new run"
             )
+        return weights, digest
+
+    @property
+    def _path(self) -> Any:
+        return self.context.spec.start
 
     def _fit(self, parts: Sequence[nn.Module], there: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], Part]:
         """(tensors of this rank by their names in `model.start`, how all of its tensors fit)"""
@@ -170,13 +148,6 @@ def _shared(part: nn.Module) -> dict[str, list[str]]:
     for name, parameter in part.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return {name: several for several in names.values() if len(several) > 1 for name in several}
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first few, and how many more there are."""
-    all_names = list(names)
-    more = len(all_names) - NAMED
-    return ", ".join(all_names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def start_of(workload: Workload, context: RunContext) -> Start | None:

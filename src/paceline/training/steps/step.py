@@ -25,12 +25,12 @@ from paceline.parallel.precision import Scaler, autocast
 from paceline.parallel.wrapping import ParallelModel
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import Train
-from paceline.training import own_optimizer
 from paceline.training.checkpoints.saved import AVERAGES
-from paceline.training.ema import WeightAverage
-from paceline.training.optim import optimizer_of, put_numbers, set_lr, state_tensors, update_groups
-from paceline.training.schedule import scaled_lr
-from paceline.workload import Samples, Workload
+from paceline.training.optim import own_optimizer
+from paceline.training.optim.ema import WeightAverage
+from paceline.training.optim.optimizers import optimizer_of, put_numbers, set_lr, state_tensors, update_groups
+from paceline.training.optim.schedule import scaled_lr
+from paceline.workload import Samples, Say, Workload
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Step:
     """Whether all micro-batches must have the same shape."""
     at_once: int = 1
     """Steps whose batches are made together."""
-    notice: Callable[[str], None] = lambda text: None
+    notice: Say = lambda text: None
     """Told what the user should know of how steps run."""
 
     @property

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.data.corpora.tokenised import TOKENIZER
 from paceline.errors import UserError
-from paceline.workload import Workload
+from paceline.workload import Say, Workload
 
 
-def same_vocabulary(workload: Workload, start: Path, say: Callable[[str], None]) -> None:
+def same_vocabulary(workload: Workload, start: Path, say: Say) -> None:
     """Refuse a run whose texts have other tokens than those that the weights in `start` were trained with.
 
     Where the run takes what fits (`model.match=some`), it is said and no more.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.parallel.local_parameters import is_sharded
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints import saved
+from paceline.workload import Say
 
 KEY = "model.start"
 SINGLE = "model.safetensors"
@@ -42,7 +43,7 @@ class Weights(Protocol):
         """Fill tensors in place, converted to their types; of a divided tensor what this rank holds."""
 
 
-def open_weights(path: Path, say: Callable[[str], None] = lambda line: None) -> Weights:
+def open_weights(path: Path, say: Say = lambda line: None) -> Weights:
     """What `model.start` names; a UserError says in one line why it cannot be."""
     if not path.exists():
         if path.parent.is_dir():
@@ -169,7 +170,7 @@ class SavedWeights:
     words: str
 
     @classmethod
-    def of_run(cls, path: Path, say: Callable[[str], None]) -> SavedWeights:
+    def of_run(cls, path: Path, say: Say) -> SavedWeights:
         """The newest of a run; where another one was better, that is said."""
         from paceline.training.checkpoints import storage
 

@@ -27,7 +27,7 @@ from paceline.execution import Reason
 from paceline.nn.operations import OperationCounter
 from paceline.parallel.precision import autocast
 from paceline.registry import StepWork
-from paceline.training.step import Step
+from paceline.training.steps.step import Step
 
 PLAIN = (bool, int, float, str)
 Attribute = tuple[str, str]

@@ -25,8 +25,8 @@ from paceline.data.prefetch import Collate, MicroBatch, RankBatch, collated
 from paceline.execution import Reason
 from paceline.layout import Layout
 from paceline.registry import one_line
-from paceline.training.probe import unchanged
-from paceline.training.step import Step, update
+from paceline.training.steps.probe import unchanged
+from paceline.training.steps.step import Step, update
 
 AT_ONCE = 16
 """Batches made at a time, where making one takes about as long as a step."""

@@ -1,0 +1,1 @@
+"""How weights are updated: optimisers, the learning rate, and an average of the weights."""
