@@ -20,7 +20,7 @@ TEXTS = [
 ]
 
 
-def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM") -> Path:
+def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM", dtype: str = "float32") -> Path:
     """A model with random weights, as the library saves it."""
     import torch
     import transformers
@@ -28,7 +28,7 @@ def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM") -> Path:
     tokenizer = save_tokenizer(folder)
     torch.manual_seed(1)
     config = transformers.CONFIG_MAPPING[kind](vocab_size=tokenizer.get_vocab_size(), **KINDS[kind])
-    getattr(transformers, auto).from_config(config).save_pretrained(folder)
+    getattr(transformers, auto).from_config(config).to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 
 

@@ -254,6 +254,10 @@ class Workload(BaseWorkload):
         class, the one with the most weights."""
         return repeated_layers(model)
 
+    def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
+        """Optional: frozen weights that stay in bf16 where products are in bf16; all others are kept in fp32."""
+        return ()
+
     def suits(self, layout: Layout) -> None:
         """Refuse a layout that the model cannot take, before a process starts."""
         if layout.tensor > 1 and not self.shard_rules:

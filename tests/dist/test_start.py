@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import save_file
-from starting import started
+from starting import Scaled, built_empty, started
 
 from paceline import resume, train
 from paceline.errors import UserError
@@ -53,6 +53,23 @@ def test_a_file_is_the_same_model_under_every_layout(tiny_lm, begun, first_loss,
             assert same, words
             assert loss == pytest.approx(first_loss, rel=1e-5), words
             assert taken >= held, "a stage holds some, the report counts all"
+
+
+def test_a_model_of_ones_own_is_built_without_memory_where_all_is_given(tmp_path):
+    """Not where something is drawn: that needs a model as it is built."""
+    torch.manual_seed(0)
+    model = Scaled()
+    weights, loss = model.state_dict(), model(torch.ones(4, 4)).square().sum().item()
+    save_file(weights, tmp_path / "all.safetensors")
+    for empty, same, found in run_ranks(built_empty, (tmp_path / "all.safetensors", "all"), 2):
+        assert empty
+        assert same
+        assert found == pytest.approx(loss, rel=1e-5)
+    some = {name: value for name, value in weights.items() if name != "1.bias"}
+    save_file(some, tmp_path / "some.safetensors")
+    for empty, same, _ in run_ranks(built_empty, (tmp_path / "some.safetensors", "some"), 2):
+        assert not empty
+        assert same
 
 
 def test_a_run_is_read_under_another_layout_than_it_was_saved(tiny_lm, begun):

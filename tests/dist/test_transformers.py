@@ -14,6 +14,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     hf_models.save("gpt2", folder / "gpt2")
     hf_models.save("llama", folder / "llama")
+    hf_models.save("llama", folder / "llama_bf16", dtype="bfloat16")
     hf_models.labelled(folder / "texts.csv")
     (folder / "texts.txt").write_text("\n".join(hf_models.TEXTS * 40))
     return folder
@@ -24,10 +25,12 @@ def folder(tmp_path_factory):
     [
         ("gpt2", {}, ["single", "ddp:2", "fsdp:2"]),
         ("llama", {"lora_rank": 2, "task": "sequence_classification", "match": "some"}, ["single", "zero1:2", "fsdp:2"]),
+        ("llama_bf16", {"lora_rank": 2}, ["single", "fsdp:2"]),
     ],
 )
 def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, corpus_cache):
-    """Fine-tuned whole, with the embedding as its head; and adapters with a new head."""
+    """Fine-tuned whole, with the embedding as its head; adapters with a new head; adapters beside weights in bf16."""
+    half = kind.endswith("bf16")
     labelled = "task" in model
     data = {"source": "csv" if labelled else "text", "path": str(folder / ("texts.csv" if labelled else "texts.txt"))}
     spec = build(
@@ -35,10 +38,10 @@ def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, 
             "workload": "transformers",
             "model": {"start": str(folder / kind), **model},
             "data": {**data, "sequence": 16, "max_length": 24, "cache": str(corpus_cache)},
-            "train": {"steps": 3, "global_batch": 7, "lr": 1e-3, "log_every": 1},
+            "train": {"steps": 3, "global_batch": 7, "lr": 1e-3, "log_every": 1, "precision": "bf16" if half else "fp32"},
             "parallel": {"threads": 1, "timeout_s": 120},
         }
     )
     parity = check(spec, layouts=layouts, steps=3)
     assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
-    assert all(row.loss < 1e-6 for row in parity.rows[1:])
+    assert all(row.loss < (1e-4 if half else 1e-6) for row in parity.rows[1:])

@@ -87,7 +87,8 @@ def refuse_unused(model: nn.Module, parameters: LocalParameters) -> None:
 def broadcast_model(model: nn.Module) -> None:
     """All ranks begin with the main rank's model: weights need not come from torch's generator."""
     for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
+        if not tensor.is_meta:
+            dist.broadcast(tensor.detach(), src=0)
 
 
 def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:

@@ -1,5 +1,7 @@
 """The type of the matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`).
 
+Frozen weights may stay in bf16, where products are in bf16 (`Workload.kept_in_bf16`): nothing is ever added to them.
+
 `fp8` is bf16, but for the products of linear layers, twice as fast on devices that have it. Each operand is scaled by
 its own largest number, which is looked up anew every time: e4m3 for inputs and weights, e5m2 for gradients, whose
 range is wider. Products add up in fp32 and leave in bf16.
@@ -18,6 +20,8 @@ from torch import Tensor, nn
 from paceline.errors import UserError
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+IN_BF16 = ("bf16", "fp8")
+"""Precisions whose products take bf16, or what is made of it."""
 ALIGNED = 16
 """Sizes of matrices must be multiples of it: layers of other sizes multiply in bf16, and rows are filled up."""
 LEAST = (8, 9)

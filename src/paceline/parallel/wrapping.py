@@ -8,7 +8,8 @@
 5. Data parallelism comes last: it must see the parameters as the optimiser does, and gathers a layer around all of
    the above.
 6. A model that can draw its weights by itself is built without memory and gets it now, when each rank knows its part.
-7. Weights to begin with (`model.start`) are read last: of each tensor the part that the rank holds.
+7. Weights to begin with (`model.start`) are read last: of each tensor the part that the rank holds. If they are all
+   that the model has, it too is built without memory.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.groups import Groups, groups_of
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
-from paceline.parallel.precision import use_fp8
+from paceline.parallel.precision import IN_BF16, use_fp8
+from paceline.parallel.without_memory import (
+    give_memory,
+    has_passing_buffers,
+    move_others,
+    shares_parameters,
+    without_memory,
+)
 from paceline.record.timers import CollectiveTimer
 from paceline.spec import RunSpec
 from paceline.workload import Workload
@@ -88,14 +96,17 @@ class ModelSetup:
     execution: Execution
     begin: Callable[[Sequence[nn.Module]], None] = lambda parts: None
     """Gives the modules that this rank holds other first values than those that were drawn."""
+    begins_whole: Callable[[nn.Module | None], bool] | None = None
+    """Whether `begin` gives all that every rank's model has (None: one cannot be asked about); asked by all at once."""
 
 
 def parallelize(setup: ModelSetup) -> ParallelModel:
     workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
-    late = workload.draws_by_name
+    late, held_whole = workload.draws_by_name, layout.plain or layout.strategy == "zero1"
+    found = None if late or held_whole else _emptied_model(setup)
     with torch.device("meta") if late else nullcontext():
-        model, groups = _model(setup)
-    if layout.plain or layout.strategy == "zero1":
+        model, groups = found or _model(setup)
+    if held_whole:
         if late:
             _draw(model, device, spec)
         setup.begin([model.to(device)])
@@ -105,8 +116,9 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     from paceline.parallel import fsdp, pipeline, tensor
 
     mesh, group = mesh_of(layout, device, spec.parallel.timeout_s)
+    home = torch.device("cpu") if layout.offload else device
     if not late:
-        model.to("cpu" if layout.offload else device)
+        move_others(model, home)
         ddp.broadcast_model(model)
 
     parameters = count(model)
@@ -121,7 +133,9 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
         if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
             fsdp.shard(stage, blocks, mesh, setup)
         if late:
-            _draw(stage, torch.device("cpu") if layout.offload else device, spec)
+            _draw(stage, home, spec)
+        elif found:
+            give_memory(stage, home)
 
     parts = list(stages.values())
     setup.begin(parts)
@@ -222,9 +236,34 @@ def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None
             block.compile()
 
 
+def _emptied_model(setup: ModelSetup) -> tuple[nn.Module, Groups] | None:
+    """The model without memory for its parameters, where all of its values are read afterwards; None where it needs
+    some while it is built, uses one in two places, or has random numbers that memory would have made others."""
+    if setup.begins_whole is None:
+        return None
+    before = torch.get_rng_state()
+    try:
+        with without_memory():
+            found: tuple[nn.Module, Groups] | None = _model(setup)
+    except Exception:  # the user's own code; it is run again, as usual
+        found = None
+    drew = not torch.equal(before, torch.get_rng_state())
+    if found is not None and (shares_parameters(found[0]) or (drew and has_passing_buffers(found[0]))):
+        found = None
+    if setup.begins_whole(found[0] if found else None):
+        return found
+    torch.set_rng_state(before)
+    return None
+
+
 def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
-    groups = groups_of(setup.workload, setup.spec.train, found)
-    return found.to(torch.float64 if setup.spec.train.precision == "fp64" else torch.float32), groups
+    train = setup.spec.train
+    groups = groups_of(setup.workload, train, found)
+    model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
+    if train.precision in IN_BF16 and setup.spec.parallel.engine == "torch":
+        for weight in setup.workload.kept_in_bf16(model):
+            weight.data = weight.data.to(torch.bfloat16)
+    return model, groups

@@ -135,7 +135,7 @@ def _looser(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> Iterator[
 
 def _too_large(plan: Plan) -> str:
     numbers = plan.subject.numbers
-    states = plan.subject.params * numbers.weight_bytes
+    states = plan.subject.stored_params * numbers.weight_bytes
     states += plan.subject.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
     device = plan.site.whole.device
     capacity = plan.site.at(1).cluster.device.memory_bytes

@@ -90,6 +90,11 @@ class Subject(ABC):
         return self.params
 
     @property
+    def stored_params(self) -> float:
+        """By the bytes they take, in full ones: frozen ones may be kept in 16 bits."""
+        return self.params
+
+    @property
     @abstractmethod
     def flops_per_sample(self) -> float:
         """Of a step."""

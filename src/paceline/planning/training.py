@@ -115,6 +115,10 @@ class TrainingSubject(Subject):
         return sum(b.repeat * b.params for b in self.blocks)
 
     @property
+    def stored_params(self) -> float:
+        return sum(b.repeat * b.stored_params for b in self.blocks)
+
+    @property
     def trained_params(self) -> float:
         return sum(b.repeat * b.trained_params for b in self.blocks)
 
@@ -183,7 +187,7 @@ class TrainingSubject(Subject):
 
     @property
     def checkpoint_bytes(self) -> float:
-        return self.params * self.numbers.weight_bytes + self.trained_params * self.numbers.state_bytes
+        return self.stored_params * self.numbers.weight_bytes + self.trained_params * self.numbers.state_bytes
 
     def pauses_s(self, price: Price) -> dict[str, float]:
         if (pauses := self.pauses) is None:

@@ -103,6 +103,8 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in SPREADING if name != "ranks"}
         given = {**plain, **given}
+    if old.start is not None and not old.start.exists() and any(folder.checkpoints.glob("step-*")):
+        given.setdefault("model.start", str(folder.path.resolve()))  # what was read there, the run has itself
     changed = load(folder.spec_file, given)
     for key, *_ in changed.fields():
         if changed.origin(key) != COMMAND_LINE:

@@ -60,7 +60,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
     if (start := start_of(workload, context)) is not None:
-        setup = replace(setup, begin=start)
+        setup = replace(setup, begin=start, begins_whole=start.gives_all)
     torch.manual_seed(train.seed)
     if execution.compiled_layers:
         ahead.finish()

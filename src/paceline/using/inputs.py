@@ -26,6 +26,10 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Inpu
     """Texts as they are; of a table, the column that is named, else the usual one, else each row as a dict."""
     tables = [word for word in words if _kind(word)]
     if not tables:
+        if usual and (others := [word for word in words if _is_file(word)]):
+            raise UserError(
+                f"{others[0]!r} is a file, and this model reads texts; give a table ({', '.join(TABLES)}) or a text"
+            )
         values = [Path(word) if _is_file(word) else word for word in words]
         return Inputs(values, [{"input": str(word)} for word in words])
     if len(words) > 1:

@@ -163,6 +163,12 @@ def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
     assert facts.equations[-1].endswith("; drawn anew: down.bias, down.weight; left over: more")
 
 
+def test_weights_that_are_not_numbers_are_refused(tmp_path, weights, save):
+    broken = {**weights, "down.weight": torch.full_like(weights["down.weight"], torch.nan)}
+    with pytest.raises(UserError, match=r"down.weight has values that are not numbers \(nan\)"):
+        begun(tmp_path, **{"model.start": save(broken)})
+
+
 def test_nothing_that_fits_is_refused_even_so(tmp_path, save):
     other = save({f"layer.{i}": torch.zeros(2) for i in range(9)}, "model.safetensors")
     with pytest.raises(UserError, match=r"nothing in it fits .* it has layer.0, layer.1, layer.2, layer.3 and 5 more"):

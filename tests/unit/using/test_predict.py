@@ -66,6 +66,12 @@ def test_texts_are_shown_with_their_class(classifier_run, tmp_path, capsys):
     assert len(words.splitlines()) == 3
 
 
+def test_a_file_that_is_no_table_is_not_taken_for_a_text(classifier_run, tmp_path, capsys):
+    (tmp_path / "notes.md").write_text("goal team match\n", encoding="utf-8")
+    assert ask("predict", classifier_run.path, tmp_path / "notes.md") == 2
+    assert "notes.md' is a file, and this model reads texts; give a table (.csv," in capsys.readouterr().err
+
+
 def test_a_model_of_ones_own_predicts_rows(circle_run, circle_file, tmp_path, capsys):
     points = circle_file.with_name("points.csv")
     assert ask("predict", circle_run.path, points, "--out", tmp_path / "out.jsonl") == 0

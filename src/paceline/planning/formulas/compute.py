@@ -136,7 +136,7 @@ def block_time(
     passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
     elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
     unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
-    casts = 6.0 * block.params / t / bandwidth if numbers.cast else 0.0
+    casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
     starts = 0.0 if device.synchronous else _kernels(block, runtime) * physics.kernel_s
     forward = products + attention[0] + elementwise + casts + unfused / bandwidth + starts
     # gradients of cast weights come out of their products in 16 bits, and are widened; frozen weights have none

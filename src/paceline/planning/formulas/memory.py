@@ -90,7 +90,8 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
     embedding, layer, head = blocks[0], max(blocks, key=lambda b: b.repeat), blocks[-1]
     layers = layer.repeat / placement.pipeline
     ends = (embedding, head) if placement.pipeline == 1 else (max(embedding, head, key=lambda b: b.params),)
-    params = (layers * layer.params + sum(b.params for b in ends)) / placement.tensor
+    params = (layers * layer.stored_params + sum(b.stored_params for b in ends)) / placement.tensor
+    cast = (layers * layer.cast_params + sum(b.cast_params for b in ends)) / placement.tensor
     trained = (layers * layer.trained_params + sum(b.trained_params for b in ends)) / placement.tensor
     weights, gradients, states, host = _states(params, trained, placement, numbers)
     sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
@@ -109,7 +110,7 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
         states_bytes=states,
         activations_bytes=activations,
         logits_bytes=logits,
-        gathered_bytes=_gathered(embedding, layer, head, params, placement, numbers),
+        gathered_bytes=_gathered(embedding, layer, head, cast, placement, numbers),
         buffers_bytes=physics.bucket_bytes if placement.zero in (1, 2) else 0.0,
         lost_bytes=physics.fragmentation * (activations + logits),
         context_bytes=physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes),
@@ -174,18 +175,18 @@ def _logits(head: BlockShape, placement: Placement, numbers: Numbers) -> float:
 
 
 def _gathered(
-    embedding: BlockShape, layer: BlockShape, head: BlockShape, params: float, placement: Placement, numbers: Numbers
+    embedding: BlockShape, layer: BlockShape, head: BlockShape, cast: float, placement: Placement, numbers: Numbers
 ) -> float:
     """Whole weights of the layers at work, and copies of weights in the type of the products."""
     t, e = placement.tensor, numbers.element_bytes
     if placement.zero == 3:
-        largest = max(layer.params, embedding.params) / t
-        gathered = 2 * layer.params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
-        gathered += params * e if placement.runtime.keeps_casts and numbers.cast else 0.0
-        ends = embedding.params + head.params
-        return gathered + (ends / t * (numbers.weight_bytes + e) if placement.runtime.keeps_ends else 0.0)
+        largest = max(layer.trained_params, embedding.trained_params) / t
+        gathered = 2 * layer.stored_params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
+        gathered += cast * e if placement.runtime.keeps_casts and numbers.cast else 0.0
+        ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * e for b in (embedding, head))
+        return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
     if not numbers.cast:
         return 0.0
     if placement.runtime.compiled and placement.recompute == "full":  # cast again with the layer
-        return (layer.params + head.loss_params) / t * e
-    return params * e
+        return (layer.cast_params + head.loss_params) / t * e
+    return cast * e

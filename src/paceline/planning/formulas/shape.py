@@ -103,10 +103,22 @@ class BlockShape:
     """Read and written in the forward pass besides, unless a compiler fuses it away."""
     frozen_params: float = 0.0
     """Of `params`, those that have no gradient and are never updated."""
+    half_params: float = 0.0
+    """Of those, the ones that are kept in 16 bits."""
 
     @property
     def trained_params(self) -> float:
         return self.params - self.frozen_params
+
+    @property
+    def cast_params(self) -> float:
+        """Kept in full, and cast where products are in 16 bits."""
+        return self.params - self.half_params
+
+    @property
+    def stored_params(self) -> float:
+        """By the bytes they take, in full ones."""
+        return self.params - self.half_params / 2
 
     @property
     def flops(self) -> float:

@@ -94,8 +94,8 @@ class _Step:
 
     @property
     def local_params(self) -> float:
-        """Of one stage of one part of the tensors."""
-        return sum(b.repeat * b.params for b in self.blocks) / (self.placement.tensor * self.placement.pipeline)
+        """Of one stage of one part of the tensors, by the bytes they take."""
+        return sum(b.repeat * b.stored_params for b in self.blocks) / (self.placement.tensor * self.placement.pipeline)
 
     @property
     def local_trained(self) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from paceline.errors import PacelineError, UserError, listed
 from paceline.launch.group import from_main, gather_objects, raise_on_all
+from paceline.parallel.local_parameters import is_sharded
 from paceline.record.run_dir import RunDir
 from paceline.training.context import RunContext
 from paceline.training.start.weights import KEY, Weights, hugging_face_model, open_weights
@@ -59,9 +61,17 @@ class Start:
         self.workload, self.context = workload, context
         self.match: Match | None = None
 
+    def gives_all(self, model: nn.Module | None) -> bool:
+        """Whether every rank has a model of which each tensor is in `model.start`."""
+        shapes, mine = self._weights[0].shapes, False
+        if model is not None:
+            part = self._fit([model], shapes)[1]
+            mine = not (part.drawn or part.missing or part.other_shape)
+        return all(gather_objects(mine))
+
     def __call__(self, parts: Sequence[nn.Module]) -> None:
         """Into the modules that this rank holds. Whatever is wrong on one rank is raised on all of them."""
-        weights, digest = from_main(self._opened)
+        weights, digest = self._weights
         into, mine = self._fit(parts, weights.shapes)
         everyone = Part()
         for part in gather_objects(mine):
@@ -70,9 +80,15 @@ class Start:
         wrong: PacelineError | None = None
         try:
             weights.read(into)
+            _refuse_nan(into, self._path)
         except PacelineError as error:
             wrong = error
         raise_on_all(wrong)
+
+    @cached_property
+    def _weights(self) -> tuple[Weights, str]:
+        """The weights and a hash of them, as the main rank finds them."""
+        return from_main(self._opened)
 
     def _opened(self) -> tuple[Weights, str]:
         """What a run began with must still be there if it begins once more."""
@@ -140,6 +156,14 @@ class Start:
         here = sorted({*part.missing, *part.other_shape})
         there = listed(left) if left else "other shapes"
         return f"nothing in it fits the model, which has {listed(here)}; it has {there}"
+
+
+def _refuse_nan(read: Mapping[str, Tensor], path: Any) -> None:
+    """A damaged file, or a run that diverged: its first loss would be no number either."""
+    for name, tensor in read.items():
+        local = tensor.to_local() if is_sharded(tensor) else tensor
+        if bool(local.isnan().any()):
+            raise UserError(f"{KEY}={path}: {name} has values that are not numbers (nan), so nothing can begin with it")
 
 
 def _shared(part: nn.Module) -> dict[str, list[str]]:

@@ -27,6 +27,11 @@ class ConfigFile:
     def model_type(self) -> str:
         return str(self.values["model_type"])
 
+    @property
+    def bf16(self) -> bool:
+        """Whether its weights are of that type."""
+        return (self.values.get("dtype") or self.values.get("torch_dtype")) in ("bfloat16", "torch.bfloat16")
+
 
 def config_file(model: Any, kept: Path | None = None) -> ConfigFile:
     """The config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""

@@ -7,6 +7,7 @@ checkpoints see the same model with two more parameters per layer. Their names a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any, cast
@@ -77,6 +78,18 @@ def freeze(model: nn.Module, also_trained: Collection[str]) -> None:
     """Nothing but the adapters is trained, and modules of these names."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.endswith((A, B)) or name.split(".")[0] in also_trained
+
+
+def frozen_products(model: nn.Module) -> list[nn.Parameter]:
+    """Frozen weights of linear layers that nothing else uses, as an embedding would, and that the library does not
+    want in fp32. Autocast makes them bf16 in each pass: those that are kept in bf16 give the very same numbers."""
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    library: Any = model
+    wide = {*(library._keep_in_fp32_modules or ()), *(library._keep_in_fp32_modules_strict or ())}
+    weights = [
+        cast(nn.Parameter, m.weight) for n, m in model.named_modules() if sides(m) and not wide & {*n.split(".")}
+    ]
+    return [weight for weight in weights if not weight.requires_grad and uses[id(weight)] == 1]
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:

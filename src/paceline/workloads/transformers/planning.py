@@ -47,10 +47,13 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
                 "transformer of its width",
             ),
         )
+    if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
+        wide = 'frozen weights in fp32, as the config does not say  "dtype": "bfloat16"'
+        facts = replace(facts, assumptions=(*facts.assumptions, wide))
     return TrainingSubject.of(
         spec,
         facts.count,
-        blocks=_blocks(sizes, max(1, round(facts.mean)), facts.classes, model),
+        blocks=_blocks(sizes, max(1, round(facts.mean)), facts.classes, model, _keeps_bf16(spec, file)),
         traits=ENTRY.traits,
         unit="tokens",
         units_per_sample=facts.mean,
@@ -80,7 +83,12 @@ def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float |
     return TextStatistics(samples, mean, data.max_length, classes=classes, assumptions=assumed)
 
 
-def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any) -> tuple[BlockShape, ...]:
+def _keeps_bf16(spec: RunSpec, file: ConfigFile) -> bool:
+    """Whether frozen weights stay in the bf16 that they are in (`Workload.kept_in_bf16`)."""
+    return file.bf16 and spec.train.precision in ("bf16", "fp8") and spec.parallel.engine == "torch"
+
+
+def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keeps_bf16: bool) -> tuple[BlockShape, ...]:
     """Embedding, layer and head. Under adapters all but these and a head over classes is frozen."""
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
     embedding, layer, head = ModelShape(
@@ -98,17 +106,25 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any) -> t
     adapted = sum(not model.lora_targets or name in model.lora_targets for name, *_ in sizes.linear)
     operations = ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * adapted * bool(adapters)
     frozen = bool(model.lora_rank)
+    halved = frozen and keeps_bf16
+    head_frozen = frozen and not classes
     return (
         replace(embedding, params=sizes.tables, frozen_params=sizes.tables * frozen),
         replace(
             layer,
             params=sizes.layer + adapters,
             frozen_params=sizes.layer * frozen,
+            half_params=sum(inner * outer for _, inner, outer in sizes.linear) * halved,
             eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * sizes.gated),
             eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * sizes.gated),
             kernels=layer.kernels + LAUNCHES_PER_OPERATION * operations,
         ),
-        replace(head, params=sizes.head(classes), frozen_params=sizes.head(0) * (frozen and not classes)),
+        replace(
+            head,
+            params=sizes.head(classes),
+            frozen_params=sizes.head(0) * head_frozen,
+            half_params=sizes.vocab * sizes.width * (halved and head_frozen and not sizes.tied),
+        ),
     )
 
 

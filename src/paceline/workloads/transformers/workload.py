@@ -219,6 +219,10 @@ class TransformersModel(Workload):
             cast(Any, model).initialise(self.spec.train.seed)
         return model
 
+    def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
+        """What was bf16 stays so, and is neither rounded nor widened."""
+        return lora.frozen_products(model) if config_file(self.section, self.kept).bf16 else ()
+
     def _given(self, model: nn.Module) -> set[str]:
         """Parameters that are read after all, from `model.start` or from a checkpoint."""
         if self.kept is not None:
@@ -300,7 +304,8 @@ class TransformersModel(Workload):
         return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
 
     def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
-        return {"probabilities": self._class_losses(model, batch)[0].softmax(1)}
+        logits_BC = self._class_losses(model, batch)[0]
+        return {"probabilities": logits_BC.softmax(1), "logits": logits_BC}
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """A folder that `from_pretrained` reads; adapters are merged, and lie beside as PEFT reads them."""

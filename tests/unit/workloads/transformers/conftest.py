@@ -8,9 +8,10 @@ from paceline.spec import build
 
 @pytest.fixture(scope="session")
 def hf(tmp_path_factory):
-    """A folder with the folders llama, gpt2 and bert, and texts with labels."""
+    """A folder with the folders llama, llama_bf16, gpt2 and bert, and texts with labels."""
     folder = tmp_path_factory.mktemp("hf")
     hf_models.save("llama", folder / "llama")
+    hf_models.save("llama", folder / "llama_bf16", dtype="bfloat16")
     hf_models.save("gpt2", folder / "gpt2")
     hf_models.save("bert", folder / "bert", "AutoModelForSequenceClassification")
     hf_models.labelled(folder / "texts.csv")

@@ -103,6 +103,15 @@ def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
     assert whole.states_bytes == 8 * (whole.weights_bytes / 4)
     assert 1.2 < found[0].step_s / found[8].step_s < 1.6  # two products of three are left
 
+    half = spec.replace({"model.lora_rank": 8, "train.precision": "bf16"})
+    wide = plan(half, cluster="8xH200", devices=[1])
+    assert any("frozen weights in fp32" in line for line in wide.subject.assumptions)
+    file.write_text(json.dumps({**LLAMA_7B, "dtype": "bfloat16"}))
+    kept = plan(half, cluster="8xH200", devices=[1])
+    products = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096
+    saved = wide.rows[0].price.memory.weights_bytes - kept.rows[0].price.memory.weights_bytes
+    assert saved == 2 * products
+
 
 @pytest.mark.parametrize(
     ("words", "said"),

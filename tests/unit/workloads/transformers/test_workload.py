@@ -1,6 +1,7 @@
 """Training, adapters and export of models that the library saved; compared with the library itself."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -86,9 +87,46 @@ def test_adapters_leave_the_base_as_it_was(adapted, hf):
     assert adapted.summary.loss_last < adapted.summary.loss_first
 
 
+def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_path):
+    """Half the memory of one that is widened, of which products take bf16 all the same; nothing is lost in the end."""
+    import transformers
+
+    wide = tmp_path / "wide"
+    shutil.copytree(hf / "llama_bf16", wide)
+    config = (wide / "config.json").read_text()
+    assert '"bfloat16"' in config
+    (wide / "config.json").write_text(config.replace('"bfloat16"', '"float32"'))
+    given = {"model.lora_rank": 2, "train.precision": "bf16"}
+    result, other = (
+        train(run_file("llama_bf16", **given, **{"model.start": str(start), "name": start.name}), tmp_path, show=False)
+        for start in (hf / "llama_bf16", wide)
+    )
+    losses = [[e["loss"] for e in read_events(RunDir(r.path).events_file(0), "step")] for r in (result, other)]
+    assert losses[0] == losses[1]
+    weights, base = result.weights(), load_file(hf / "llama_bf16" / "model.safetensors")
+    assert weights["model.layers.0.mlp.up_proj.weight"].dtype == torch.bfloat16
+    assert weights["model.layers.0.mlp.up_proj.lora_A"].dtype == torch.float32
+    assert all(torch.equal(weights[name], tensor.to(weights[name].dtype)) for name, tensor in base.items())
+    paceline.export(result.path, tmp_path / "out")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = [list(range(5, 25))]
+    ours = logits(paceline.open(result.path).model, ids)
+    torch.testing.assert_close(logits(merged, ids), ours, rtol=1e-5, atol=1e-5)
+
+
 def test_a_language_model_names_no_classes(tuned):
     with pytest.raises(UserError, match="to generate text, write the model for transformers with  paceline export"):
         paceline.open(tuned.path).predict(["good"])
+
+
+def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
+    shutil.copytree(hf / "llama", tmp_path / "llama")
+    started = {"model.start": str(tmp_path / "llama"), "train.steps": 1, "model.lora_rank": 2}
+    first = train(run_file("llama", **started), tmp_path, show=False)
+    shutil.rmtree(tmp_path / "llama")
+    for length in (2, 3):
+        paceline.resume(first.path, {"train.steps": length})
+        assert newest(RunDir(first.path).checkpoints, print).step == length
 
 
 def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
@@ -150,15 +188,17 @@ def test_rows_and_lengths_that_are_added_count_nothing(run_file):
 def test_a_classifier_learns_and_tells_classes(run_file, tmp_path):
     import transformers
 
-    spec = run_file("bert", **CLASSIFY, **{"train.steps": 40, "train.evaluate_every": 40, "train.lr": 3e-3})
+    averaged = {"train.ema": 0.5}
+    spec = run_file("bert", **CLASSIFY, **averaged, **{"train.steps": 40, "train.evaluate_every": 40, "train.lr": 3e-3})
     result = train(spec, tmp_path, show=False)
     assert result.metrics["accuracy"] == 1.0
     found = paceline.open(result.path).predict(TEXTS[:2])
     assert found.labels == ["good", "bad"]
     held_out = [(text, label) for text, label in open_source(spec.data).test()]
     told = paceline.open(result.path).predict([text for text, _ in held_out])
-    losses = [-np.log(row[label]) for row, (_, label) in zip(told.probabilities, held_out, strict=True)]
-    assert float(np.mean(losses)) == pytest.approx(result.metrics["loss"], rel=1e-6)
+    labels = torch.tensor([label for _, label in held_out])
+    losses = torch.nn.functional.cross_entropy(torch.from_numpy(told["logits"]), labels, reduction="none")
+    assert losses.double().sum().item() / len(held_out) == result.metrics["loss"], "to the last digit"
     paceline.export(result.path, tmp_path / "out")
     there = transformers.pipeline("text-classification", str(tmp_path / "out"))
     said = there(TEXTS[0])[0]
