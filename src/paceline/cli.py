@@ -288,9 +288,14 @@ def do_watch(arguments: argparse.Namespace) -> int:
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt")
+    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt|IMAGE")
     parser.add_argument("--column", default="", metavar="NAME", help="of the file: the column of inputs (data.text)")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv|.jsonl", help="write all columns and probabilities there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.csv|.jsonl|FOLDER",
+        help="write all columns and probabilities there, or pictures into a folder",
+    )
     _add_which(parser)
 
 
@@ -333,7 +338,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
-    "predict": ("say what a trained model makes of new texts or rows", predict_arguments, do_predict),
+    "predict": ("say what a trained model makes of new texts, rows or images", predict_arguments, do_predict),
     "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""

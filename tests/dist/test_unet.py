@@ -74,6 +74,7 @@ def test_masks_of_new_images(run, tmp_path, capsys):
         main(["predict", str(run.path), *map(str, files), "--out", str(tmp_path / "masks")])
     assert left.value.code == 0
     assert "2 pictures" in capsys.readouterr().out
+    assert np.array_equal(paceline.open(run.path).predict(files[0])["mask"][0], found["mask"][0]), "a path by itself"
     for name, mask in zip(images, found["mask"], strict=True):
         with Image.open(tmp_path / "masks" / f"{name}.png") as written:
             assert written.mode == "P"

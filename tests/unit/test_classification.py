@@ -61,9 +61,10 @@ def test_padding_does_not_count_and_what_never_occurs_divides_nothing():
 def test_a_model_that_always_says_the_same_is_named():
     event = {"accuracy": 0.646, "majority": 0.646, "classes": ["bad", "good"], "support": [646, 354]}
     event |= {"precision": [0.646, None], "recall": [1.0, 0.0], "f1": [0.785, 0.0]}
-    assert baseline_words(event) == "no better than always saying bad (0.646)"
+    assert baseline_words(event) == "accuracy no better than always saying bad (0.646)"
     assert baseline_words({**event, "accuracy": 0.7}) == ""
     assert class_results(event)[1].cells() == ("good", "–", "0.000", "0.000", "354")
+    assert [r.name for r in class_results({**event, "classes": ["bad"]})] == ["0", "1"], "none is lost"
     many = {name: [0.5] * 29 + [0.1] for name in ("precision", "recall", "f1")}
     worst, left = shown_results({**many, "support": [1] * 30})
     assert (worst[0].name, left) == ("29", 18)

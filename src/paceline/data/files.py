@@ -40,7 +40,7 @@ def check_file(path: Path, key: str) -> Path:
 def not_there(path: Path, key: str, expected: str) -> UserError:
     """The error for a path that does not exist; it names the nearest one that does."""
     there = path.parent.is_dir()
-    missing = "" if there else f" (nor does the folder {path.parent})"
+    missing = "" if there else f" (nor is there the folder {path.parent})"
     hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if there else ""
     return UserError(f"{key}={path}: there is no such {expected}{missing}{hint}")
 

@@ -34,9 +34,11 @@ def class_results(event: Mapping[str, Any]) -> list[ClassResult]:
     columns: list[Any] = [event.get(name) for name in EACH]
     if not all(isinstance(column, list | tuple) for column in columns):
         return []
-    names = event.get("classes") or range(len(event["support"]))
-    rows = zip(*columns, strict=False)
-    return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=False)]
+    rows = list(zip(*columns, strict=False))
+    names = event.get("classes") or ()
+    if len(names) != len(rows):  # of a workload that names none, or not all of them
+        names = range(len(rows))
+    return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=True)]
 
 
 def shown_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]:
@@ -49,10 +51,10 @@ def shown_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]
 
 
 def baseline_words(event: Mapping[str, Any]) -> str:
-    """A sentence where the model has learned nothing that a constant answer would not know; empty otherwise."""
+    """Where a constant answer would be right as often; empty otherwise."""
     accuracy, majority = event.get("accuracy"), event.get("majority")
     if accuracy is None or majority is None or accuracy > majority:
         return ""
     results = class_results(event)
     name = max(results, key=lambda result: result.support).name if results else "the most frequent class"
-    return f"no better than always saying {name} ({majority:.3f})"
+    return f"accuracy no better than always saying {name} ({majority:.3f})"

@@ -130,8 +130,10 @@ def _loss(contents: Contents) -> Chart:
     for run in runs:
         points = [[p.step, _r(p.loss, 7), p.line] for p in thinned(run.points, each) if math.isfinite(p.loss)]
         lines.append({"name": run.name, "file": str(run.file), "points": points})
-    caption = "Training loss of every run, drawn over each other."
-    return Chart("loss", "The same training", caption, {"lines": lines}, _first_lines(runs), tall=True)
+    title, caption = "The same training", "Training loss of every run, drawn over each other."
+    if len(runs) == 1:
+        title, caption = "Training", "Training loss."
+    return Chart("loss", title, caption, {"lines": lines}, _first_lines(runs), tall=True)
 
 
 def _first_lines(runs: Sequence[RunView]) -> list[FileLine]:

@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import done
 from paceline.measuring.words import Finding
+from paceline.record.per_class import baseline_words
 from paceline.record.run_dir import RunDir
 from paceline.record.units import number, percent, size
 from paceline.reporting.run_view import Comparison, RunView, compared, read_run
@@ -162,6 +163,8 @@ def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: Comparison
         f"{name} trained {number(best.trained.samples)} samples at {number(best.samples_per_s, 3)} samples/s and "
         f"ended with a loss of {number(best.loss_last)}."
     ]
+    if poor := baseline_words({**best.evaluation.metrics, **best.evaluation.arrays}):
+        lines.append(f"{poor[0].upper()}{poor[1:]}.")
     if (compute := best.share.get("compute")) is not None:
         lines.append(
             f"Of its step, {percent(compute)} is compute, {percent(best.share['exposed'] or 0)} exposed "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.training.loop import GradientJob
 
 PICTURED = 6
-"""Samples, spread evenly over the split."""
+"""Samples, spread evenly over the split, or over `Samples.pictured` where only some of them are worth a picture."""
 
 
 def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
@@ -25,7 +25,8 @@ def write_pictures(job: GradientJob, held_out: HeldOut) -> None:
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
     if not workload.has("pictures"):
         return
-    ids = held_out.ids[np.unique(np.linspace(0, len(held_out.ids) - 1, PICTURED).astype(np.int64))]
+    worth = getattr(held_out.samples, "pictured", held_out.ids)
+    ids = worth[np.unique(np.linspace(0, len(worth) - 1, PICTURED).astype(np.int64))]
     batch = move(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
     with evaluating(model, context.spec.train.precision, context.device):
         found = workload.pictures(model, batch)
@@ -50,7 +51,8 @@ def palette() -> np.ndarray:
     """A colour for each of the 256 values of a mask: 0 is black, 255 grey, neighbouring classes are far apart."""
     from matplotlib import colormaps
 
-    classes = np.arange(256)
-    colours = (colormaps["tab20"]((classes - 1) * 2 % 20 + (classes - 1) // 10 % 2)[:, :3] * 255).astype(np.uint8)
+    order = [shade + 2 * hue for shade in (0, 1) for hue in range(10) if hue != 7]  # without the greys
+    colours = (colormaps["tab20"](np.resize(order, 256))[:, :3] * 255).astype(np.uint8)
+    colours = np.roll(colours, 1, axis=0)
     colours[0], colours[255] = 0, 128
     return colours

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".npz", ".json", ".pkl", ".onnx", ".safetensor", ".zip", ".gz")
+OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".npz", ".json", ".pkl", ".safetensor", ".zip", ".gz")
 """Names of files that are asked for, and not written."""
 
 
@@ -82,6 +82,8 @@ def _export_file(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
 
 
 def _check_folder(out: Path) -> None:
+    if out.suffix.lower() == ".onnx":
+        raise UserError(f"{str(out)!r}: an ONNX file is written into a folder; type  --out {out.stem} --onnx")
     if out.suffix.lower() in OTHERS:
         name = out.with_suffix(".safetensors")
         raise UserError(

@@ -42,7 +42,7 @@ class Predictions:
         return [self.name_of(number) for number in self.numbers]
 
     def name_of(self, number: int) -> str:
-        return self.classes[number] if self.classes else str(number)
+        return self.classes[number] if number < len(self.classes) else str(number)
 
     @property
     def of_classes(self) -> bool:

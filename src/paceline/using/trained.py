@@ -49,7 +49,7 @@ class TrainedModel:
         from paceline.training.evaluation import evaluating
 
         check_predicts(self.run, self.workload)
-        inputs = [inputs] if isinstance(inputs, str) else list(inputs)
+        inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
         if not inputs:
             raise UserError("there is nothing to predict: the list of inputs is empty")
         chunk, parts = self.workload.evaluation_chunk, []

@@ -228,7 +228,7 @@ MISPLACED: list[tuple[dict[str, Any], str]] = [
     ({"source": "csv"}, r"data.path: not given.*data.path=FILE.csv"),
     ({"source": "csv", "path": "."}, r"this is a folder, a file was expected"),
     ({"source": "csv", "path": "row.csv"}, r"no such file, did you mean 'rows.csv'\?"),
-    ({"source": "csv", "path": "nowhere/rows.csv"}, r"nor does the folder"),
+    ({"source": "csv", "path": "nowhere/rows.csv"}, r"nor is there the folder"),
     ({"source": "csv", "path": "rows.csv", "test_path": "tset.csv"}, r"data.test_path=.*tset.csv: there is no such"),
     ({"source": "docstrings", "path": "rows.csv"}, r"data.path=.*docstrings does not read it.*data.source=csv"),
     ({"source": "ag_news"}, r"data.path: not given; a folder with train.csv.*Zhang.*type  data.path=FOLDER"),

@@ -173,7 +173,7 @@ RUN = "workload: lm\ndata: {source: text, path: PATH, cache: cache}\ntrain: {ste
 BAD = {
     "absent": ("nothing.txt", {}, ("there is no such file or folder",)),
     "misspelt": ("texts.tx", {"texts.txt": "a"}, ("did you mean 'texts.txt'?",)),
-    "no folder": ("no/file.txt", {}, ("nor does the folder",)),
+    "no folder": ("no/file.txt", {}, ("nor is there the folder",)),
     "empty file": ("empty.txt", {"empty.txt": ""}, ("the file is empty",)),
     "empty folder": ("folder", {"folder/picture.png": "x"}, ("has no text files", ".txt .md")),
     "all empty": ("folder", {"folder/a.txt": "", "folder/b.txt": ""}, ("all 2 files are empty",)),

@@ -15,6 +15,7 @@ from paceline.registry import one_line
 from paceline.workloads.unet.corpus import IGNORED, Pair
 from paceline.workloads.unet.sections import ImageData
 
+MOST_SHOWN = 8
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
@@ -68,6 +69,12 @@ class Folder:
         highest = 1 if self.black_and_white else max(values - {IGNORED}, default=0)
         if highest < 1:
             raise UserError(f"{self.all[0][1].parent}: all masks hold one class; there must be two to tell apart")
+        if highest + 1 > 2 * len(values):
+            shown = ", ".join(map(str, sorted(values)[:MOST_SHOWN])) + ", …" * (len(values) > MOST_SHOWN)
+            raise UserError(
+                f"{self.all[0][1].parent}: the masks hold the values {shown}; classes are numbered 0, 1, 2 and so on, "
+                "without gaps, and 255 does not count"
+            )
         self.classes = tuple(map(str, range(highest + 1)))
 
     def _numbered(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -77,7 +84,7 @@ class Folder:
 def files_of(folder: Path, key: str) -> list[tuple[Path, Path]]:
     """The pairs of a folder, by name."""
     folder = folder.expanduser()
-    images, masks = ({f.stem: f for f in _files(folder / part, key)} for part in ("images", "masks"))
+    images, masks = (_by_name(folder / part, key) for part in ("images", "masks"))
     if lonely := sorted(images.keys() ^ masks.keys()):
         has, lacks = ("images", "masks") if lonely[0] in images else ("masks", "images")
         more = f" ({len(lonely) - 1} more like it)" if len(lonely) > 1 else ""
@@ -85,10 +92,15 @@ def files_of(folder: Path, key: str) -> list[tuple[Path, Path]]:
     return [(images[name], masks[name]) for name in sorted(images)]
 
 
-def _files(folder: Path, key: str) -> list[Path]:
+def _by_name(folder: Path, key: str) -> dict[str, Path]:
+    if not folder.parent.is_dir():
+        raise not_there(folder.parent, key, "folder")
     if not folder.is_dir():
-        raise not_there(folder, key, "folder")
-    found = sorted(f for f in folder.iterdir() if f.suffix.lower() in KINDS and not f.name.startswith("."))
+        raise UserError(f"{key}={folder.parent}: there is no folder {folder.name}/ in it, for {folder.name}/NAME.png")
+    found: dict[str, Path] = {}
+    for file in sorted(f for f in folder.iterdir() if f.suffix.lower() in KINDS and not f.name.startswith(".")):
+        if (other := found.setdefault(file.stem, file)) is not file:
+            raise UserError(f"{key}={folder.parent}: {folder.name}/ has {other.name} and {file.name}; keep one of them")
     if not found:
         raise UserError(f"{key}={folder.parent}: {folder.name}/ holds none of {', '.join(KINDS)}")
     return found
@@ -103,6 +115,8 @@ def read_image(file: Path) -> NDArray[np.uint8]:
 
 
 def read_mask(file: Path) -> NDArray[np.uint8]:
+    if file.suffix.lower() in (".jpg", ".jpeg"):
+        raise UserError(f"{file}: JPEG changes the numbers of classes at every edge; save masks as .png")
     mask = _read(file, colours=False)
     if mask.ndim != 2 or not (mask.dtype == bool or np.issubdtype(mask.dtype, np.integer)):
         raise UserError(f"{file}: a mask has one class number for each pixel, this has {list(mask.shape)} {mask.dtype}")
@@ -124,6 +138,8 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
             if colours and picture.mode in ("P", "RGBA", "CMYK", "YCbCr", "LA", "1"):
                 picture = picture.convert("L" if picture.mode in ("LA", "1") else "RGB")
             return np.asarray(picture)
+    except IsADirectoryError:
+        raise UserError(f"{file} is a folder; name the images in it:  {file}/*.png") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {str(file)!r}") from None
     except (OSError, ValueError, EOFError) as error:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.training.pictures import palette
+from paceline.workloads.unet.corpus import IGNORED
 
 GAP = 2
 SHOWN_SIDE = 128
@@ -13,7 +14,8 @@ SHOWN_SIDE = 128
 
 
 def side_by_side(images: NDArray[np.uint8], truth: NDArray[np.uint8], found: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """One row per sample: the image, its mask, the mask that was found."""
+    """One row per sample: the image, its mask, the mask that was found; what does not count is grey in both."""
+    found = np.where(truth == IGNORED, truth, found)
     rows = [
         np.concatenate([*map(_framed, (_in_colour(image), painted(mask), painted(said)))], axis=1)
         for image, mask, said in zip(images, truth, found, strict=True)

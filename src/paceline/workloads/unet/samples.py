@@ -22,7 +22,7 @@ TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)
 class Tiles:
     """Every pixel once: tiles of one size, the last of a row or column moved back into the image.
 
-    What a tile before it has shown counts nothing in that one.
+    What a tile before it has shown counts nothing in that one; pictures are of tiles that begin anew.
     """
 
     def __init__(self, images: Images, size: int) -> None:
@@ -33,6 +33,7 @@ class Tiles:
             for down in offsets(height, size)
             for right in offsets(width, size)
         ]
+        self.pictured = np.array([i for i, (_, _, above, _, before) in enumerate(self.places) if not above + before])
 
     def __len__(self) -> int:
         return len(self.places)

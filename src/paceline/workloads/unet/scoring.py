@@ -49,8 +49,8 @@ def confused_pixels(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> Tenso
 def scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
     """Dice and IoU: the mean over the classes but the first, which is the background; and the share of right pixels.
 
-    A class that is neither in the truth nor found is left out. "majority" is the accuracy of always saying the most
-    frequent class.
+    A class that is neither in the truth nor found is left out. "background" is the accuracy of saying "background"
+    everywhere: most pixels are, and a model can find much and yet have no higher accuracy.
     """
     truth, found, both = confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal()
     there = truth + found > 0
@@ -60,5 +60,5 @@ def scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
         "dice": float((2 * both[there] / (truth + found)[there]).mean()) if there.any() else 0.0,
         "iou": float((both[there] / truth_or_found).mean()) if there.any() else 0.0,
         "accuracy": float(both.sum() / max(truth.sum(), 1)),
-        "majority": float(truth.max() / max(truth.sum(), 1)),
+        "background": float(truth[0] / max(truth.sum(), 1)),
     }

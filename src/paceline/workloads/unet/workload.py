@@ -144,10 +144,12 @@ class Segmentation(Workload):
 
     def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
         """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
+        if any(isinstance(one, Mapping) for one in inputs):
+            raise UserError("this model takes images, and not the rows of a table; name files of images")
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
         for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
-            if one.ndim != 3 or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
+            if one.ndim != 3 or not one.size or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
                 name = given if isinstance(given, str | Path) else f"image {number}"
                 raise UserError(
                     f"{name} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
@@ -167,6 +169,11 @@ class Segmentation(Workload):
         config = {**shape, **asdict(self.kind), "size": self.images.size}
         write_standalone(folder, model.state_dict(), config, "paceline.workloads.unet.standalone")
 
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        """An image of noise stands for all: those of the training need not be there any more."""
+        shape = (2, self.kind.channels, self.images.size, self.images.size)
+        return model, {"images": torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).byte()}
+
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         """Tile by tile, as in evaluation."""
         size, (height, width) = self.images.size, image_CHW.shape[1:]
@@ -184,4 +191,4 @@ class Segmentation(Workload):
     def _names(self, mask: NDArray[np.uint8]) -> str:
         shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
         largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
-        return ", ".join(f"{self.kind.classes[k]} {100 * shares[k]:.1f} %" for k in largest)
+        return ", ".join(f"{self.kind.classes[k]}: {100 * shares[k]:.1f} %" for k in largest)

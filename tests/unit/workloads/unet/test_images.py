@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -123,6 +125,8 @@ def test_tiles_show_every_pixel_once(folder, tmp_path):
             mine = [i for i, place in enumerate(tiles.places) if place[0] == image]
             seen = sum(int((tiles.pair(i, 0)[1] != IGNORED).sum()) for i in mine)
             assert seen == int((images.pair(image)[1] != IGNORED).sum())
+            assert any(i in tiles.pictured for i in mine)
+        assert all(tiles.places[i][2] == tiles.places[i][4] == 0 for i in tiles.pictured), "no part was shown before"
     assert list(offsets(70, 32)) == [(0, 0), (32, 0), (38, 26)]
     assert list(offsets(20, 32)) == [(0, 0)]
 
@@ -162,6 +166,12 @@ def test_black_and_white_masks_are_two_classes(tmp_path):
     assert found.data("train").batch(np.array([0]), np.array([0]))[1].sum() == 16
 
 
+def _multiply(masks, factor):
+    for file in masks.iterdir():
+        mask = np.asarray(Image.open(file))
+        Image.fromarray(np.where(mask == IGNORED, mask, mask * np.uint8(factor))).save(file)
+
+
 def _save(folder, part, name, array):
     np.save(folder / part / f"{name}.npy", array)
 
@@ -175,7 +185,11 @@ def _save(folder, part, name, array):
         (lambda f: [(f / "masks/a.tif").unlink(), _save(f, "masks", "a", np.zeros((40, 50, 3)))], "one class number"),
         (lambda f: [(f / "images/a.png").unlink(), _save(f, "images", "a", np.zeros((40, 50)))], "8 bits are read"),
         (lambda f: [(f / "images/a.png").unlink(), _save(f, "images", "a", np.zeros((40, 50), np.uint8))], "channels"),
-        (lambda f: (f / "images").rename(f / "pictures"), "there is no such folder"),
+        (lambda f: (f / "images").rename(f / "pictures"), "there is no folder images/ in it"),
+        (lambda f: shutil.rmtree(f), "there is no such folder"),
+        (lambda f: _save(f, "images", "a", np.zeros((40, 50), np.uint8)), "images/ has a.npy and a.png; keep one"),
+        (lambda f: (f / "masks/a.tif").rename(f / "masks/a.jpg"), "a.jpg: JPEG changes the numbers"),
+        (lambda f: _multiply(f / "masks", 50), "values 0, 50, 100, 255; classes are numbered 0, 1, 2 and so on"),
         (lambda f: [file.unlink() for file in (f / "masks").iterdir()], "masks/ holds none of .png"),
     ],
 )

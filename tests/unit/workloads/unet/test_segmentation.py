@@ -74,7 +74,7 @@ def test_scores_of_a_known_table():
     truth = torch.tensor([[[0, 0, 1, 1], [1, 1, 2, IGNORED]]], dtype=torch.uint8)
     found = torch.tensor([[[0, 1, 1, 1], [1, 0, 0, 2]]])
     assert scores(confused_pixels(found, truth, 4).numpy()) == pytest.approx(
-        {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "majority": 4 / 7}
+        {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "background": 2 / 7}
     )
 
 
@@ -83,7 +83,7 @@ def test_a_perfect_and_an_empty_answer(small):
 
     perfect, empty = (scores(confused_pixels(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks)))
     assert (perfect["dice"], perfect["iou"], perfect["accuracy"]) == (1.0, 1.0, 1.0)
-    assert (empty["dice"], empty["accuracy"]) == (0.0, empty["majority"])
+    assert (empty["dice"], empty["accuracy"]) == (0.0, empty["background"])
 
 
 def test_prediction_is_what_evaluation_finds(small):
@@ -99,11 +99,17 @@ def test_prediction_is_what_evaluation_finds(small):
     assert np.array_equal(found["mask"][0], expected)
     assert found["mask"][1].shape == (60, 96)
     assert np.array_equal(found["mask"][1][:32, 32:64], expected)
-    named = [words.split()[0] for words in found["found"][0].split(", ")]
+    named = [words.split(":")[0] for words in found["found"][0].split(", ")]
     assert set(named) == {small.classes()[k] for k in np.unique(expected) if k and (expected == k).mean() >= 0.001}
     assert 0 < found["sure"][0] <= 1
     with pytest.raises(UserError, match=r"image 2 has uint8 values of shape \[8, 8, 3\]; .* with 1 channel$"):
         small.encode([image, np.zeros((8, 8, 3), np.uint8)])
+    with pytest.raises(UserError, match=r"is a folder; name the images in it:  \./\*\.png"):
+        small.encode(["."])
+    with pytest.raises(UserError, match=r"shape \[0, 8, 1\]"):
+        small.encode([np.zeros((0, 8), np.uint8)])
+    with pytest.raises(UserError, match="not the rows of a table"):
+        small.encode([{"text": "a"}])
 
 
 def test_what_a_run_keeps_is_enough_to_use_it(small, tmp_path):
@@ -114,6 +120,7 @@ def test_what_a_run_keeps_is_enough_to_use_it(small, tmp_path):
     assert {n: p.shape for n, p in opened.model().state_dict().items()} == {
         n: p.shape for n, p in small.model().state_dict().items()
     }
+    assert opened.onnx(opened.model())[1]["images"].shape == (2, 1, 32, 32)
 
 
 def test_pictures_stand_side_by_side(small):
@@ -122,6 +129,10 @@ def test_pictures_stand_side_by_side(small):
     assert picture.dtype == np.uint8
     assert picture.shape == (132, 3 * 132, 3)
     colours = palette()
-    assert len({tuple(colour) for colour in colours[:11]}) == 11
+    assert len({tuple(colour) for colour in colours[:19]}) == 19
+    assert (np.ptp(colours[1:255].astype(int), axis=1) > 20).all(), "grey is what does not count"
+    masks[:, :9] = IGNORED
+    grey = small.pictures(small.model().eval(), (images, masks))["image_truth_found"]
+    assert np.array_equal(grey[2:38, 134:262], grey[2:38, 266:394])
     same = side_by_side(images.permute(0, 2, 3, 1).numpy(), masks.numpy(), masks.numpy())
     assert np.array_equal(same[:, 132:264], same[:, 264:])
