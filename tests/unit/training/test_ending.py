@@ -101,7 +101,7 @@ def test_an_optimiser_may_have_state_before_its_first_step(own, tmp_path):
         ("Scheduled", {}, RunFailed, r"schedule\(88, 160\) returned -0\.1"),
         ("Scheduled", {"warmup": 0.2}, UserError, r"train\.warmup=0\.2 has no effect: Scheduled has a method schedule"),
         ("Half", {"optimizer": "sgd"}, UserError, r"train\.optimizer=sgd has no effect: Half has a method optimizer"),
-        ("Half", {}, UserError, r"optimizer\(groups\) leaves out 1 parameters, such as bias"),
+        ("Half", {}, UserError, r"optimizer\(groups\) leaves out bias; give it all of groups"),
         ("Again", {}, UserError, "LBFGS cannot make a step of its own"),
         ("Never", {}, UserError, r"optimizer\(groups\) returned NoneType; it must return a torch\.optim\.Optimizer"),
     ],
