@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline.errors import UserError
+
 PROBABILITIES = "probabilities"
 NOT_WRITTEN = (PROBABILITIES, "logits")
 """Columns that a file has in another form, or not at all."""
@@ -29,6 +31,8 @@ class Predictions:
     @property
     def probabilities(self) -> np.ndarray:
         """(inputs, classes)"""
+        if not self.of_classes:
+            raise UserError(f"these predictions have no classes, but {', '.join(self.columns)}; take them by name")
         return self.columns[PROBABILITIES]
 
     @property

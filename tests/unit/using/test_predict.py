@@ -14,6 +14,7 @@ from paceline import RunFailed, UserError, train
 from paceline.cli import main
 from paceline.record.files import read_json
 from paceline.spec import build
+from paceline.using.predictions import Predictions
 
 
 def ask(*words):
@@ -139,3 +140,10 @@ def test_a_mistake_in_keep_is_shown_with_its_line(circle_file, tmp_path):
         train(build({"name": "wrong", **values}), tmp_path, show=False)
     assert not (tmp_path / "wrong" / "kept").exists()
     assert not list((tmp_path / "wrong").glob(".kept*"))
+
+
+def test_predictions_without_classes_are_taken_by_name():
+    found = Predictions({"mask": np.zeros((2, 4, 4), np.uint8)})
+    assert found["mask"].shape == (2, 4, 4)
+    with pytest.raises(UserError, match="no classes, but mask; take them by name"):
+        _ = found.labels
