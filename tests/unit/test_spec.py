@@ -1,5 +1,6 @@
 """The run file: what is read, where each value came from, and what an override changes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,12 @@ def test_a_word_or_a_number_is_refused_in_one_sentence(given, said):
     with pytest.raises(UserError) as error:
         build({"train": {"evaluate_on": given}})
     assert str(error.value) == f"train.evaluate_on: {said}"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({"frozn": True}, "did you mean 'frozen'?"), ({"abc": 1}, "known here: lr, weight_decay, frozen")],
+)
+def test_an_unknown_key_of_a_group_is_answered_with_those_of_groups(values, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        build({"train": {"groups": {"head.*": values}}})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
 
@@ -212,6 +212,10 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     """For an unknown key: the nearest one in its section or, where that is nearer, in another."""
     section, word = place[0] if len(place) > 1 else "", place[-1]
     here = everywhere[section].model_fields
+    if len(place) > 2:  # in a table of sections, such as train.groups
+        inner = (kind for kind in get_args(here[place[1]].annotation) if hasattr(kind, "model_fields"))
+        keys = [name for kind in inner for name in kind.model_fields]
+        return did_you_mean(word, keys) or f"; known here: {', '.join(keys)}"
     names = {leaf: f"{name}.{leaf}".strip(".") for name, kind in everywhere.items() for leaf in kind.model_fields}
     names |= {leaf: f"{section}.{leaf}".strip(".") for leaf in here}
     hint = did_you_mean(ELSEWHERE.get(word, word), names, cutoff=0.6, shown=names)

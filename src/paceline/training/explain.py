@@ -34,7 +34,8 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
     if train.steps:
         lines.append(f"{total / samples:.3g} epochs = {total} samples in {steps} steps")
     else:
-        lines.append(f"{steps} steps = {train.epochs or 1} epochs × {order.steps_per_epoch} steps")
+        epochs = train.epochs or 1
+        lines.append(f"{steps} steps = {epochs} epoch{'s' * (epochs > 1)} × {order.steps_per_epoch} steps")
     if isinstance(workload, Workload) and workload.has("schedule"):
         lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
     elif train.warmup:

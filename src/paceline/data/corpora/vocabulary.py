@@ -44,9 +44,12 @@ class Vocabulary:
         facts = read_json(folder / FACTS)
         return cls(folder, facts["size"], facts["special"], tuple(classes))
 
+    def copy_tokenizer(self, folder: Path) -> None:
+        write_atomic(folder / TOKENIZER, (self.folder / TOKENIZER).read_bytes())
+
     def keep(self, folder: Path) -> None:
         """Write it into a folder that needs neither the corpus nor its cache."""
-        write_atomic(folder / TOKENIZER, (self.folder / TOKENIZER).read_bytes())
+        self.copy_tokenizer(folder)
         if self.classes:
             write_json(folder / CLASSES, list(self.classes))
         write_json(folder / FACTS, {"size": self.size, "special": self.special})

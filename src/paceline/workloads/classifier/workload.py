@@ -202,7 +202,7 @@ class Classifier(Workload):
         return {"probabilities": logits.softmax(1), "logits": logits}
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        self.vocabulary.keep(folder)
+        self.vocabulary.copy_tokenizer(folder)
         write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.classifier.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:

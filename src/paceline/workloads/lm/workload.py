@@ -143,7 +143,7 @@ class LanguageModel(Workload):
         return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        self.vocabulary.keep(folder)
+        self.vocabulary.copy_tokenizer(folder)
         write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.lm.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:

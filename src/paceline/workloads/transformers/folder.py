@@ -44,6 +44,8 @@ def config_file(model: Any, kept: Path | None = None) -> ConfigFile:
             "or  model.config=config.json  to begin with random ones"
         )
     key = "model.start" if model.config is None else "model.config"
+    if not given.exists() and given.suffix == ".json":
+        raise UserError(f"{key}={given}: there is no such file; give the config.json of a model, or its folder")
     if not given.exists():
         raise UserError(
             f"{key}={given}: there is no such folder; nothing is downloaded, so fetch it first, as in  "
