@@ -49,7 +49,8 @@ def test_the_answer_does_not_depend_on_who_makes_the_samples(workers, ranks, alo
         expected = losses(alone, kind)
         assert losses(run, kind) == (expected if ranks == 1 else pytest.approx(expected, rel=2e-6))
     started = next(read_events(RunDir(run.path).events_file(0), "start"))
-    assert started["workers"] == (workers if workers != "auto" else 1)
+    few = range(1, len(os.sched_getaffinity(0)) + 1)  # on a busy machine samples take longer, and more of them pay
+    assert started["workers"] in (few if workers == "auto" else [workers])
 
 
 def test_a_killed_worker_is_named_and_the_run_resumes(alone, tmp_path):

@@ -27,7 +27,7 @@ def cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
     if not isinstance(block.values, Csr):
         return CoreDensePass(torch.from_numpy(block.values))
     if importlib.util.find_spec("numba") is None:
-        say_plain("numba", 20, "'paceline[topics]'")
+        say_plain("numba", 20, "numba")
         return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts), share)
     return CoreSparsePass(block.values, len(share))
 
