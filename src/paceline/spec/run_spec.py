@@ -109,7 +109,8 @@ class RunSpec(BaseModel):
         values = self.dump()
         for key, value in overrides.items():
             put(values, key, value)
-        return build(values, {**self._origins, **dict.fromkeys(overrides, origin)})
+        kept = {key: was for key, was in self._origins.items() if key.partition(".")[0] not in overrides}
+        return build(values, {**kept, **dict.fromkeys(overrides, origin)})
 
 
 def _unit(info: Any) -> str:
@@ -138,10 +139,13 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
             values["train"].pop(length, None)
             origins.pop(f"train.{length}", None)
-    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     for section, value in over.items():
         below = values.get(section)
-        values[section] = {**below, **value} if isinstance(value, dict) and isinstance(below, dict) else value
+        added = isinstance(value, dict) and isinstance(below, dict)
+        if not added:  # in place of all that the file says there
+            origins = {key: origin for key, origin in origins.items() if not key.startswith(f"{section}.")}
+        values[section] = {**below, **value} if added else value
+    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     return build(values, origins)
 
 
@@ -152,6 +156,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
     origins = dict(origins or {})
     if values.get("parallel") == "auto":
         values["parallel"] = {"strategy": "auto"}
+        origins |= {"parallel.strategy": origin for origin in [origins.get("parallel")] if origin}
     problems: list[str] = []
     sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
     everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
