@@ -74,7 +74,11 @@ def _scaling(contents: Contents) -> Chart:
     lines = [_scaling_line(s, s.name if several else "measured", reach) for s in contents.series]
     one, unit = ("rank", "ranks") if contents.layouts else ("device", "devices")
     caption = f"Speed-up over one {one}. Bars span the repeats; the shaded band holds four in five redrawn fits."
-    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "unit": unit}
+    points = [p["high"] for line in lines for p in line["points"]]
+    curves = [p[-1] for line in lines for p in (*line["fit"], *line["plan"])]
+    highest = max([1.0, *points, *curves])
+    top = _r(max(1.1 * highest, min(reach, 1.5 * highest)))  # all points are on the chart, those above the ideal too
+    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "top": top, "unit": unit}
     return Chart("scaling", "How it scales", caption, data, _row_sources(contents.series), tall=True)
 
 
