@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.data.prefetch import RankBatch
 from paceline.data.samples import as_samples, training_samples
 from paceline.data.workers import worker_processes
 from paceline.errors import UserError
@@ -104,7 +102,7 @@ class RankRun(ScriptRun):
         workload, spec = Script(self.spec), self.spec
         workload.given_model = model
         if schedule is not None:
-            workload.schedule = schedule  # type: ignore[method-assign]
+            vars(workload)["schedule"] = schedule
         refuse_contradictions(workload, evaluates=True)
         names = {id(p): name for name, p in model.named_parameters()}
         timer = timer_of(self.device.type)
