@@ -228,9 +228,13 @@ def relative_difference(a: float | None, b: float | None) -> float:
 
 
 def weights_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LargestDifference:
-    """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights."""
+    """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights.
+
+    Whole numbers (counters, the state of random generators) are not weights: their size would hide what these do.
+    """
     if strangers := ours.keys() ^ theirs.keys():
         return LargestDifference(math.inf, Quantity.MISSING_WEIGHTS, min(strangers))
+    ours = {name: a for name, a in ours.items() if a.is_floating_point()}
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():

@@ -7,6 +7,7 @@ gradients, `PassWorkload` fits by passes over all of its samples.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -169,6 +170,8 @@ class Workload(BaseWorkload):
     data set) they are stacked, as torch's DataLoader does."""
     served: Mapping[str, Samples | None] = {}
     """The samples by split, while worker processes make them; `paceline.data.samples.samples_of` looks here first."""
+    export_suffix: ClassVar[str] = ""
+    """Where `export` writes one file, `model` with this suffix, that is all of the model: it can be asked for alone."""
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
@@ -345,7 +348,31 @@ def workload_of(spec: RunSpec) -> Any:
     workload = kind(spec)
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
+        workload.model = _torch_model(workload.model, spec.train.seed)  # type: ignore[method-assign]
     return workload
+
+
+def _torch_model(model: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
+    """A model of Keras becomes a plain torch module; any other stays what it is."""
+    if "keras" not in sys.modules:
+        return model
+
+    def torch_model() -> nn.Module:
+        from paceline.nn.keras_backend import is_keras, other_backend
+
+        keras: Any = sys.modules["keras"]
+        if keras.config.backend() != "torch":
+            found = model()
+            if is_keras(found):
+                raise other_backend(keras.config.backend())
+            return found
+        from paceline.nn.keras_module import KerasModule, fresh_names
+
+        with fresh_names(seed):
+            found = model()
+        return KerasModule(found) if is_keras(found) else found
+
+    return torch_model
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

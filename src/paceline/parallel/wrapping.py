@@ -35,6 +35,7 @@ from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
+from paceline.nn.keras_backend import is_keras
 from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.groups import Groups, groups_of
@@ -260,6 +261,8 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
+    if any(is_keras(module) or hasattr(module, "original") for module in found.modules()):
+        refuse_divided_keras(setup.layout)
     train = setup.spec.train
     groups = groups_of(setup.workload, train, found)
     model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
@@ -267,3 +270,15 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
         for weight in setup.workload.kept_in_bf16(model):
             weight.data = weight.data.to(torch.bfloat16)
     return model, groups
+
+
+def refuse_divided_keras(layout: Layout) -> None:
+    """Variables of Keras hold weights beside the module: where ranks hold parts of it, those would not be trained."""
+    if layout.plain or layout.strategy == "zero1":
+        return
+    axis = next((axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1), None)
+    given = f"parallel.{axis}={getattr(layout, axis)}" if axis else f"parallel.strategy={layout.strategy}"
+    raise UserError(
+        f"{given}: Keras holds the weights of its models itself, and ranks cannot divide them; use "
+        "parallel.strategy=ddp, or zero1, which divides the optimiser's state"
+    )

@@ -133,6 +133,7 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
         _anchor_names(given, folder)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
     for given, folder in folders:
+        _spell_out(given, sections)
         _anchor_paths(given, folder, {**sections, "parallel": Parallel})
     if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
@@ -154,6 +155,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
         values["parallel"] = {"strategy": "auto"}
     problems: list[str] = []
     sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
+    _spell_out(values, sections)
     everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
     for name, kind in sections.items():
         try:
@@ -222,6 +224,13 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     return hint or f"; known here: {', '.join(here) or 'nothing'}"
 
 
+def _spell_out(values: dict[str, Any], sections: Mapping[str, type[Section]]) -> None:
+    """A section that is given as one word, with the field that it stands for."""
+    for name, kind in sections.items():
+        if kind.word and isinstance(values.get(name), str):
+            values[name] = {kind.word: values[name]}
+
+
 def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:
     """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
     for section, kind in sections.items():
@@ -232,6 +241,9 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
                     inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
                 except (RuntimeError, ValueError, OSError) as error:
                     raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+        for key in kind.references:
+            if isinstance(inside, dict) and isinstance(inside.get(key), str):
+                inside[key] = _anchored(inside[key], folder)
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:
@@ -241,7 +253,12 @@ def _anchor_names(values: dict[str, Any], folder: Path) -> None:
         values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
     workload = values.get("workload")
     if isinstance(workload, str) and ":" in workload:
-        module, _, name = workload.rpartition(":")
-        file = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
-        if file.is_file():
-            values["workload"] = f"{file.resolve()}:{name}"
+        values["workload"] = _anchored(workload, folder)
+
+
+def _anchored(reference: str, folder: Path) -> str:
+    """`file.py:name`, or a file alone, from anywhere; the name of an installed module stays what it is."""
+    module, colon, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    known = module.endswith(".py") or not colon
+    file = folder / (module if known else module.replace(".", "/") + ".py")
+    return f"{file.resolve()}{colon}{name}" if file.is_file() else reference
