@@ -22,7 +22,7 @@ from paceline.record.run_dir import RunDir
 from paceline.registry import one_line
 from paceline.spec import Parallel, RunSpec
 from paceline.training.run import RunResult, train
-from paceline.workload import Say
+from paceline.workload import Say, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,6 +155,7 @@ def _refuse_impossible(variants: Sequence[Variant]) -> None:
         )
     for variant in variants:
         layout, passes = layout_of(variant.spec), variant.accumulate
+        workload_of(variant.spec).suits(layout)
         batch, n = layout.global_batch, layout.data
         if batch < n * passes:
             raise UserError(

@@ -23,7 +23,7 @@ KEY = "model.build"
 
 def build(spec: RunSpec, section: KerasModel, an_input: Callable[[], Any]) -> KerasModule:
     """`an_input` gives what a model is called with that takes its shapes from the first call."""
-    with fresh_names(spec.train.seed), _wide(spec.train.precision == "fp64"):
+    with _wide(spec.train.precision == "fp64"), fresh_names(spec.train.seed):
         file = Path(section.build)
         model = _saved(file) if file.suffix == SAVED else _returned(section)
         if not model.built:
