@@ -7,7 +7,7 @@ gradients, `PassWorkload` fits by passes over all of its samples.
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -345,34 +345,35 @@ def workload_of(spec: RunSpec) -> Any:
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
         raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
-    workload = kind(spec)
+    workload = _made(kind, spec)
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
         workload.model = _torch_model(workload.model, spec.train.seed)  # type: ignore[method-assign]
     return workload
 
 
+def _made(kind: type[Any], spec: RunSpec) -> Any:
+    """An instance, or what its `__init__` lacks."""
+    try:
+        inspect.signature(kind).bind(spec)
+    except TypeError:
+        wrong = f"its __init__{inspect.signature(kind.__init__)} does not take it"
+    else:
+        workload = kind(spec)
+        if hasattr(workload, "spec"):
+            return workload
+        wrong = "its __init__ does not hand it on"
+    raise UserError(
+        f"workload: {kind.__name__} is made with the spec of its run, and {wrong}; write it as\n"
+        "  def __init__(self, spec):\n      super().__init__(spec)"
+    )
+
+
 def _torch_model(model: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
-    """A model of Keras becomes a plain torch module; any other stays what it is."""
-    if "keras" not in sys.modules:
-        return model
+    """A model of Keras is made a plain torch module; any other is what it is."""
+    from paceline.nn.keras_backend import as_torch
 
-    def torch_model() -> nn.Module:
-        from paceline.nn.keras_backend import is_keras, other_backend
-
-        keras: Any = sys.modules["keras"]
-        if keras.config.backend() != "torch":
-            found = model()
-            if is_keras(found):
-                raise other_backend(keras.config.backend())
-            return found
-        from paceline.nn.keras_module import KerasModule, fresh_names
-
-        with fresh_names(seed):
-            found = model()
-        return KerasModule(found) if is_keras(found) else found
-
-    return torch_model
+    return lambda: as_torch(model, seed)
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

@@ -234,3 +234,22 @@ def test_a_word_or_a_number_is_refused_in_one_sentence(given, said):
 def test_an_unknown_key_of_a_group_is_answered_with_those_of_groups(values, said):
     with pytest.raises(UserError, match=re.escape(said)):
         build({"train": {"groups": {"head.*": values}}})
+
+
+def test_a_section_given_anew_takes_nothing_from_the_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("workload: lm\nparallel: {strategy: fsdp, ranks: 4, checkpointing: full, micro_batch: 2}\n")
+    for spec, origin in (
+        (load(file, ["parallel=auto"]), "command line"),
+        (load(file).replace({"parallel": "auto"}), "changed in Python"),
+    ):
+        assert spec.parallel == load_text(tmp_path, "workload: lm\nparallel: auto\n").parallel
+        where = {key: spec.origin(key) for key, *_ in spec.fields() if key.startswith("parallel.")}
+        assert where.pop("parallel.strategy") == origin
+        assert set(where.values()) == {"default"}
+
+
+def load_text(folder, text):
+    file = folder / "other.yaml"
+    file.write_text(text)
+    return load(file)

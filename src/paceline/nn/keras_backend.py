@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import UserError
@@ -13,8 +14,7 @@ BACKEND = "KERAS_BACKEND"
 
 def import_keras() -> Any:
     """The library keras. Its backend is fixed by the first import in a process, so that one must be ours."""
-    first = "keras" not in sys.modules
-    if first:
+    if "keras" not in sys.modules:
         os.environ[BACKEND] = "torch"
     try:
         import keras
@@ -30,17 +30,31 @@ def import_keras() -> Any:
             "type  pip install 'keras>=3.10'"
         )
     if (found := keras.config.backend()) != "torch":
-        raise other_backend(found)
+        raise UserError(
+            f"workload: keras runs on {found} in this process, and Paceline trains Keras models on torch; set  "
+            f'os.environ["{BACKEND}"] = "torch"  before keras is imported for the first time'
+        )
     return keras
-
-
-def other_backend(found: str) -> UserError:
-    return UserError(
-        f"workload: keras runs on {found} in this process, and Paceline trains Keras models on torch; set "
-        f'os.environ["{BACKEND}"] = "torch"  before keras is imported for the first time'
-    )
 
 
 def is_keras(model: Any) -> bool:
     """Whether it is a layer or model of Keras, asked without importing that."""
     return any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)
+
+
+def as_torch(make: Callable[[], Any], seed: int) -> Any:
+    """What `make` returns; a Keras model as a plain torch module, which is the same however many were made before."""
+    keras = sys.modules.get("keras")
+    if keras is None or keras.config.backend() != "torch":
+        found = make()
+    else:
+        from paceline.nn.keras_module import fresh_names
+
+        with fresh_names(seed):
+            found = make()
+    if not is_keras(found):
+        return found
+    import_keras()
+    from paceline.nn.keras_module import KerasModule
+
+    return KerasModule(found)
