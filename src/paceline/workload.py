@@ -163,6 +163,8 @@ class Workload(BaseWorkload):
     casts_layers: ClassVar[bool] = False
     """In bf16 a layer uses each of its weights in bf16, not only those of its products: where layers are sharded, they
     are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
+    asks_for_values: ClassVar[bool] = False
+    """Building the model takes the values of tensors, which fake ones do not have: a plan tries out the real one."""
     evaluation_chunk: int = 256
     """Samples that are evaluated in one pass."""
     collate: Callable[[list[Any]], Any] | None = None

@@ -42,6 +42,11 @@ def is_keras(model: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)
 
 
+def holds_keras(model: Any) -> bool:
+    """Whether a torch module is, or has somewhere within, a model of Keras."""
+    return any(is_keras(getattr(module, "original", module)) for module in model.modules())
+
+
 def as_torch(make: Callable[[], Any], seed: int) -> Any:
     """What `make` returns; a Keras model as a plain torch module, which is the same however many were made before."""
     keras = sys.modules.get("keras")

@@ -35,16 +35,9 @@ def fresh_names(seed: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def computing_as(tensor: Tensor) -> Iterator[None]:
-    """Keras computes where this tensor is, else it would on the first CUDA device there is; and in fp64 if that is."""
-    usual = keras.config.floatx()
-    keras.config.set_floatx("float64" if tensor.dtype is torch.float64 else usual)
-    try:
-        with keras.device(str(tensor.device)):
-            yield
-    finally:
-        keras.config.set_floatx(usual)
+def on_device_of(tensor: Tensor) -> Any:
+    """Keras computes where this tensor is; without it, on the first CUDA device there is."""
+    return keras.device(str(tensor.device))
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -103,7 +96,7 @@ class KerasModule(nn.Module):
             self._seed_generators(keyed=keys is not None)
         self.__dict__["keys"] = keys
         try:
-            with computing_as(next(self.parameters())):
+            with on_device_of(next(self.parameters())):
                 outputs = self.original(*inputs, **options)
                 return (outputs, sum(self.original.losses)) if penalised else outputs
         finally:

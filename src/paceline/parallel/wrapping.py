@@ -35,7 +35,7 @@ from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
-from paceline.nn.keras_backend import is_keras
+from paceline.nn.keras_backend import holds_keras
 from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.groups import Groups, groups_of
@@ -261,8 +261,8 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
-    if any(is_keras(module) or hasattr(module, "original") for module in found.modules()):
-        refuse_divided_keras(setup.layout)
+    if holds_keras(found):
+        refuse_for_keras(setup.spec, setup.layout)
     train = setup.spec.train
     groups = groups_of(setup.workload, train, found)
     model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
@@ -272,8 +272,14 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     return model, groups
 
 
-def refuse_divided_keras(layout: Layout) -> None:
-    """Variables of Keras hold weights beside the module: where ranks hold parts of it, those would not be trained."""
+def refuse_for_keras(spec: RunSpec, layout: Layout) -> None:
+    """What a Keras model cannot do, or would do wrongly without a word.
+
+    Its variables hold weights beside the module: where ranks hold parts of that, they would not be trained.
+    """
+    if (precision := spec.train.precision) in ("fp64", "fp8"):
+        does = "multiplies in fp32 whatever the type" if precision == "fp64" else "has no products in fp8"
+        raise UserError(f"train.precision={precision}: Keras on torch {does}; use fp32 or bf16")
     if layout.plain or layout.strategy == "zero1":
         return
     axis = next((axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1), None)

@@ -167,7 +167,9 @@ def spec_of(source: Source) -> RunSpec:
         case Mapping():
             values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
             _anchor_names(values, Path.cwd())
-            _anchor_paths(values, Path.cwd(), {**entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections(), **OURS})
+            sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
+            _spell_out(values, sections)
+            _anchor_paths(values, Path.cwd(), {**sections, **OURS})
             return build(values)
         case type():
             return build({"workload": reference_of(source)})

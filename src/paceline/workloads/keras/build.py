@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,13 @@ KEY = "model.build"
 
 def build(spec: RunSpec, section: KerasModel, an_input: Callable[[], Any]) -> KerasModule:
     """`an_input` gives what a model is called with that takes its shapes from the first call."""
-    with _wide(spec.train.precision == "fp64"), fresh_names(spec.train.seed):
+    with fresh_names(spec.train.seed):
         file = Path(section.build)
         model = _saved(file) if file.suffix == SAVED else _returned(section)
         if not model.built:
             with fitting_together():
                 model(an_input(), training=False)
     return KerasModule(model)
-
-
-@contextmanager
-def _wide(needed: bool) -> Iterator[None]:
-    """Keras casts inputs to the type that was its usual one when a layer was made."""
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    if needed:
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        if needed:
-            keras.config.set_floatx(before[0])
-            keras.config.set_dtype_policy(before[1])
 
 
 def _returned(section: KerasModel) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from paceline.errors import UserError, did_you_mean
-from paceline.nn.keras_module import keras, computing_as
+from paceline.nn.keras_module import keras, on_device_of
 from paceline.parallel.precision import at_least_fp32
 from paceline.registry import function_of
 from paceline.workloads.keras.sections import KerasModel
@@ -34,7 +34,7 @@ class SampleLoss:
         output = tree_map(at_least_fp32, output)
         like = first_leaf(output)
         y = tree_map(lambda part: part.to(like.dtype), y)
-        with computing_as(like):
+        with on_device_of(like):
             each = self.of.call(y, output) if isinstance(self.of, keras.Loss) else self.of(y, output)
         if not isinstance(each, Tensor) or not each.ndim or len(each) != len(like):
             raise UserError(

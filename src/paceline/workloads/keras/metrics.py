@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from paceline.errors import UserError, did_you_mean
-from paceline.nn.keras_module import keras, computing_as
+from paceline.nn.keras_module import keras, on_device_of
 from paceline.workloads.keras.losses import SampleLoss, first_leaf
 from paceline.workloads.keras.sections import KerasModel
 
@@ -42,7 +42,7 @@ class SummedMetrics:
     def sums(self, output: Any, y: Any, weight: Tensor | None = None) -> dict[str, Tensor]:
         """What each metric has counted after these samples alone."""
         found: dict[str, Tensor] = {}
-        with computing_as(first_leaf(output)):
+        with on_device_of(first_leaf(output)):
             for name, metric in self.all.items():
                 if not self.tried:
                     _refuse_unless_sums(name, metric, output, y)

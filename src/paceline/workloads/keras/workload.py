@@ -15,7 +15,7 @@ from paceline.classification import class_sums
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.nn.keras_backend import import_keras
-from paceline.parallel.wrapping import refuse_divided_keras
+from paceline.parallel.wrapping import refuse_for_keras
 from paceline.record.files import write_atomic
 from paceline.registry import module_of
 from paceline.spec import RunSpec
@@ -35,6 +35,7 @@ class KerasWorkload(Workload):
     Model = KerasModel
     Data = KerasData
     export_suffix = SAVED
+    asks_for_values = True
     sample_loss: SampleLoss
     keras_metrics: SummedMetrics
 
@@ -55,7 +56,7 @@ class KerasWorkload(Workload):
         return Path(place) if place.endswith(".py") else None
 
     def suits(self, layout: Layout) -> None:
-        refuse_divided_keras(layout)
+        refuse_for_keras(self.spec, layout)
 
     def prepare(self, say: Say) -> None:
         """Everything of the user's own is tried out, so that a mistake ends here."""
