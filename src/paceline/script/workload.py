@@ -31,6 +31,8 @@ class Script(OwnLoop):
     """Between a run and the script: what the script has given to its run is here, for the parts that ask for it."""
 
     Data = ScriptArguments
+    asks_for_values = True
+    data_words = "run.batches(dataset)"
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
