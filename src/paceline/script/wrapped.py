@@ -61,7 +61,7 @@ def with_rates(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     for key in OF_THE_OPTIMIZER:
         if (origin := spec.origin(f"train.{key}")) != DEFAULT:
             raise UserError(
-                f"train.{key}={getattr(spec.train, key)} ({origin}) has no effect: the script gives run.prepare its own "
+                f"train.{key}={getattr(spec.train, key)} ({origin}) has no effect: run.prepare got the script's own "
                 f"{kind}; leave the key out, or call  run.prepare(model)  for the optimiser of the run file"
             )
     if changed := [name for name, group in spec.train.groups.items() if group.lr or group.weight_decay is not None]:

@@ -43,8 +43,8 @@ def export(
     _check_folder(out)
     if is_script(RunDir.open(Path(run)).spec().workload):
         raise UserError(
-            f"{run} is a run of a script, whose model has no class that a folder could build it from; write its weights "
-            f"as  --out {out}.safetensors"
+            f"{run} is a run of a script, whose model has no class that a folder could build it from; write its "
+            f"weights as  --out {out}.safetensors"
         )
     trained = open_run(run, which, code=code)
     aside = out.resolve().with_name(f".{out.resolve().name}.{os.getpid()}.writing")
