@@ -92,6 +92,10 @@ class RankRun(ScriptRun):
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
 
+    @property
+    def steps(self) -> int:
+        return self._passes.steps if self._passes is not None else 0
+
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:

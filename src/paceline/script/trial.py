@@ -37,6 +37,7 @@ class TrialRun(ScriptRun):
     """The run of a script that is asked something: one rank alone, on the CPU."""
 
     device, rank, ranks = torch.device("cpu"), 0, 1
+    steps = 0
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
