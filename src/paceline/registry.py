@@ -64,6 +64,8 @@ class Traits:
     """Batches have one shape, or can be brought to a few (`Samples.fixed_shape_batches`): a step can be recorded."""
     half_only: bool = False
     """It can so in half precision alone, for which there are kernels that take batches of these shapes."""
+    compiles: bool = True
+    """torch's compiler can follow the Python of the model; `auto` leaves others as they are."""
     own_optimizer: bool = False
     """The update is the user's own code (`Workload.optimizer`), which may ask the host."""
 

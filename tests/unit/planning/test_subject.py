@@ -117,7 +117,9 @@ def test_a_model_that_needs_values_is_tried_out_on_the_cpu(own):
 
 
 def test_a_model_that_fails_in_any_case_is_refused_in_one_line(own):
-    with pytest.raises(UserError, match=r"own\.py:Fails cannot be tried out, on fake tensors: .*; on 8 samples") as said:
+    with pytest.raises(
+        UserError, match=r"own\.py:Fails cannot be tried out, on fake tensors: .*; on 8 samples"
+    ) as said:
         subject_of(own("Fails"))
     assert "\n" not in str(said.value)
 

@@ -8,7 +8,6 @@ from pydantic import model_validator
 
 from paceline.section import DataSection, ModelSection, contradiction, field
 
-
 SAVED = ".keras"
 
 
@@ -26,7 +25,9 @@ class KerasModel(ModelSection):
         "a name of keras.losses, or file.py:function of (y, output) that gives a loss per sample; empty takes that of "
         "compile()",
     )
-    from_logits: bool = field(False, "", "with a cross-entropy in model.loss: the model ends without a softmax or sigmoid")
+    from_logits: bool = field(
+        False, "", "with a cross-entropy in model.loss: the model ends without a softmax or sigmoid"
+    )
     metrics: tuple[str, ...] = field((), "names", "of keras.metrics, for evaluations; empty takes those of compile()")
     score: str = field(
         "",

@@ -42,7 +42,9 @@ class KerasWorkload(Workload):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         if not self.section.build:
-            raise UserError("model.build is not given; write  model: file.py:build  for a function that returns a model")
+            raise UserError(
+                "model.build is not given; write  model: file.py:build  for a function that returns a model"
+            )
         import_keras()
 
     @property

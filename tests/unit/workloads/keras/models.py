@@ -18,7 +18,9 @@ def build(dropout=0.0, norm=False, penalty=0.0):
             layers.Dense(3, activation="softmax"),
         ]
     )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy()])
+    model.compile(
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy()]
+    )
     return model
 
 

@@ -71,7 +71,9 @@ def test_every_weight_is_saved_once_under_its_keras_name(finished):
 
 def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
     """Another run stops after three steps and goes on: dropout, statistics and the update are as if it had not."""
-    spec = paceline.record.run_dir.RunDir(finished.path).spec().replace({"train.steps": 3, "train.schedule": "constant"})
+    spec = (
+        paceline.record.run_dir.RunDir(finished.path).spec().replace({"train.steps": 3, "train.schedule": "constant"})
+    )
     whole = paceline.train(spec.replace({"train.steps": 6}), tmp_path, show=False)
     half = paceline.train(spec, tmp_path, show=False)
     longer = paceline.training.run.resumed_spec(half.path, ["train.steps=6"])
@@ -166,7 +168,11 @@ def test_causes_name_layers_and_dropout_is_none(arguments, named):
         ({"build": "frozen"}, None, "model.loss is not given, and the model is not compiled with one"),
         ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
         ({"build": "build", "metrics": ["acuracy"]}, None, "model.metrics: .*'acuracy'"),
-        ({"build": "build", "loss": f"{MODELS}:one_number"}, f"{MODELS}:numbers", "does not give a loss for each sample"),
+        (
+            {"build": "build", "loss": f"{MODELS}:one_number"},
+            f"{MODELS}:numbers",
+            "does not give a loss for each sample",
+        ),
         ({"build": "build"}, f"{MODELS}:nothing", "takes no split, and then returns both"),
         ({"build": "build"}, f"{MODELS}:missing", "data.source: .* has no function 'missing'"),
         ({"build": "Unbuilt", "loss": "mse"}, f"{MODELS}:data", ""),
