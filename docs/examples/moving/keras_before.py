@@ -31,5 +31,5 @@ if __name__ == "__main__":
     keras.utils.set_random_seed(0)
     (x, y), test = data()
     model = build()
-    model.fit(x, y, batch_size=64, epochs=6, validation_data=test, verbose=2)
+    model.fit(x, y, batch_size=64, epochs=4, validation_data=test, verbose=2)
     model.save("digits.keras")

@@ -16,7 +16,10 @@ from paceline.errors import UserError
 from paceline.nn.keras_backend import import_keras
 from paceline.planning.layouts import HELD_WHOLE
 from paceline.planning.subject import subject_of
+from paceline.record.run_dir import RunDir
+from paceline.registry import function_of
 from paceline.spec import build, load
+from paceline.training.run import resumed_spec
 from paceline.workload import workload_of
 
 keras = import_keras()
@@ -47,8 +50,6 @@ def test_losses_are_those_of_fit(tmp_path):
     spec = run({"build": "build", "arguments": arguments}, train={**plain, "schedule": "constant"})
     ours = paceline.train(spec, tmp_path, show=False)
     keras.utils.set_random_seed(spec.train.seed)
-    from paceline.registry import function_of
-
     model = function_of(f"{MODELS}:build", "")(**arguments)
     model.compile(keras.optimizers.SGD(1e-2), model.loss, metrics=["accuracy"])
     x, y = function_of(f"{MODELS}:data", "")("train")
@@ -71,12 +72,10 @@ def test_every_weight_is_saved_once_under_its_keras_name(finished):
 
 def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
     """Another run stops after three steps and goes on: dropout, statistics and the update are as if it had not."""
-    spec = (
-        paceline.record.run_dir.RunDir(finished.path).spec().replace({"train.steps": 3, "train.schedule": "constant"})
-    )
+    spec = RunDir(finished.path).spec().replace({"train.steps": 3, "train.schedule": "constant"})
     whole = paceline.train(spec.replace({"train.steps": 6}), tmp_path, show=False)
     half = paceline.train(spec, tmp_path, show=False)
-    longer = paceline.training.run.resumed_spec(half.path, ["train.steps=6"])
+    longer = resumed_spec(half.path, ["train.steps=6"])
     rest = paceline.train(longer, resume=half.path, show=False)
     ours, theirs = rest.weights(), whole.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
