@@ -102,6 +102,14 @@ def test_speeds_of_different_work_are_not_compared(tmp_path):
     assert [line.split()[0] for line in contents.verdict] == ["wide", "Of", "narrow", "Of", "The"]
 
 
+def test_a_point_above_the_ideal_line_is_on_the_chart(tmp_path):
+    (tmp_path / "times.csv").write_text("devices,seconds\n1,10\n2,1.5\n")
+    contents = gather([tmp_path / "times.csv"])
+    scaling = next(chart for chart in charts(contents, tmp_path) if chart.name == "scaling")
+    assert scaling.data["top"] > 6.67
+    assert not any("would reach" in line for line in contents.verdict)
+
+
 def test_markdown_and_latex_have_the_tables(made):
     text, article = ((made.folder / f"report.{kind}").read_text() for kind in ("md", "tex"))
     assert "| 2 ranks | " in text

@@ -108,7 +108,9 @@ def test_one_word_and_paths_beside_the_run_file(tmp_path):
     spec = load(tmp_path / "run.yaml", ["model.arguments.dropout=0.5"])
     assert spec.model.build == f"{tmp_path / 'mine.py'}:build"
     assert spec.model.arguments == {"dropout": 0.5}
-    assert load(tmp_path / "run.yaml", ["model=mine.py:frozen"]).model.build.endswith(":frozen")
+    assert spec.origin("model.build") == "run.yaml line 2"
+    other = load(tmp_path / "run.yaml", ["model=mine.py:frozen"])
+    assert (other.model.build, other.origin("model.build")) == ("mine.py:frozen", "command line")
     assert len(workload_of(spec).data("test")) == 17
     assert workload_of(load(tmp_path / "run.yaml", [f"data={MODELS}:data"])).fingerprint() == (
         workload_of(spec).fingerprint()
