@@ -1,0 +1,66 @@
+"""The verb `adopt` as a command: files in, a table and a run file out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from paceline.adopting.adopt import Adopted, adopt
+from paceline.adopting.draft import Row
+from paceline.adopting.verdicts import Outcome
+from paceline.record.files import as_json, finite
+
+LONGEST = 40
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    adopted = adopt(arguments.files, command=arguments.command, out=arguments.out, force=arguments.force)
+    if arguments.json:
+        json.dump(finite(adopted.as_json()), sys.stdout, indent=2, ensure_ascii=False, default=as_json)
+        print()
+        return 0
+    console.print(table(adopted))
+    for line in summary(adopted):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+def table(adopted: Adopted) -> Any:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("key", "value", "became", "in the run file"):
+        shown.add_column(head, overflow="fold")
+    source = ""
+    for row in adopted.rows:
+        if row.source != source:
+            source = row.source
+            shown.add_row(f"{source}:", "", "", "")
+        shown.add_row(f"  {row.key}", _value(row), row.outcome.value, _place(row))
+    return shown
+
+
+def summary(adopted: Adopted) -> list[str]:
+    """What the table comes to, and what is to be done."""
+    given = sum(row.given for row in adopted.rows)
+    counts = ", ".join(f"{count} {name}" for name, count in adopted.counts().items())
+    lines = ["", f"{given} key{'s' * (given != 1)}: {counts}"]
+    unknown = [row for row in adopted.rows if "has no such key" in row.why and row.outcome is Outcome.NOT_SUPPORTED]
+    lines += [f"unknown: {row.source}: {row.key}: {row.why}" for row in unknown]
+    lines += [f"to fill in: {key}: {why}" for key, why in adopted.fill_in.items()]
+    if adopted.out is not None:
+        lines.append(f"written: {adopted.out}; look at it with  paceline explain {adopted.out}")
+    return lines
+
+
+def _value(row: Row) -> str:
+    value = "" if row.value is None else str(row.value).lower() if isinstance(row.value, bool) else str(row.value)
+    value = value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
+    return value if row.given else f"({value or 'not given'})"
+
+
+def _place(row: Row) -> str:
+    where = ", ".join(row.where)
+    return f"{where}: {row.why}" if where and row.why else where or row.why
