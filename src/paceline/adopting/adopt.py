@@ -21,11 +21,13 @@ from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.record.files import write_atomic
 from paceline.registry import BUILT_IN
-from paceline.spec import RunSpec, build
+from paceline.spec import RunSpec, Train, build
 from paceline.spec.yaml_file import put
 
 MOST_FILES = 32
 PLACEHOLDER = "train.py"
+UNASKED = ("train.lr", "train.schedule", "train.clip")
+"""What a script often sets for itself, so that no other file says it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _read(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
         for source in sources_of_command(command):
             draft.read(source)
     waiting, seen = list(paths), set[Path]()
-    made_of = [f"{command.strip()!r}"] if command else []
+    made_of = [" ".join(command.replace("\\\n", " ").split())] if command else []
     while waiting or draft.files:
         path = waiting.pop(0) if waiting else draft.files.pop(0)
         if path.resolve() in seen:
@@ -132,6 +134,10 @@ def _complete(draft: Draft, target: Path | None) -> None:
         draft.fill_in = {"model.start": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
     if str(draft.lines["workload"].value) in ("transformers", "classifier") and "data.path" not in draft.lines:
         draft.fill_in.setdefault("data.path", "where the texts are; data.source says of which kind")
+    silent = [key for key in UNASKED if key not in draft.lines]
+    if silent:
+        defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in silent)
+        draft.fill_in[", ".join(silent)] = f"not said here, and Paceline's defaults stand in: {defaults}"
     name = draft.lines.get("name")
     words = str(name.value) if name else Path(str(draft.lines["workload"].value)).stem
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip("-._")[:100]

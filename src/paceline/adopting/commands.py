@@ -126,15 +126,16 @@ def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
         extra = (("tasks", "each", Verdict(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")),) * (
             tool == "srun"
         )
-    if tool == "sbatch" and rest:
+    python = bool(rest) and rest[0].endswith(".py")
+    if tool in ("srun", "sbatch") and rest and not python and not tool_of(rest):
         extra = (("script", rest[0], file_too()(rest[0])),)
         rest = []
     if found or extra:
-        command.sources.append(Source(tool, launcher.vocabulary, found, command.folder, extra=extra))
-    if tool in ("torchrun", "deepspeed"):
+        command.sources.append(Source(tool, launcher.vocabulary, found, command.folder, prefix="--", extra=extra))
+    if tool in ("torchrun", "deepspeed") or python:
         _read_program(command, tool, ["-m", *rest] if module else rest)
-    else:
-        command.words = rest
+        rest = []
+    command.words = rest
 
 
 def _read_accelerate(command: Command, words: list[str]) -> None:
@@ -149,7 +150,9 @@ def _read_accelerate(command: Command, words: list[str]) -> None:
             _merge(values, FLAGS[name])
         else:
             put(values, OPTIONS.get(name, name), value)
-    command.sources.append(Source("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, tuple(extra)))
+    command.sources.append(
+        Source("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
+    )
     _read_program(command, "accelerate launch", ["-m", *rest] if module else rest)
 
 
@@ -174,7 +177,7 @@ def _read_program(command: Command, tool: str, words: list[str], *, alone: bool 
     if module:
         verdict = Verdict(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
-        why = "it calls paceline.run()"
+        why = "once it calls paceline.run()"
         verdict = Verdict(Outcome.TRANSLATED, {"workload": script, **claims}, why)
     else:
         verdict = Verdict(Outcome.NOTED, claims, "not a Python script")
@@ -190,7 +193,7 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
     if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
         theirs = {key: value for key, value in found.items() if TRAINER.rule(key) and key not in ("deepspeed_config",)}
         own = {key: value for key, value in found.items() if key not in theirs}
-        command.sources.append(Source(script, TRAINER, theirs, command.folder))
+        command.sources.append(Source(script, TRAINER, theirs, command.folder, prefix="--"))
         found = own
     extra = [
         (key, value, noted("the script reads it itself")(value))
@@ -199,7 +202,7 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
     ]
     extra += [("argument", word, noted("the script reads it itself")(word)) for word in rest]
     known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
-    command.sources.append(Source(script, SCRIPT, known, command.folder, extra=tuple(extra)))
+    command.sources.append(Source(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
 
 
 def _read_own(command: Command, words: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from paceline.adopting.sources import Source, flat
 from paceline.adopting.verdicts import Outcome, UnreadableValue, Verdict
 from paceline.errors import UserError
 
+SECRET = re.compile(r"(^|[_. ])(token|secret|password|api_key)$", re.IGNORECASE)
+"""Keys whose values are repeated nowhere."""
 SAME = {"zero3": "fsdp"}
 """Two names of one strategy."""
 
@@ -28,6 +31,8 @@ class Row:
     why: str = ""
     given: bool = True
     """False for what a tool does unasked and Paceline would not."""
+    ask: bool = False
+    """See `Verdict.ask`."""
 
     @property
     def said(self) -> str:
@@ -68,7 +73,8 @@ class Draft:
         """Every key of a source."""
         values = dict(flat(source.values))
         for key, value in values.items():
-            self.add(source, key, value, _judged(source, key, value))
+            shown = key.replace("_", "-") if source.vocabulary.dashed else key
+            self.add(source, f"{source.prefix}{shown}", value, _judged(source, key, value))
         for key, value, verdict in source.extra:
             self.add(source, key, value, verdict)
         for key, value, verdict in source.vocabulary.unsaid(values) if source.vocabulary.unsaid else ():
@@ -80,7 +86,8 @@ class Draft:
         outcome = verdict.outcome
         if outcome is Outcome.TRANSLATED and _unchanged(key, value, verdict.claims):
             outcome = Outcome.KEPT
-        row = Row(source.name, key, value, outcome, tuple(verdict.claims), verdict.why, given)
+        value = "…" if SECRET.search(key) and value else value
+        row = Row(source.name, key, value, outcome, tuple(verdict.claims), verdict.why, given, verdict.ask)
         self.rows.append(row)
         for name, claimed in verdict.claims.items():
             self._claim(name, Claim(claimed, len(self.rows) - 1, verdict.weight + source.weight))
@@ -106,7 +113,8 @@ class Draft:
             if (path := folder / verdict.file).is_file():
                 self.files.append(path)
                 return replace(verdict, why="read as well", file="")
-        return Verdict(Outcome.NOT_SUPPORTED, why="there is no such file here; give it to adopt as well")
+        why = "there is no such file here; give it to adopt as well"
+        return Verdict(Outcome.NOT_SUPPORTED, why=why, ask=True)
 
     def value(self, name: str) -> Any:
         """What is claimed under a name; None where nothing is."""
@@ -123,17 +131,28 @@ class Draft:
         """A quantity went into these keys of the run file."""
         self.became[name] = (*self.became.get(name, ()), *keys)
 
-    def reject(self, name: str, why: str) -> None:
-        """What was claimed cannot be said in a run file after all."""
+    def reject(self, name: str, why: str, *, noted: bool = False) -> None:
+        """What was claimed is no value of a run file after all."""
         claim = self.claims.pop(name)
-        self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.NOT_SUPPORTED, where=(), why=why)
+        row = self.rows[claim.row]
+        outcome = Outcome.NOTED if noted else Outcome.NOT_SUPPORTED
+        left = tuple(other for other in row.where if other != name)
+        self.rows[claim.row] = (
+            replace(row, where=left, why=why) if left else replace(row, outcome=outcome, where=(), why=why)
+        )
+
+    def overrule(self, name: str, by: str) -> None:
+        """Of two keys for one thing the second counts."""
+        claim = self.claims.pop(name)
+        why = f"{self.rows[self.claims[by].row].said} has the last word"
+        self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.REPLACED, where=(), why=why)
 
 
 def _judged(source: Source, key: str, value: Any) -> Verdict:
     rule = source.vocabulary.rule(key)
     if rule is None:
         tool = source.vocabulary.tool
-        return Verdict(Outcome.NOT_SUPPORTED, why=f"{tool} has no such key{source.vocabulary.near(key)}")
+        return Verdict(Outcome.NOT_SUPPORTED, why=f"{tool} has no such key{source.vocabulary.near(key)}", ask=True)
     try:
         return rule(value)
     except UnreadableValue as kind:

@@ -14,7 +14,7 @@ from paceline.adopting.verdicts import Outcome, Verdict
 from paceline.adopting.vocabularies.launchers import ENVIRONMENT, SBATCH
 from paceline.errors import UserError
 
-ASKED = re.compile(r"^#SBATCH\s+(.+?)(?:\s+#.*)?$", re.MULTILINE)
+ASKED = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
 EXPORT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;#]*)", re.MULTILINE)
 PREPARES = re.compile(r"^\s*((?:module|ml|source|\.|conda|mamba|spack|cd)\s+\S.*)$", re.MULTILINE)
 GIVEN_BY_SLURM = {
@@ -38,7 +38,7 @@ def looks_like(text: str) -> bool:
 def read_job(text: str, name: str, folder: Path) -> list[Source]:
     """All that a script says; one command that starts ranks, or the same one for several nodes."""
     asked = _asked(text, name)
-    sources = [Source(name, SBATCH.vocabulary, asked, folder)] if asked else []
+    sources = [Source(name, SBATCH.vocabulary, asked, folder, prefix="--")] if asked else []
     body = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     variables = _variables(body)
     sources += _environment(body, variables, name, folder)
@@ -97,8 +97,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Source]:
     exported = re.findall(r"^\s*export\s+([A-Za-z_]\w*)=", body, re.MULTILINE)
-    values = {key: variables[key] for key in exported if key in variables}
-    known = {key: value for key, value in values.items() if ENVIRONMENT.rule(key) is not None}
+    known = {key: variables.get(key) for key in exported if ENVIRONMENT.rule(key) is not None}
     shell = Verdict(Outcome.NOTED, why="for the shell: export it as before")
     extra = [(f"export {key}", variables.get(key, "…"), shell) for key in exported if key not in known]
     extra += [

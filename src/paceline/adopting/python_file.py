@@ -17,6 +17,7 @@ from paceline.adopting.vocabularies.torch_calls import CALLS, TORCH, called
 from paceline.adopting.vocabularies.trainer import TRAINER
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
+CALLS_RUN = "once it calls paceline.run()"
 LATER = "known only when the script runs"
 
 
@@ -35,6 +36,13 @@ def read_python(tree: ast.Module, name: str, folder: Path) -> list[Source]:
             found.append(Source(name, DEEPSPEED, values, folder))
         elif isinstance(node, ast.Call) and node.keywords:
             found += _call(node, name, folder)
+    if found and name.endswith(".py"):
+        claims = {"workload": str(folder / name)}
+        found.append(
+            Source(
+                name, TORCH, {}, folder, -1, extra=(("script", name, Verdict(Outcome.TRANSLATED, claims, CALLS_RUN)),)
+            )
+        )
     return found
 
 

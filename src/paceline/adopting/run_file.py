@@ -10,8 +10,10 @@ import yaml
 
 from paceline.adopting.draft import Draft, Line, Row
 from paceline.adopting.verdicts import Outcome
+from paceline.spec import Parallel, Train
 
 ORDER = ("name", "workload", "cluster", "model", "data", "train", "parallel")
+KEYS = [*(f"train.{name}" for name in Train.model_fields), *(f"parallel.{name}" for name in Parallel.model_fields)]
 COLUMN = 34
 WIDTH = 118
 
@@ -25,11 +27,16 @@ def text_of(draft: Draft, made_of: Sequence[str]) -> str:
             lines.append(_line(section, inside[section]))
         elif inside:
             lines.append(f"{section}:")
-            lines += [_line(f"  {key.partition('.')[2]}", line) for key, line in inside.items()]
+            lines += [_line(f"  {key.partition('.')[2]}", inside[key]) for key in sorted(inside, key=_place)]
     lines += _block("To fill in:", [f"{key}: {why}" for key, why in draft.fill_in.items()])
     lines += _block("For the scheduler, the shell and the script:", [_note(row) for row in _with(draft, Outcome.NOTED)])
     lines += _block("Not carried over:", [_note(row) for row in _with(draft, Outcome.NOT_SUPPORTED)])
     return "\n".join(lines) + "\n"
+
+
+def _place(key: str) -> int:
+    """In the order of docs/train.md; keys of a workload's own come as they were found."""
+    return KEYS.index(key) if key in KEYS else -1
 
 
 def _with(draft: Draft, outcome: Outcome) -> list[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from paceline.adopting.draft import Draft
 from paceline.errors import UserError
 from paceline.hardware.catalogue import cluster
+from paceline.registry import BUILT_IN, entry_of
 from paceline.spec import Train
 
 DEFAULT_BATCH: int = Train.model_fields["global_batch"].default
@@ -19,6 +20,8 @@ def settle(draft: Draft) -> None:
     ranks = _ranks(draft)
     _batch(draft, ranks)
     _schedule(draft)
+    _rhythm(draft)
+    _workers(draft)
     _machines(draft, ranks)
     for key, claim in draft.claims.items():
         if "." in key or key in ("name", "workload"):
@@ -32,7 +35,7 @@ def _ranks(draft: Draft) -> int | None:
     ranks, equation = draft.value("ranks"), ""
     if per_node is not None:
         made = (nodes or 1) * per_node
-        equation = f"{nodes or 1} node{'s' * ((nodes or 1) > 1)} × {per_node}"
+        equation = f"{nodes or 1} node{'s' * ((nodes or 1) > 1)} × {per_node} processes"
         if ranks is not None and ranks != made:
             raise UserError(
                 f"{draft.shown('ranks')} is not {equation} = {made} ({draft.shown('per_node')}); change one of them"
@@ -82,8 +85,9 @@ def _enough_devices(draft: Draft, ranks: int, nodes: int) -> None:
 def _batch(draft: Draft, ranks: int | None) -> None:
     """global = micro × accumulated × ranks: three of them give the fourth, and four must agree."""
     batch, micro, passes = (draft.value(name) for name in ("global_batch", "micro", "accumulation"))
-    if (small := [name for name in ("global_batch", "micro", "accumulation") if (draft.value(name) or 1) < 1]) != []:
-        raise UserError(f"{draft.shown(small[0])}: it must be 1 or more")
+    for name in ("global_batch", "micro", "accumulation"):
+        if draft.value(name) is not None and draft.value(name) < 1:
+            raise UserError(f"{draft.shown(name)}: it must be 1 or more")
     if batch and micro and passes and ranks is None:
         ranks = _divided(draft, batch, micro * passes, "micro", "accumulation")
         draft.fill_in.pop("parallel.ranks", None)
@@ -138,31 +142,57 @@ def _divided(draft: Draft, batch: int, by: int, *names: str) -> int:
 
 
 def _schedule(draft: Draft) -> None:
-    """Steps of a warm-up as a fraction of the run."""
-    total, warm = draft.value("total_steps"), draft.value("warmup_steps")
-    steps = draft.value("train.steps") or total
+    """One length, and a warm-up that is a part of it."""
+    total = draft.value("total_steps")
+    if "train.steps" in draft.claims and "train.epochs" in draft.claims:
+        draft.overrule("train.epochs", "train.steps")
     if total is not None:
-        if draft.value("train.steps") is None and draft.value("train.epochs") is None:
+        if not {"train.steps", "train.epochs"} & draft.claims.keys():
             draft.put("train.steps", total, draft.shown("total_steps"))
             draft.use("total_steps", "train.steps")
         else:
-            draft.use("total_steps", "train.warmup")
-    if "train.epochs" not in draft.claims and steps is None:
+            draft.reject("total_steps", "a schedule ends with the run")
+    if not {"train.steps", "train.epochs"} & {*draft.claims, *draft.lines}:
         draft.fill_in["train.steps"] = "nothing says how long to train; without it the run has one epoch"
-    if warm is None:
+    if draft.value("train.warmup_steps") is not None and "train.warmup" in draft.claims:
+        draft.overrule("train.warmup", "train.warmup_steps")
+    steps, warm = draft.value("train.steps") or total, draft.value("train.warmup_steps")
+    if steps and warm and warm >= steps:
+        raise UserError(f"{draft.shown('train.warmup_steps')} is not shorter than the run of {steps} steps")
+    if (least := draft.value("warmup_min_lr")) is not None:
+        lr = draft.value("train.lr")
+        draft.put("train.warmup_from", round(least / lr, 9) if lr else 0.0, draft.shown("warmup_min_lr"))
+        draft.use("warmup_min_lr", "train.warmup_from")
+
+
+def _rhythm(draft: Draft) -> None:
+    """How often a run is evaluated and saved: in steps, or at the end of each epoch."""
+    for by, steps, key in (
+        ("evaluate_by", "evaluate_steps", "train.evaluate_every"),
+        ("save_by", "save_steps", "train.checkpoint_every"),
+    ):
+        how, every = draft.value(by), draft.value(steps)
+        if (how == "steps" and every) or (how is None and every and by == "save_by"):
+            draft.put(key, every, draft.shown(steps))
+        for name in (by, steps):
+            if name in draft.claims:
+                draft.use(name, key)
+
+
+def _workers(draft: Draft) -> None:
+    """Processes that make samples: a key where the work has one."""
+    workers = draft.value("workers")
+    if workers is None:
         return
-    if not warm:
-        draft.put("train.warmup", 0.0, draft.shown("warmup_steps"))
-        draft.use("warmup_steps", "train.warmup")
-    elif total or steps:
-        length = total or steps
-        if warm >= length:
-            raise UserError(f"{draft.shown('warmup_steps')} is not shorter than the run of {length} steps")
-        draft.put("train.warmup", round(warm / length, 6), f"{warm} of {length} steps ({draft.shown('warmup_steps')})")
-        draft.use("warmup_steps", "train.warmup")
+    workload = str(draft.value("workload") or "")
+    if workload in BUILT_IN:
+        if "workers" in entry_of(workload).sections()["data"].model_fields:
+            draft.put("data.workers", workers, draft.shown("workers"))
+            draft.use("workers", "data.workers")
+        else:
+            draft.reject("workers", "texts are tokenised once and read from a memory map; workers have nothing to do")
     else:
-        draft.reject("warmup_steps", f"a warm-up is a fraction of the run: write {warm} / steps as train.warmup")
-        draft.fill_in["train.warmup"] = f"{warm} steps of warm-up, as a fraction of the run's steps"
+        draft.reject("workers", f"the script says it: run.batches(…, workers={workers})", noted=True)
 
 
 def _machines(draft: Draft, ranks: int | None) -> None:

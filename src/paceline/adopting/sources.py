@@ -31,11 +31,14 @@ class Vocabulary:
     unsaid: Any = None
     """(flat values) -> (key, value, verdict) of what the tool does where nothing is said, and Paceline would not."""
 
+    dashed: bool = False
+    """Its options are written with `-`, where tables have `_`."""
+
     def rule(self, key: str) -> Rule | None:
         """Of a dotted key, by itself or by what it stands below."""
         parts = key.split(".")
         above = [".".join(parts[:n]) + ".*" for n in range(len(parts) - 1, 0, -1)]
-        return next((self.rules[name] for name in (key, *above) if name in self.rules), None)
+        return next((self.rules[name] for name in (key, f"{key}.*", *above) if name in self.rules), None)
 
     def near(self, key: str) -> str:
         """The end of a sentence about a key that is not known."""
@@ -58,6 +61,8 @@ class Source:
     """What other files it names are relative to."""
     weight: int = 0
     """Added to that of its claims."""
+    prefix: str = ""
+    """Before each key, as it is shown: the dashes of an option."""
     extra: tuple[tuple[str, Any, Verdict], ...] = field(default=())
     """(key, value, verdict) of what no table says."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.adopting.adopt import Adopted, adopt
 from paceline.adopting.draft import Row
-from paceline.adopting.verdicts import Outcome
+from paceline.adopting.verdicts import Outcome, is_off
 from paceline.record.files import as_json, finite
 
 LONGEST = 40
@@ -35,6 +35,8 @@ def table(adopted: Adopted) -> Any:
         shown.add_column(head, overflow="fold")
     source = ""
     for row in adopted.rows:
+        if _silent(row):
+            continue
         if row.source != source:
             source = row.source
             shown.add_row(f"{source}:", "", "", "")
@@ -46,13 +48,19 @@ def summary(adopted: Adopted) -> list[str]:
     """What the table comes to, and what is to be done."""
     given = sum(row.given for row in adopted.rows)
     counts = ", ".join(f"{count} {name}" for name, count in adopted.counts().items())
-    lines = ["", f"{given} key{'s' * (given != 1)}: {counts}"]
-    unknown = [row for row in adopted.rows if "has no such key" in row.why and row.outcome is Outcome.NOT_SUPPORTED]
-    lines += [f"unknown: {row.source}: {row.key}: {row.why}" for row in unknown]
+    silent = [row.key for row in adopted.rows if _silent(row)]
+    lines = ["", f"kept, as they ask for nothing: {', '.join(silent)}"] if silent else []
+    lines += ["", f"{given} key{'s' * (given != 1)}: {counts}"]
+    lines += [f"look at: {row.source}: {row.key} {_value(row)}: {row.why}" for row in adopted.rows if row.ask]
     lines += [f"to fill in: {key}: {why}" for key, why in adopted.fill_in.items()]
     if adopted.out is not None:
         lines.append(f"written: {adopted.out}; look at it with  paceline explain {adopted.out}")
     return lines
+
+
+def _silent(row: Row) -> bool:
+    """Asks for nothing, and nothing is done."""
+    return row.outcome is Outcome.KEPT and not row.where and is_off(row.value)
 
 
 def _value(row: Row) -> str:

@@ -35,6 +35,8 @@ class Verdict:
     """Of two claims that differ, the heavier one counts; of equals, neither: that is a contradiction."""
     file: str = ""
     """Another file that is named here, and is to be read as well."""
+    ask: bool = False
+    """The user must look at it: a word that is not known, a file that is not there."""
 
 
 Rule = Callable[[Any], Verdict]
@@ -149,6 +151,13 @@ def no(why: str) -> Rule:
 
 def noted(why: str) -> Rule:
     return lambda value: Verdict(Outcome.KEPT, why="not set") if value is None else Verdict(Outcome.NOTED, why=why)
+
+
+def workers(value: Any) -> Verdict:
+    """Processes that make samples."""
+    if value is None or whole(value) == 0:
+        return Verdict(Outcome.KEPT, why="off")
+    return Verdict(Outcome.DERIVED, {"workers": whole(value)})
 
 
 def file_too(why: str = "") -> Rule:

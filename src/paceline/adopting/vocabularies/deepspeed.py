@@ -47,6 +47,12 @@ def _betas(value: Any) -> Verdict:
     return Verdict(Outcome.TRANSLATED, {"train.beta1": beta1, "train.beta2": beta2})
 
 
+def decay_of_all(value: Any) -> Verdict:
+    """torch and DeepSpeed decay every parameter; a run file, unless it says so, matrices alone."""
+    claims = {"train.weight_decay": number(value)}
+    return Verdict(Outcome.TRANSLATED, {**claims, "train.decay": "all"} if number(value) else claims)
+
+
 def _offload(value: Any) -> Verdict:
     if is_off(value):
         return Verdict(Outcome.KEPT, why="off")
@@ -68,6 +74,13 @@ def _start(value: Any) -> float:
 def _bucket(value: Any) -> Verdict:
     """Elements, of 4 bytes: gradients are fp32 here."""
     return Verdict(Outcome.TRANSLATED, {"parallel.bucket_mb": number(value) * 4 / 1e6}, "as MB of fp32")
+
+
+def _uncoupled(value: Any) -> Verdict:
+    """Whether weight decay is AdamW's, which it is unless it is said otherwise, whatever the type is called."""
+    if truth(value):
+        return Verdict(Outcome.KEPT, why="weight decay is AdamW's")
+    return Verdict(Outcome.TRANSLATED, {"train.optimizer": "adam"}, weight=LAST_WORD)
 
 
 def _peak(value: Any) -> Verdict:
@@ -168,28 +181,33 @@ ZERO: dict[str, Rule] = {
     "mics_hierarchical_params_gather": no("parallel.strategy=hsdp with parallel.replicate does it"),
 }
 OPTIMIZER: dict[str, Rule] = {
-    "type": choice(OPTIMIZERS, "the optimisers are adamw, sgd, lars and lamb; your own is a Workload.optimizer"),
+    "type": choice(OPTIMIZERS, "the optimisers are adamw, adam, sgd, lars and lamb"),
     "params.lr": to("train.lr", number),
     "params.betas": _betas,
-    "params.eps": always("epsilon is 1e-8", 1e-8, otherwise="epsilon is 1e-8 here"),
-    "params.weight_decay": to("train.weight_decay", number, "biases and norms are exempt here"),
+    "params.eps": to("train.eps", number),
+    "params.weight_decay": decay_of_all,
     "params.momentum": to("train.momentum", number),
-    "params.adam_w_mode": always("weight decay is decoupled", True, otherwise="Adam with L2 is not offered"),
+    "params.adam_w_mode": _uncoupled,
     "params.torch_adam": always("the update is fused where the device can"),
+    **all_of(
+        ("params.fused", "params.foreach", "params.capturable"), always("the update is fused where the device can")
+    ),
     "params.bias_correction": always("moments are corrected", True),
     "params.amsgrad": no("AMSGrad is not offered"),
-    "params.nesterov": no("Nesterov momentum is not offered"),
+    "params.nesterov": when({"train.nesterov": True}),
     "params.dampening": always("momentum is not dampened", 0),
     "legacy_fusion": no(OWN_TUNING),
 }
 SCHEDULER: dict[str, Rule] = {
-    "type": choice(SCHEDULES, "schedules are a linear warm-up, then constant, linear or cosine"),
-    "params.warmup_min_lr": always("the warm-up begins at 0", 0),
+    "type": choice(SCHEDULES, "schedules are a warm-up, then constant, linear or cosine"),
+    "params.warmup_min_lr": quantity("warmup_min_lr", number),
     "params.warmup_max_lr": _peak,
-    "params.warmup_num_steps": quantity("warmup_steps"),
+    "params.warmup_num_steps": to("train.warmup_steps", whole),
     "params.total_num_steps": quantity("total_steps"),
-    "params.warmup_type": always("the warm-up is linear", "linear"),
-    "params.warmup_min_ratio": always("the warm-up begins at 0", 0),
+    "params.warmup_type": choice(
+        {shape: {"train.warmup_shape": shape} for shape in ("linear", "log")}, "a warm-up is linear or log"
+    ),
+    "params.warmup_min_ratio": to("train.warmup_from", number),
     "params.cos_min_ratio": to("train.final_lr", number),
     "params.last_batch_iteration": always("a run knows where it stands"),
     "params.*": no("it belongs to a schedule that is not offered"),
@@ -242,12 +260,21 @@ def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
     if not any(key.startswith("scheduler") for key in values):
         why = "without a scheduler the learning rate stays"
         yield "scheduler", None, Verdict(Outcome.DERIVED, {"train.schedule": "constant", "train.warmup": 0.0}, why, -1)
-    elif "scheduler.params.warmup_type" not in values and values.get("scheduler.type") in SCHEDULES:
-        why = "DeepSpeed warms up along a logarithm; here the warm-up is linear"
-        yield "scheduler.params.warmup_type", "log", Verdict(Outcome.NOT_SUPPORTED, why=why)
+    elif values.get("scheduler.type") in SCHEDULES:
+        yield from _unsaid_schedule(values)
     if "optimizer.type" in values and "optimizer.params.weight_decay" not in values:
         why = "DeepSpeed decays nothing"
         yield "optimizer.params.weight_decay", 0.0, Verdict(Outcome.DERIVED, {"train.weight_decay": 0.0}, why, -1)
+
+
+def _unsaid_schedule(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
+    defaults: dict[str, tuple[Any, str]] = {"warmup_type": ("log", "train.warmup_shape")}
+    defaults["warmup_num_steps"] = (1000, "train.warmup_steps")
+    if values["scheduler.type"] == "WarmupCosineLR":
+        defaults["cos_min_ratio"] = (0.0001, "train.final_lr")
+    for name, (value, key) in defaults.items():
+        if (full := f"scheduler.params.{name}") not in values:
+            yield full, value, Verdict(Outcome.DERIVED, {key: value}, "DeepSpeed's default", -1)
 
 
 def _sections() -> dict[str, Rule]:

@@ -283,8 +283,8 @@ SLURM_SHORT = {
     "l": "label",
     "u": "unbuffered",
 }
-SRUN = Launcher(Vocabulary("srun", SLURM_RULES), SLURM_FLAGS, SLURM_SHORT)
-SBATCH = Launcher(Vocabulary("sbatch", SLURM_RULES), SLURM_FLAGS, SLURM_SHORT)
+SRUN = Launcher(Vocabulary("srun", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
+SBATCH = Launcher(Vocabulary("sbatch", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
 
 
 def _threads(value: Any) -> Verdict:
@@ -295,6 +295,8 @@ def _threads(value: Any) -> Verdict:
 
 
 def _timeout(value: Any) -> Verdict:
+    if value is None:
+        return Verdict(Outcome.NOTED, why="for the shell")
     return Verdict(Outcome.TRANSLATED, {"parallel.timeout_s": number(value)}, "NCCL itself has no such variable")
 
 

@@ -22,6 +22,7 @@ from paceline.adopting.verdicts import (
     to,
     truth,
     whole,
+    workers,
 )
 from paceline.adopting.vocabularies.deepspeed import OPTIMIZER
 
@@ -34,7 +35,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"train.optimizer": "adamw"},
-    "adam": {"train.optimizer": "adamw"},
+    "adam": {"train.optimizer": "adam"},
     "sgd": {"train.optimizer": "sgd"},
 }
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
@@ -187,7 +188,7 @@ RULES: dict[str, Rule] = {
     "model.*": noted("a field of your Workload.Model"),
     "data.class_path": noted("data(split) of your Workload returns it"),
     "data.init_args.batch_size": quantity("micro", why="the loader's batch, of one process"),
-    "data.init_args.num_workers": quantity("workers"),
+    "data.init_args.num_workers": workers,
     "data.*": noted("a field of your Workload.Data"),
     "ckpt_path": lambda value: (
         Verdict(Outcome.KEPT, why="off")

@@ -77,7 +77,7 @@ TRAINING: dict[str, Rule] = {
     **all_of(("learning_rate", "lr"), to("train.lr", number)),
     "weight_decay": to("train.weight_decay", number),
     "optimizer": choice(
-        {name: {"train.optimizer": ours} for name, ours in (("adamw", "adamw"), ("adam", "adamw"), ("sgd", "sgd"))},
+        {name: {"train.optimizer": ours} for name, ours in (("adamw", "adamw"), ("adam", "adam"), ("sgd", "sgd"))},
         "the optimisers are adamw, sgd, lars and lamb",
     ),
     **all_of(
@@ -86,7 +86,7 @@ TRAINING: dict[str, Rule] = {
             {name: {"train.schedule": name} for name in ("constant", "linear", "cosine")}, "constant, linear, cosine"
         ),
     ),
-    "warmup_steps": quantity("warmup_steps"),
+    "warmup_steps": to("train.warmup_steps", whole),
     **all_of(("warmup_ratio", "warmup"), to("train.warmup", number)),
     **all_of(
         ("grad_clip", "gradient_clip", "max_grad_norm", "clip_grad_norm", "gradient_clipping"), to("train.clip", number)

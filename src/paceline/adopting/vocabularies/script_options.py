@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import Rule, all_of, always, file_too, number, quantity, to, whole
+from paceline.adopting.verdicts import Rule, all_of, always, file_too, number, quantity, to, whole, workers
 
 BY_NAME = "taken by its name"
 RULES: dict[str, Rule] = {
@@ -20,7 +20,7 @@ RULES: dict[str, Rule] = {
     **all_of(
         ("accumulation_steps", "gradient_accumulation_steps", "grad_accum_steps"), quantity("accumulation", why=BY_NAME)
     ),
-    **all_of(("num_workers", "workers"), quantity("workers", why=BY_NAME)),
+    **all_of(("num_workers", "workers"), workers),
     "local_rank": always("the launcher says it"),
     **all_of(("deepspeed_config", "config", "config_file"), file_too()),
     "deepspeed": lambda value: (

@@ -18,6 +18,7 @@ from paceline.adopting.verdicts import (
     quantity,
     to,
     word,
+    workers,
 )
 from paceline.adopting.vocabularies.accelerate import SHARDING, offloaded
 from paceline.adopting.vocabularies.deepspeed import OPTIMIZER
@@ -44,7 +45,7 @@ def _last_part(options: dict[str, dict[str, Any]], why: str) -> Rule:
 
 LOADER: dict[str, Rule] = {
     "batch_size": quantity("micro", why="the loader's batch, of one process"),
-    "num_workers": quantity("workers"),
+    "num_workers": workers,
     **all_of(("pin_memory", "persistent_workers", "prefetch_factor"), always("samples are made ahead")),
     **all_of(("shuffle", "sampler"), always(ORDER)),
     "drop_last": always("the last batch is what is left; nothing is dropped", False),
@@ -77,7 +78,7 @@ GROUP: dict[str, Rule] = {
     **all_of(("rank", "world_size", "init_method", "store", "device_id"), always("the launcher says it")),
 }
 SHARDED = ("FullyShardedDataParallel", "FSDP")
-OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd"}
+OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
 UPDATE = {key.removeprefix("params."): rule for key, rule in OPTIMIZER.items() if key.startswith("params.")}
 CALLS: dict[str, dict[str, Rule]] = {
     "DataLoader": LOADER,

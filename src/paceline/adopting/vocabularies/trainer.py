@@ -24,6 +24,7 @@ from paceline.adopting.verdicts import (
     when,
     whole,
     word,
+    workers,
 )
 from paceline.adopting.vocabularies.accelerate import FSDP
 from paceline.adopting.vocabularies.deepspeed import DEEPSPEED
@@ -57,7 +58,7 @@ def _warmup_steps(value: Any) -> Verdict:
         return Verdict(Outcome.KEPT, why="off")
     if number(value) < 1:
         return Verdict(Outcome.TRANSLATED, {"train.warmup": number(value)})
-    return Verdict(Outcome.DERIVED, {"warmup_steps": whole(value)}, weight=LAST_WORD)
+    return Verdict(Outcome.TRANSLATED, {"train.warmup_steps": whole(value)}, weight=LAST_WORD)
 
 
 def _every(key: str) -> Rule:
@@ -127,7 +128,7 @@ LENGTH: dict[str, Rule] = {
     "weight_decay": to("train.weight_decay", number, "biases and norms are exempt, as in the Trainer"),
     "adam_beta1": to("train.beta1", number),
     "adam_beta2": to("train.beta2", number),
-    "adam_epsilon": always("epsilon is 1e-8", 1e-8),
+    "adam_epsilon": to("train.eps", number),
     "max_grad_norm": to("train.clip", number),
     "seed": to("train.seed", whole),
     "data_seed": always("one seed gives weights, order and dropout", None, otherwise="train.seed gives all of them"),
@@ -183,7 +184,7 @@ DATA: dict[str, Rule] = {
     **all_of(("block_size", "max_length"), to("data.sequence", whole)),
     "max_seq_length": to("data.max_length", whole),
     **all_of(("dataset_name", "dataset_config_name", "task_name"), noted("data.source and data.path name the texts")),
-    "dataloader_num_workers": quantity("workers"),
+    "dataloader_num_workers": workers,
     **all_of(
         (
             *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
@@ -226,7 +227,7 @@ ALWAYS = {
 }
 NEVER = {
     "nothing is uploaded": (
-        *("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
+        *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_always_push", "hub_revision"),
         *("push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"),
     ),
     "it is not offered": (
@@ -247,6 +248,7 @@ def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
         "lr_scheduler_type": ("linear", {"train.schedule": "linear"}),
         "weight_decay": (0.0, {"train.weight_decay": 0.0}),
         "num_train_epochs": (3, {"train.epochs": 3}),
+        "max_grad_norm": (1.0, {"train.clip": 1.0}),
         "seed": (42, {"train.seed": 42}),
         "per_device_train_batch_size": (8, {"micro": 8}),
     }
@@ -269,7 +271,7 @@ TRAINER = Vocabulary(
         **DATA,
         **{key: always(why) for why, keys in ALWAYS.items() for key in keys},
         **{key: no(why) for why, keys in NEVER.items() for key in keys},
-        "hub_strategy": always("nothing is uploaded"),
+        **all_of(("hub_strategy", "hub_token"), always("nothing is uploaded")),
         **all_of(
             ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "use_cache"), always("")
         ),
