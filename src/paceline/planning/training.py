@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ZERO = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
 """States that a strategy divides, as ZeRO counts them."""
-MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}
+MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
 """Optimiser states per parameter."""
 TYPES = {"fp32": "fp32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2

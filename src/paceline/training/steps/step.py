@@ -51,7 +51,7 @@ class State:
     @classmethod
     def new(cls, model: ParallelModel, train: Train, device: torch.device, workload: Workload | None = None) -> State:
         """The workload is asked for an optimiser of its own."""
-        local, scaler = model.local_parameters, Scaler(train.precision, device)
+        local, scaler = model.local_parameters, Scaler(train, device)
         average = WeightAverage(train.ema, local, model.parts) if train.ema else None
         if workload is not None and workload.has("optimizer"):
             groups = update_groups(train, local, model.groups)
