@@ -85,6 +85,7 @@ def adopt(
         raise UserError(f"{target} exists; type  --force  to write over it, or another  --out")
     draft = Draft()
     made_of = _read(draft, paths, command)
+    draft.add_unsaid()
     settle(draft)
     _complete(draft, target)
     _check(draft)
@@ -135,7 +136,7 @@ def _complete(draft: Draft, target: Path | None) -> None:
     if str(draft.lines["workload"].value) in ("transformers", "classifier") and "data.path" not in draft.lines:
         draft.fill_in.setdefault("data.path", "where the texts are; data.source says of which kind")
     silent = [key for key in UNASKED if key not in draft.lines]
-    if silent:
+    if silent and not draft.has_run_file:
         defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in silent)
         draft.fill_in[", ".join(silent)] = f"not said here, and Paceline's defaults stand in: {defaults}"
     name = draft.lines.get("name")

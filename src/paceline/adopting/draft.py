@@ -59,6 +59,7 @@ class Line:
 @dataclass
 class Draft:
     rows: list[Row] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
     claims: dict[str, Claim] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
     """The run file by dotted keys."""
@@ -77,8 +78,20 @@ class Draft:
             self.add(source, f"{source.prefix}{shown}", value, _judged(source, key, value))
         for key, value, verdict in source.extra:
             self.add(source, key, value, verdict)
-        for key, value, verdict in source.vocabulary.unsaid(values) if source.vocabulary.unsaid else ():
-            self.add(source, key, value, verdict, given=False)
+        self.sources.append(source)
+
+    def add_unsaid(self) -> None:
+        """What the tools do where nothing is said, once all is read; a run file among it has defaults of its own."""
+        if self.has_run_file:
+            return
+        for source in self.sources:
+            unsaid = source.vocabulary.unsaid
+            for key, value, verdict in unsaid(dict(flat(source.values))) if unsaid else ():
+                self.add(source, key, value, verdict, given=False)
+
+    @property
+    def has_run_file(self) -> bool:
+        return any(source.vocabulary.ours for source in self.sources)
 
     def add(self, source: Source, key: str, value: Any, verdict: Verdict, *, given: bool = True) -> None:
         if verdict.file:

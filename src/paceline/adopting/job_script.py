@@ -32,7 +32,8 @@ def looks_like(text: str) -> bool:
     lines = [
         line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.strip().startswith("#")
     ]
-    return bool(lines) and bool(commands.tool_of(re.split(r"\s+", lines[0].strip().lstrip("$ "))))
+    first = lines[0].strip().lstrip("$ ") if lines else ""
+    return first.startswith("export ") or bool(commands.tool_of(re.split(r"\s+", first)))
 
 
 def read_job(text: str, name: str, folder: Path) -> list[Source]:

@@ -31,6 +31,8 @@ class Vocabulary:
     unsaid: Any = None
     """(flat values) -> (key, value, verdict) of what the tool does where nothing is said, and Paceline would not."""
 
+    ours: bool = False
+    """A run file of Paceline, whose defaults are its own."""
     dashed: bool = False
     """Its options are written with `-`, where tables have `_`."""
 

@@ -30,7 +30,13 @@ def trains(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
 
     def train(run_file, *overrides):
-        small = ["train.steps=3", "train.global_batch=8", "parallel.ranks=1", "parallel.micro_batch=null", "cluster=local"]
+        small = [
+            "train.steps=3",
+            "train.global_batch=8",
+            "parallel.ranks=1",
+            "parallel.micro_batch=null",
+            "cluster=local",
+        ]
         small += ["train.warmup_steps=null", "train.warmup=0.5", "parallel.threads=1", "parallel.device=cpu"]
         spec = paceline.load(run_file, [f"workload={tmp_path / 'own.py'}:Own", *small, *overrides])
         return spec, paceline.train(spec, tmp_path / "runs", show=False)

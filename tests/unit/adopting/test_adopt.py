@@ -104,7 +104,9 @@ def test_an_unknown_key_has_a_row_and_the_nearest_name(written, capsys):
         main(["adopt", "ds.json"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    assert "look at: ds.json: gradient_cliping 1.0: DeepSpeed has no such key, did you mean 'gradient_clipping'?" in shown
+    assert (
+        "look at: ds.json: gradient_cliping 1.0: DeepSpeed has no such key, did you mean 'gradient_clipping'?" in shown
+    )
 
 
 def test_the_table_as_json(written, capsys):
@@ -145,7 +147,11 @@ def test_a_bad_file_is_one_line(written, name, content, said):
 def test_a_folder_a_missing_and_a_binary_file_are_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ds.json").write_bytes(b"\xff\xfe\x00\x01")
-    for given_, said in (("ds.json", "not a text in UTF-8"), (".", "is a folder"), ("dss.json", "did you mean 'ds.json'")):
+    for given_, said in (
+        ("ds.json", "not a text in UTF-8"),
+        (".", "is a folder"),
+        ("dss.json", "did you mean 'ds.json'"),
+    ):
         with pytest.raises(UserError, match=said):
             paceline.adopt(given_)
     with pytest.raises(UserError, match="adopt what"):
@@ -193,7 +199,15 @@ JUNK = st.recursive(
     st.dictionaries(
         st.sampled_from(
             [
-                *("train_batch_size", "zero_optimization", "fp16", "optimizer", "scheduler", "num_processes", "trainer"),
+                *(
+                    "train_batch_size",
+                    "zero_optimization",
+                    "fp16",
+                    "optimizer",
+                    "scheduler",
+                    "num_processes",
+                    "trainer",
+                ),
                 *("fsdp_config", "output_dir", "learning_rate", "model", "training", "data", "fsdp", "report_to"),
             ]
         ),

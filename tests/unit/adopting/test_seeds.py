@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from conftest import SHARED
 
 import paceline
+from conftest import SHARED
 
 SEEDS = {file.name[:3]: file for file in sorted((SHARED / "seeds").glob("0*.txt"))}
 pytestmark = pytest.mark.skipif(len(SEEDS) < 5, reason="the guides are not on this machine")

@@ -33,4 +33,5 @@ OWN = _Own(
     "Paceline",
     {key: _kept(key) for key in (*KEYS, "parallel")},
     frozenset(("workload", "train", "parallel", *KEYS)) - {"name", "train"},
+    ours=True,
 )
