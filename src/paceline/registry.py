@@ -1,7 +1,8 @@
 """The table of workloads: what a short name in a run file stands for. Nothing of torch is imported here.
 
-Three origins, one path: workloads that come with Paceline, those of installed packages (entry points of the group
-`paceline.workloads`), and a user's own `file.py:Class`. Each is an `Entry`, whose parts are imported when needed.
+Four origins, one path: workloads that come with Paceline, those of installed packages (entry points of the group
+`paceline.workloads`), a user's own `file.py:Class`, and a script `train.py` that has its loop itself. Each is an
+`Entry`, whose parts are imported when needed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ BUILT_IN = {
     "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
+SCRIPT = "paceline.script:ENTRY"
+"""Of every script."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,8 @@ def resolve(reference: str) -> Any:
 def entry_of(workload: Any) -> Entry:
     """The entry of a name, or of `file.py:Class`; a UserError says which names there are."""
     if isinstance(workload, str):
+        if is_script(workload):
+            return resolve(SCRIPT)
         if ":" in workload:
             return _own(workload)
         if workload in BUILT_IN:
@@ -147,7 +152,19 @@ def entry_of(workload: Any) -> Entry:
         if workload in installed():
             return _loaded(installed()[workload])
     wrong = f"is not known{did_you_mean(workload, names())}" if isinstance(workload, str) else "is not a name"
-    raise UserError(f"workload: {workload!r} {wrong}; use one of {', '.join(names())} or file.py:Class")
+    raise UserError(
+        f"workload: {workload!r} {wrong}; use one of {', '.join(names())}, file.py:Class or a script train.py"
+    )
+
+
+def is_script(workload: str) -> bool:
+    """Whether it is a script that calls `paceline.run`: a file without a class."""
+    return workload.endswith(".py")
+
+
+def own_place(workload: str) -> str:
+    """The file or module of a user's own workload; empty for a name."""
+    return workload if is_script(workload) else workload.rpartition(":")[0]
 
 
 def _own(reference: str) -> Entry:
@@ -230,7 +247,7 @@ def class_of(reference: str, base: type) -> type[Any]:
 
 def own_trace(error: BaseException, reference: str) -> str:
     """The traceback of an error from where it entered the folder of the user's workload; empty if it never did."""
-    place = reference.rpartition(":")[0]
+    place = own_place(reference)
     folder = Path(getattr(sys.modules.get(place), "__file__", None) or place).resolve().parent
     trace = error.__traceback__ if place else None
     while trace is not None and Path("/", trace.tb_frame.f_code.co_filename).resolve().parent != folder:

@@ -169,6 +169,8 @@ class Workload(BaseWorkload):
     data set) they are stacked, as torch's DataLoader does."""
     served: Mapping[str, Samples | None] = {}
     """The samples by split, while worker processes make them; `paceline.data.samples.samples_of` looks here first."""
+    data_words: ClassVar[str] = "workload: data({split!r})"
+    """What its samples are called in messages."""
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
@@ -313,6 +315,14 @@ class Workload(BaseWorkload):
 
         Parameters keep their names. Called with the output of the stage before.
         """
+        raise NotImplementedError
+
+
+class OwnLoop(Workload):
+    """Work that has its loop itself, a script: it calls the run, and is not called by it."""
+
+    def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
+        """Be one rank from beginning to end; returns (run folder, summary). The rest as for `run_rank`."""
         raise NotImplementedError
 
 

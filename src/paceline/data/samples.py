@@ -63,10 +63,10 @@ def sample_count(workload: BaseWorkload) -> int:
 
 def adapted(workload: Workload, split: str) -> Samples | None:
     """What `data(split)` returns, as Samples."""
-    found, said = workload.data(split), f"workload: data({split!r})"
+    found, said = workload.data(split), workload.data_words.format(split=split)
     if found is None:
         return None
-    samples = _adapter(found, workload.collate, said)
+    samples = as_samples(found, workload.collate, said)
     if not len(samples):
         if samples is found and split != "train":  # a corpus may be too small to hold a sample out
             return None
@@ -97,7 +97,8 @@ def _one_shape(samples: Samples) -> bool:
     return len(shapes) == 1
 
 
-def _adapter(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> Samples:
+def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> Samples:
+    """What a user calls data, in the one form; `said` begins the sentence about what is wrong with it."""
     if all(hasattr(found, name) for name in ("__len__", "cost", "batch")):
         return found
     if type(found) is TensorDataset and collate is None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationEr
 
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
-from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
+from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, is_script
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
@@ -62,7 +62,7 @@ class RunSpec(BaseModel):
     model_config = STRICT
 
     name: Name = field("run", "", "name of the run folder")
-    workload: str = field(DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own as file.py:Class")
+    workload: str = field(DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own: file.py:Class or a script train.py")
     model: SerializeAsAny[Section] = Field(default_factory=Section)
     data: SerializeAsAny[Section] = Field(default_factory=Section)
     train: Train = Field(default_factory=Train)
@@ -240,7 +240,9 @@ def _anchor_names(values: dict[str, Any], folder: Path) -> None:
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
         values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
     workload = values.get("workload")
-    if isinstance(workload, str) and ":" in workload:
+    if isinstance(workload, str) and is_script(workload):
+        values["workload"] = str((folder / Path(workload).expanduser()).resolve())
+    elif isinstance(workload, str) and ":" in workload:
         module, _, name = workload.rpartition(":")
         file = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
         if file.is_file():
