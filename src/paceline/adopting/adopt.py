@@ -27,7 +27,7 @@ from paceline.spec.yaml_file import put
 MOST_FILES = 32
 PLACEHOLDER = "train.py"
 UNASKED = ("train.lr", "train.schedule", "train.clip")
-"""What a script often sets for itself, so that no other file says it."""
+"""What a script often sets for itself, so that no other file says it. Its optimiser keeps its own learning rate."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,16 @@ def _complete(draft: Draft, target: Path | None) -> None:
         draft.put("workload", PLACEHOLDER, "to fill in: your script, which calls paceline.run(), or file.py:Class")
         draft.fill_in = {"workload": "nothing names the program that trains", **draft.fill_in}
     elif str(workload.value).endswith(".py"):
-        script = Path(str(workload.value))
-        if target is not None and not script.is_absolute():
-            here = os.path.relpath(Path.cwd() / script, target.resolve().parent)
+        file = Path(str(workload.value))
+        if target is not None and not file.is_absolute():
+            here = os.path.relpath(Path.cwd() / file, target.resolve().parent)
             draft.lines["workload"] = replace(workload, value=Path(here).as_posix())
     elif workload.value == "transformers" and not {"model.start", "model.config"} & draft.lines.keys():
         draft.fill_in = {"model.start": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
     if str(draft.lines["workload"].value) in ("transformers", "classifier") and "data.path" not in draft.lines:
         draft.fill_in.setdefault("data.path", "where the texts are; data.source says of which kind")
-    silent = [key for key in UNASKED if key not in draft.lines]
+    script = str(draft.lines["workload"].value).endswith(".py")
+    silent = [key for key in UNASKED if key not in draft.lines and not (script and key == "train.lr")]
     if silent and not draft.has_run_file:
         defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in silent)
         draft.fill_in[", ".join(silent)] = f"not said here, and Paceline's defaults stand in: {defaults}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.adopting.sources import Source, Vocabulary
-from paceline.adopting.verdicts import Outcome, Verdict, file_too, noted
+from paceline.adopting.verdicts import Outcome, Verdict, file_too
 from paceline.adopting.vocabularies.accelerate import ACCELERATE, FLAGS, OPTIONS
 from paceline.adopting.vocabularies.launchers import (
     DEEPSPEED,
@@ -178,7 +178,8 @@ def _read_program(command: Command, tool: str, words: list[str], *, alone: bool 
         verdict = Verdict(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
         why = "once it calls paceline.run()"
-        verdict = Verdict(Outcome.TRANSLATED, {"workload": script, **claims}, why)
+        claims |= {"workload": script, **({"data.arguments": words[1:]} if words[1:] else {})}
+        verdict = Verdict(Outcome.TRANSLATED, claims, why)
     else:
         verdict = Verdict(Outcome.NOTED, claims, "not a Python script")
     extra = (("script", script, verdict),)
@@ -192,15 +193,11 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
         return
     if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
         theirs = {key: value for key, value in found.items() if TRAINER.rule(key) and key not in ("deepspeed_config",)}
-        own = {key: value for key, value in found.items() if key not in theirs}
         command.sources.append(Source(script, TRAINER, theirs, command.folder, prefix="--"))
-        found = own
-    extra = [
-        (key, value, noted("the script reads it itself")(value))
-        for key, value in found.items()
-        if SCRIPT.rule(key) is None
-    ]
-    extra += [("argument", word, noted("the script reads it itself")(word)) for word in rest]
+        found = {key: value for key, value in found.items() if key not in theirs}
+    own = Verdict(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
+    extra = [(f"--{key}", value, own) for key, value in found.items() if SCRIPT.rule(key) is None]
+    extra += [("argument", word, own) for word in rest]
     known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
     command.sources.append(Source(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
 

@@ -22,6 +22,7 @@ def settle(draft: Draft) -> None:
     _schedule(draft)
     _rhythm(draft)
     _workers(draft)
+    _arguments(draft)
     _machines(draft, ranks)
     for key, claim in draft.claims.items():
         if "." in key or key in ("name", "workload"):
@@ -177,6 +178,16 @@ def _rhythm(draft: Draft) -> None:
         for name in (by, steps):
             if name in draft.claims:
                 draft.use(name, key)
+
+
+def _arguments(draft: Draft) -> None:
+    """What a script is given after its name, as long as it is the script that runs."""
+    if "data.arguments" not in draft.claims:
+        return
+    if str(draft.value("workload")).endswith(".py"):
+        draft.use("arguments", "data.arguments")
+    else:
+        del draft.claims["data.arguments"]
 
 
 def _workers(draft: Draft) -> None:

@@ -101,7 +101,9 @@ class Passes:
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
-            raise UserError("loss.backward() was called before run.step, which does it itself; delete the line") from None
+            raise UserError(
+                "loss.backward() was called before run.step, which does it itself; delete the line"
+            ) from None
         self.open = None
         if now.last:
             self.updating = True
@@ -135,7 +137,9 @@ class Passes:
     def end(self) -> Status:
         """The script has left its loop."""
         if not self.steps:
-            raise UserError(f"the script left its loop before its first step; a script without a step trains nothing: {LINE}")
+            raise UserError(
+                f"the script left its loop before its first step; a script without a step trains nothing: {LINE}"
+            )
         due = self.due
         self.settle()
         if not self.stopped and not self.job.done:

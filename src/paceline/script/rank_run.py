@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.data.prefetch import RankBatch
 from paceline.data.samples import as_samples, training_samples
 from paceline.data.workers import worker_processes
 from paceline.errors import UserError

@@ -62,7 +62,9 @@ class RunSpec(BaseModel):
     model_config = STRICT
 
     name: Name = field("run", "", "name of the run folder")
-    workload: str = field(DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own: file.py:Class or a script train.py")
+    workload: str = field(
+        DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own: file.py:Class or a script train.py"
+    )
     model: SerializeAsAny[Section] = Field(default_factory=Section)
     data: SerializeAsAny[Section] = Field(default_factory=Section)
     train: Train = Field(default_factory=Train)

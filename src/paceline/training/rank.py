@@ -194,9 +194,7 @@ def rank_work(
         work: RankWork | None = None
         try:
             checkpoint = from_main(lambda: newest(run.checkpoints, speak))
-            work = RankWork(
-                run, RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), show
-            )
+            work = RankWork(run, RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), show)
             with work.held:
                 yield work
         except Exception as error:

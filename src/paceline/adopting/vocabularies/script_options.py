@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import Rule, all_of, always, file_too, number, quantity, to, whole, workers
+from paceline.adopting.verdicts import Rule, all_of, always, file_too, quantity, to, whole, workers
 
 BY_NAME = "taken by its name"
 RULES: dict[str, Rule] = {
     **all_of(("epochs", "num_epochs", "max_epochs"), to("train.epochs", whole, BY_NAME)),
     **all_of(("steps", "max_steps", "num_steps"), to("train.steps", whole, BY_NAME)),
-    **all_of(("lr", "learning_rate"), to("train.lr", number, BY_NAME)),
-    "weight_decay": to("train.weight_decay", number, BY_NAME),
     "seed": to("train.seed", whole, BY_NAME),
     **all_of(
         ("batch_size", "per_gpu_batch_size", "micro_batch_size"),
