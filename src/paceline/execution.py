@@ -142,6 +142,7 @@ def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Trai
     checks = (
         (train.compile != "off", Reason.COMPILE_OFF),
         (target.kind == "cuda", Reason.ON_CPU),
+        (not traits.own_loop, Reason.OWN_LOOP),
         (train.precision in HALF_PRECISIONS or not traits.half_only, Reason.FULL_PRECISION),
         (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
         (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),

@@ -56,7 +56,7 @@ def main():
     train_set, test_set = MNIST("train", shifted), MNIST("test")
     model = CNN()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for epoch in range(2):
+    for _epoch in range(2):
         for x, y in DataLoader(train_set, batch_size=64, shuffle=True, num_workers=2):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()

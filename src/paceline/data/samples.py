@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from paceline.data.generators import generators_kept, seed_generators, seeders_of
 from paceline.errors import UserError
 from paceline.registry import Traits
-from paceline.workload import BaseWorkload, Samples, Workload
+from paceline.workload import BaseWorkload, OwnLoop, Samples, Workload
 
 ALLOWED = (
     "it may return a tuple or dict of tensors or arrays, a Dataset (an object with __len__ and __getitem__), or Samples"
@@ -81,6 +81,7 @@ def traits_of(workload: Workload, samples: Samples) -> Traits:
         equal_layers=workload.compile_layers,
         few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
         half_only=getattr(samples, "half_only", False),
+        own_loop=isinstance(workload, OwnLoop),
         own_optimizer=workload.has("optimizer"),
     )
 

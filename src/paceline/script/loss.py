@@ -25,7 +25,8 @@ def check_loss(total: Any, count: Any) -> None:
     elif not total.requires_grad:
         wrong = "the loss does not depend on the model's parameters"
     elif isinstance(count, bool) or not (isinstance(count, Real) or (isinstance(count, Tensor) and count.numel() == 1)):
-        wrong = f"the count is {count!r}, not a number"
+        shape = f" of shape {list(count.shape)}" if isinstance(count, Tensor) else ""
+        wrong = f"the count is {type(count).__name__}{shape}, not a number"
     if wrong:
         raise UserError(f"run.step(loss_sum, count): {wrong}; give it a sum and how many losses are in it:  {LINE}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,8 @@ class Passes:
         """What the newest step makes due, until it is done."""
         self.score: float | None = None
         """Of the newest step, where it was evaluated."""
+        self.saved = job.state.step
+        """The step of the newest checkpoint."""
         self.stopped = False
         self.updating = False
         self.seen_loss = False
@@ -47,7 +49,7 @@ class Passes:
         half = job.context.spec.train.precision in HALF
         self.backward_as = torch.autocast(job.context.device.type, enabled=False) if half else nullcontext()
         self.ahead = job.loader.prefetch(job.state.step, job.facts.steps)
-        self.handed_out: Iterator[Any] | None = None
+        self.handed_out: Generator[Any] | None = None
 
     @property
     def steps(self) -> int:
@@ -57,12 +59,12 @@ class Passes:
     def over(self) -> bool:
         return not self.going or self.stopped or self.job.done
 
-    def batches(self, by_epoch: bool) -> Iterator[Any]:
+    def batches(self, by_epoch: bool) -> Generator[Any]:
         self.settle()
         self.handed_out = self._batches(by_epoch)
         return self.handed_out
 
-    def _batches(self, by_epoch: bool) -> Iterator[Any]:
+    def _batches(self, by_epoch: bool) -> Generator[Any]:
         job, step = self.job, self.job.train_step
         each = job.facts.order.steps_per_epoch
         until = min(job.facts.steps, (self.steps // each + 1) * each) if by_epoch else job.facts.steps
@@ -123,28 +125,24 @@ class Passes:
         due = self.due
         if due is None:
             return
-        if due.saving or due.stopping or self.job.done:
+        if (due.saving or due.stopping or self.job.done) and self.saved < self.steps:
             self._save()
         self.stopped = due.stopping and not self.job.done
         self.due = self.score = None
 
     def _save(self) -> None:
         self.job.save(self.score)
+        self.saved = self.steps
         self.log.resume()
-        if self.due is not None:
-            self.due = AfterStep(False, False, self.due.stopping)
 
     def end(self) -> Status:
         """The script has left its loop."""
         if not self.steps:
-            raise UserError(
-                f"the script left its loop before its first step; a script without a step trains nothing: {LINE}"
-            )
-        due = self.due
+            raise UserError(f"the script left its loop before its first step, and trained nothing; call  {LINE}")
         self.settle()
         if not self.stopped and not self.job.done:
             self.job.ended = "the script left its loop"
-            self.job.save(None)
+            self._save()
         self.log.write()
         if self.stopped:
             return Status.STOPPED
@@ -155,4 +153,4 @@ class Passes:
         """Of a loop that was left in the middle, and of batches made ahead."""
         for stream in (self.handed_out, self.ahead):
             if stream is not None:
-                stream.close()  # type: ignore[attr-defined]
+                stream.close()

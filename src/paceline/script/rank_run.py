@@ -102,7 +102,7 @@ class RankRun(ScriptRun):
         workload, spec = Script(self.spec), self.spec
         workload.given_model = model
         if schedule is not None:
-            workload.schedule = schedule  # type: ignore[method-assign]
+            vars(workload)["schedule"] = schedule
         refuse_contradictions(workload, evaluates=True)
         names = {id(p): name for name, p in model.named_parameters()}
         timer = timer_of(self.device.type)
@@ -156,11 +156,22 @@ class RankRun(ScriptRun):
                 "them back, or start a new run"
             )
         job = job_around(step, self._execution, context, samples, self._start)
-        job.facts = replace(job.facts, notes={**job.facts.notes, "samples": len(samples)})
+        notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
+        job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
         passes = Passes(job, dataset, going=self.work.begin(job))
         self.held.callback(passes.close)
         return passes
+
+    def _own_words(self) -> list[str]:
+        """What the run file does to an optimiser of the script's own."""
+        assert self._step is not None
+        state, train = self._step.state, self.spec.train
+        if not state.own_optimizer:
+            return []
+        rates = "its own schedule" if self._step.workload.has("schedule") else f"train.schedule={train.schedule}"
+        cut = f", and gradients are cut to a norm of train.clip={train.clip:g}" if train.clip else ""
+        return [f"{type(state.optimizer).__name__} of the script: its rates follow {rates}{cut}"]
 
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
         if self._passes is None:

@@ -97,8 +97,8 @@ def spec_of(file: str | Path | None, overrides: Any, script: Path, arguments: Se
     named = read_yaml(Path(file))[0].get("workload")
     if isinstance(named, str) and not is_script(named):
         raise UserError(
-            f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out of it, or "
-            f"write  workload: {script.name}"
+            f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out of it, "
+            f"or write  workload: {script.name}"
         )
     if isinstance(named, str) and (Path(file).resolve().parent / named).resolve() != script:
         raise UserError(f"{file} is the run file of {named}, and this is {script}; start that one, or correct workload")

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import Subset
 
 from paceline.data.generators import generators_kept
@@ -105,16 +106,21 @@ class _LossTrial(TrialRun):
     def __init__(self, spec: RunSpec, model: nn.Module, batch: Any) -> None:
         super().__init__(spec)
         self.model, self.batch = model, batch
-        self.generators = ExitStack()
-        self.generators.enter_context(generators_kept())
-        """What was drawn before the pass does not show in what it draws."""
+        self.before = ExitStack()
+        """Around what the script does before its loop: what it draws does not show in the pass, nor is it counted."""
+        self.before.enter_context(generators_kept())
+        self.before.enter_context(_disable_current_modes())
+
+    def ask(self) -> Any:
+        with self.before:
+            return super().ask()
 
     def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
         super().prepare(model, optimizer, *others)
         return self.model, optimizer
 
     def batches(self, dataset: Any, collate: Any = None, workers: int | None = None) -> Iterator[Any]:
-        self.generators.close()
+        self.before.close()
         yield self.batch
 
 

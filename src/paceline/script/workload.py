@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,8 @@ class Script(OwnLoop):
     """Between a run and the script: what the script has given to its run is here, for the parts that ask for it."""
 
     Data = ScriptArguments
+    asks_for_values = True
+    data_words = "run.batches(dataset)"
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
@@ -82,14 +87,15 @@ class Script(OwnLoop):
         """By what `run.evaluate` was told, else by a low loss, else by its first metric."""
         numbers = [name for name, value in metrics.items() if isinstance(value, int | float)]
         first = next((name for name in numbers if name not in ("n", "of")), "loss")
-        self.score = self.callback_state.get(SCORE) or ("-loss" if "loss" in numbers else first)
+        vars(self)["score"] = self.callback_state.get(SCORE) or ("-loss" if "loss" in numbers else first)
         return super().goodness(metrics)
 
     def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
         from paceline.script.rank_run import RankStart
 
         start = RankStart(self.spec, show, folder)
-        execute(self.spec, start)
+        with nullcontext() if show else open(os.devnull, "w") as nobody, redirect_stdout(nobody or sys.stdout):
+            execute(self.spec, start)
         if start.outcome is None:
             raise UserError(NO_RUN.format(name=Path(self.spec.workload).name))
         return start.outcome

@@ -61,12 +61,12 @@ def with_rates(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     for key in OF_THE_OPTIMIZER:
         if (origin := spec.origin(f"train.{key}")) != DEFAULT:
             raise UserError(
-                f"train.{key}={getattr(spec.train, key)} ({origin}) has no effect: the script gives run.prepare a {kind} "
-                "of its own; leave the key out, or call  run.prepare(model)  for the optimiser of the run file"
+                f"train.{key}={getattr(spec.train, key)} ({origin}) has no effect: run.prepare got the script's own "
+                f"{kind}; leave the key out, or call  run.prepare(model)  for the optimiser of the run file"
             )
     if changed := [name for name, group in spec.train.groups.items() if group.lr or group.weight_decay is not None]:
         raise UserError(
-            f"train.groups: {changed[0]!r} has no effect: the script gives run.prepare a {kind} of its own; "
+            f"train.groups: {changed[0]!r} has no effect: the script gives run.prepare its own {kind}; "
             f"say it as a group of the {kind}"
         )
     if any("initial_lr" in group for group in optimizer.param_groups):

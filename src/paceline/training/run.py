@@ -86,7 +86,8 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
             return RunResult(*run_rank(spec, show, run, workload))
         from paceline.launch.local import run_ranks
 
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, PRELOAD)[0])
+        preload = (*PRELOAD, *entry_of(spec.workload).preload)
+        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload)[0])
     except UserError:
         if resume is None:
             forget(run)

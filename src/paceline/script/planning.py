@@ -1,1 +1,0 @@
-"""What a plan prices of a script."""
