@@ -119,7 +119,7 @@ def train_rank(
     with (
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
-        closing(CheckpointWriter(run.checkpoints, spec.train.keep)) as checkpoints,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
     ):
         job: Job | None = None
         try:
