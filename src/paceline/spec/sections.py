@@ -71,6 +71,9 @@ class Train(Section):
     )
     patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    checkpoint: Literal["sharded", "full"] = field(
+        "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
+    )
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
     compile: Literal["auto", "off", "on"] = field(

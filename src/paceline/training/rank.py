@@ -189,7 +189,7 @@ def rank_work(
     with (
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
-        closing(CheckpointWriter(run.checkpoints, spec.train.keep)) as checkpoints,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
     ):
         work: RankWork | None = None
         try:
