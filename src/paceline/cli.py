@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 COLUMNS = 100
-RUN_A_COMMAND = ("launch",)  # the verbs with a command of the user's after  --
+RUN_A_COMMAND = ("launch", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the user's command after `--` for the verbs that run one."""
+    """Our own words, and the user's command after `--` for the verbs that take one."""
     if not words or words[0] not in RUN_A_COMMAND or "--" not in words:
         return words, []
     at = words.index("--")
@@ -346,7 +346,9 @@ def do_export(arguments: argparse.Namespace) -> int:
 
 def adopt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
-    parser.add_argument("--command", default="", metavar="'torchrun …'", help="the command that starts it")
+    parser.add_argument(
+        "--command", dest="line", default="", metavar="'torchrun …'", help="or after --: what starts it"
+    )
     parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")

@@ -14,6 +14,7 @@ from paceline.adopting.verdicts import Outcome, Verdict, file_too
 from paceline.adopting.vocabularies.accelerate import ACCELERATE, FLAGS, OPTIONS
 from paceline.adopting.vocabularies.launchers import (
     DEEPSPEED,
+    ENVIRONMENT,
     HOROVODRUN,
     MPIRUN,
     SBATCH,
@@ -86,6 +87,7 @@ def read_command(words: Sequence[str], folder: Path) -> list[Source]:
     """The settings of a command, one source per tool that takes part in it."""
     command = Command(list(words), folder)
     while command.words:
+        _read_environment(command)
         command.words = _without_prefix(command.words)
         tool = tool_of(command.words)
         if not tool:
@@ -94,6 +96,17 @@ def read_command(words: Sequence[str], folder: Path) -> list[Source]:
         if tool in ("python", "paceline", "torchrun", "accelerate", "deepspeed", "sbatch"):
             break
     return command.sources
+
+
+def _read_environment(command: Command) -> None:
+    """`NAME=value` before a command."""
+    own = command.words[: len(command.words) - len(_without_prefix(command.words))]
+    given = dict(word.split("=", 1) for word in own if ASSIGNED.fullmatch(word))
+    known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
+    shell = Verdict(Outcome.NOTED, why="for the shell: set it as before")
+    extra = tuple((key, value, shell) for key, value in given.items() if key not in known)
+    if given and tool_of(command.words):
+        command.sources.append(Source("the shell", ENVIRONMENT, known, command.folder, extra=extra))
 
 
 def _without_prefix(words: list[str]) -> list[str]:

@@ -154,6 +154,11 @@ class Draft:
             replace(row, where=left, why=why) if left else replace(row, outcome=outcome, where=(), why=why)
         )
 
+    def keep(self, name: str, why: str) -> None:
+        """What was claimed is so in any case."""
+        claim = self.claims.pop(name)
+        self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.KEPT, where=(), why=why)
+
     def overrule(self, name: str, by: str) -> None:
         """Of two keys for one thing the second counts."""
         claim = self.claims.pop(name)

@@ -173,11 +173,14 @@ def _rhythm(draft: Draft) -> None:
         ("save_by", "save_steps", "train.checkpoint_every"),
     ):
         how, every = draft.value(by), draft.value(steps)
-        if (how == "steps" and every) or (how is None and every and by == "save_by"):
+        in_steps = every and (how == "steps" or (how is None and by == "save_by"))
+        if in_steps:
             draft.put(key, every, draft.shown(steps))
-        for name in (by, steps):
-            if name in draft.claims:
+        for name in (name for name in (by, steps) if name in draft.claims):
+            if in_steps:
                 draft.use(name, key)
+            else:
+                draft.keep(name, "it is done at the end of each epoch")
 
 
 def _arguments(draft: Draft) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from typing import Any
 
@@ -16,7 +17,8 @@ LONGEST = 40
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
-    adopted = adopt(arguments.files, command=arguments.command, out=arguments.out, force=arguments.force)
+    command = arguments.line or shlex.join(arguments.command)
+    adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
     if arguments.json:
         json.dump(finite(adopted.as_json()), sys.stdout, indent=2, ensure_ascii=False, default=as_json)
         print()

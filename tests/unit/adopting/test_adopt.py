@@ -120,6 +120,18 @@ def test_the_table_as_json(written, capsys):
 
 
 @pytest.mark.parametrize(
+    "how", [["--command", "torchrun --nproc_per_node=2 t.py"], ["--", "torchrun", "--nproc_per_node=2", "t.py"]]
+)
+def test_a_command_is_given_as_one_word_or_after_two_dashes(written, tmp_path, how):
+    written("ds.json", ZERO)
+    with pytest.raises(SystemExit) as end:
+        main(["adopt", "ds.json", "--out", "run.yaml", *how])
+    assert end.value.code == 0
+    values = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    assert (values["workload"], values["parallel"]["ranks"]) == ("t.py", 2)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("a.json", '{"train_batch_size": 1, "train_batch_size": 2}', "'train_batch_size' is given twice"),

@@ -103,7 +103,8 @@ from torch.utils.data import DataLoader
 
 raise SystemExit("this script is never run")
 loader = DataLoader(rows, batch_size=16, num_workers=3, sampler=sampler)
-model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, mixed_precision=MixedPrecision(param_dtype=torch.float16))
+half = MixedPrecision(param_dtype=torch.float16)
+model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, mixed_precision=half)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.8)
 """
 
@@ -241,7 +242,10 @@ def test_a_script_is_read_and_not_run(tmp_path):
         ),
         ("accelerate launch --use_deepspeed --zero_stage 1 --num_processes 2 t.py", {"parallel.strategy": "zero1"}),
         ("deepspeed --num_gpus=4 --num_nodes 2 t.py", {"parallel.ranks": 8}),
-        ("horovodrun -np 4 -H a:2,b:2 --fusion-threshold-mb 32 python t.py", {"parallel.ranks": 4, "parallel.bucket_mb": 32.0}),
+        (
+            "horovodrun -np 4 -H a:2,b:2 --fusion-threshold-mb 32 python t.py",
+            {"parallel.ranks": 4, "parallel.bucket_mb": 32.0},
+        ),
         ("mpirun -np 8 --bind-to none -x PATH python t.py", {"parallel.ranks": 8}),
         ("srun -N2 -n 8 --gpus-per-node=a100:4 python -u t.py", {"parallel.ranks": 8, "cluster": "2x4xa100"}),
         ("srun --nodes=2 --ntasks-per-node=2 torchrun --nnodes 2 --nproc-per-node 4 t.py", {"parallel.ranks": 8}),
