@@ -28,6 +28,7 @@ def settle(draft: Draft) -> None:
         if "." in key or key in ("name", "workload"):
             draft.put(key, claim.value, draft.shown(key))
     _offload(draft)
+    _sharded_only(draft)
 
 
 def _ranks(draft: Draft) -> int | None:
@@ -227,6 +228,17 @@ def _machines(draft: Draft, ranks: int | None) -> None:
                     draft.use(name, "cluster")
             if "parallel.strategy" not in draft.claims:
                 draft.put("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is said")
+
+
+def _sharded_only(draft: Draft) -> None:
+    """What says how shards are gathered and summed, where there are none."""
+    strategy, gathers = draft.value("parallel.strategy"), ("zero2", "zero3", "fsdp", "hsdp")
+    if draft.value("parallel.wrap") is not None and strategy not in gathers:
+        del draft.lines["parallel.wrap"]
+        draft.reject("parallel.wrap", "nothing is sharded, so nothing is gathered")
+    if draft.value("parallel.reduce") in ("bf16", "fp16") and strategy == "zero1":
+        del draft.lines["parallel.reduce"]
+        draft.reject("parallel.reduce", "with ZeRO 1 gradients are summed in fp32")
 
 
 def _offload(draft: Draft) -> None:

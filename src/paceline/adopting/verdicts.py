@@ -153,6 +153,27 @@ def noted(why: str) -> Rule:
     return lambda value: Verdict(Outcome.KEPT, why="not set") if value is None else Verdict(Outcome.NOTED, why=why)
 
 
+def backend(value: Any) -> Verdict:
+    """What carries messages. NCCL is taken for CUDA devices anyway, and a run file without it runs on CPUs too."""
+    if value is None or str(value).lower() in ("nccl", "auto", ""):
+        return Verdict(Outcome.KEPT, why="NCCL for CUDA devices, gloo for CPUs")
+    if str(value).lower() in ("gloo", "mpi"):
+        return Verdict(Outcome.TRANSLATED, {"parallel.backend": str(value).lower()})
+    return Verdict(Outcome.NOT_SUPPORTED, why="parallel.backend is nccl, gloo or mpi")
+
+
+def sums_in(value: Any) -> Verdict:
+    """The type in which gradients are summed over ranks."""
+    names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+    text = str(value).removeprefix("torch.").lower()
+    found = names.get(text, text)
+    if value is None or found == "fp32":
+        return Verdict(Outcome.KEPT, why="gradients are summed in fp32")
+    if found in ("bf16", "fp16"):
+        return Verdict(Outcome.TRANSLATED, {"parallel.reduce": found})
+    return Verdict(Outcome.NOT_SUPPORTED, why="gradients are summed in fp32, bf16 or fp16")
+
+
 def workers(value: Any) -> Verdict:
     """Processes that make samples."""
     if value is None or whole(value) == 0:

@@ -25,6 +25,7 @@ IN_BF16 = ("bf16", "fp8")
 """Precisions whose products take bf16, or what is made of it."""
 ALIGNED = 16
 """Sizes of matrices must be multiples of it: layers of other sizes multiply in bf16, and rows are filled up."""
+LEAST_TF32 = (8, 0)
 LEAST = (8, 9)
 """The compute capability that fp8 came with."""
 
@@ -38,6 +39,18 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if precision not in HALF:
         return nullcontext()
     return torch.autocast(device.type, dtype=HALF[precision])
+
+
+def use_tf32(precision: str, device: torch.device) -> str:
+    """Let products of this process take TF32, or not: convolutions would, whatever was asked for.
+
+    Returns what is to be said where the device has none.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_TF32):
+        return ""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    return f"train.precision=tf32: {name} has no TF32, so matrix products are in fp32"
 
 
 class Scaler:

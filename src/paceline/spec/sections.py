@@ -57,7 +57,9 @@ class Train(Section):
         gt=0,
         lt=1,
     )
-    precision: Literal["fp32", "bf16", "fp16", "fp64", "fp8"] = field("fp32", "", "type of the matrix products")
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = field(
+        "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
+    )
     loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0)] = field(
         "dynamic", "", "fp16: the loss times this, lest small gradients vanish; dynamic halves it where it overflows"
     )
@@ -125,12 +127,18 @@ class Parallel(Section):
     )
     offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
     reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
-        "exact", "", "ddp: how ranks are kept together; all but exact send less and change the answer"
+        "exact", "", "how ranks are kept together; all but exact send less and change the answer"
     )
     local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
+    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = field(
+        "layers", "parameters", "zero2, fsdp, hsdp: what is gathered together: a layer, or modules of at least so many"
+    )
     engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "who wraps the model and updates it")
     engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
+        "auto", "", "what carries messages between ranks; auto is nccl for CUDA devices and gloo for CPUs"
+    )
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
     bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)

@@ -78,7 +78,7 @@ def _policy(value: Any) -> Verdict:
 def _least(value: Any) -> Verdict:
     if not whole(value):
         return Verdict(Outcome.KEPT, why="off")
-    return Verdict(Outcome.TRANSLATED, {"parallel.wrap_parameters": whole(value)})
+    return Verdict(Outcome.TRANSLATED, {"parallel.wrap": whole(value)})
 
 
 FSDP: dict[str, Rule] = {
@@ -94,7 +94,10 @@ FSDP: dict[str, Rule] = {
     "fsdp_backward_prefetch": always("the next layer is gathered ahead", "BACKWARD_PRE", "BACKWARD_POST"),
     "fsdp_backward_prefetch_policy": always("the next layer is gathered ahead"),
     "fsdp_forward_prefetch": always("the next layer is gathered ahead"),
-    "fsdp_state_dict_type": always("checkpoints can be read on any number of ranks; paceline export writes one file"),
+    "fsdp_state_dict_type": choice(
+        {"FULL_STATE_DICT": {"train.checkpoint": "full"}, "SHARDED_STATE_DICT": {}},
+        "checkpoints are sharded, or one file: train.checkpoint=full",
+    ),
     "fsdp_use_orig_params": always("optimisers see the model's own parameters"),
     "fsdp_cpu_ram_efficient_loading": always("each rank reads its part of the weights"),
     "fsdp_sync_module_states": always("all ranks begin with the same weights"),

@@ -17,6 +17,7 @@ from paceline.adopting.verdicts import (
     no,
     number,
     quantity,
+    sums_in,
     to,
     truth,
     when,
@@ -130,7 +131,7 @@ PRECISION: dict[str, Rule] = {
         {"bfloat16": {"train.precision": "bf16"}, "float16": {"train.precision": "fp16"}}, "bfloat16 or float16"
     ),
     "torch_autocast.lower_precision_safe_modules": no("torch's own list of operations is used"),
-    "communication_data_type": always("gradients are summed in fp32", "fp32"),
+    "communication_data_type": sums_in,
     "seq_parallel_communication_data_type": always("gradients are summed in fp32", "fp32"),
     "data_types.grad_accum_dtype": always("gradients are accumulated in fp32", "fp32"),
     "amp.*": no("NVIDIA's Apex; train.precision does it"),

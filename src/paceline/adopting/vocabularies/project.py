@@ -14,6 +14,7 @@ from paceline.adopting.verdicts import (
     Verdict,
     all_of,
     always,
+    backend,
     choice,
     is_off,
     no,
@@ -114,7 +115,7 @@ DISTRIBUTED: dict[str, Rule] = {
     "strategy": choice(
         {name: {"parallel.strategy": name} for name in ("ddp", "fsdp", "zero2", "zero3")}, "ddp or fsdp"
     ),
-    "backend": to("parallel.backend", word),
+    "backend": backend,
     **all_of(("world_size", "num_gpus", "gpus"), quantity("ranks")),
     "num_nodes": quantity("nodes"),
     "find_unused_parameters": always("parameters without a gradient are left as they are", False),

@@ -11,11 +11,13 @@ from paceline.adopting.verdicts import (
     Verdict,
     all_of,
     always,
+    backend,
     choice,
     no,
     noted,
     number,
     quantity,
+    sums_in,
     to,
     word,
     workers,
@@ -55,7 +57,7 @@ LOADER: dict[str, Rule] = {
 WRAPPED: dict[str, Rule] = {
     "sharding_strategy": _last_part(SHARDING, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"),
     "mixed_precision.param_dtype": _dtype("train.precision"),
-    "mixed_precision.reduce_dtype": _dtype("parallel.reduce_type"),
+    "mixed_precision.reduce_dtype": sums_in,
     "mixed_precision.buffer_dtype": no("buffers stay in fp32"),
     "mixed_precision": noted("its literals are read where it is made"),
     "cpu_offload.offload_params": offloaded,
@@ -66,17 +68,18 @@ WRAPPED: dict[str, Rule] = {
     "bucket_cap_mb": to("parallel.bucket_mb", number),
     "auto_wrap_policy": noted("the repeated layers are gathered one by one"),
     "transformer_layer_cls": always("a workload names its layers, or the repeated ones are found"),
-    "min_num_params": to("parallel.wrap_parameters", lambda value: int(number(value))),
+    "min_num_params": to("parallel.wrap", lambda value: int(number(value))),
     **all_of(
         ("use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch", "limit_all_gathers"),
         always("so it is"),
     ),
 }
 GROUP: dict[str, Rule] = {
-    "backend": to("parallel.backend", word),
+    "backend": backend,
     "timeout": noted("parallel.timeout_s says it"),
     **all_of(("rank", "world_size", "init_method", "store", "device_id"), always("the launcher says it")),
 }
+WHOLE = "FullStateDictConfig"
 SHARDED = ("FullyShardedDataParallel", "FSDP")
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
 UPDATE = {key.removeprefix("params."): rule for key, rule in OPTIMIZER.items() if key.startswith("params.")}
@@ -87,6 +90,7 @@ CALLS: dict[str, dict[str, Rule]] = {
     "size_based_auto_wrap_policy": WRAPPED,
     "transformer_auto_wrap_policy": WRAPPED,
     "init_process_group": GROUP,
+    WHOLE: all_of(("offload_to_cpu", "rank0_only"), always("the main rank joins and writes it")),
     **all_of(OPTIMIZERS, UPDATE),
 }
 TORCH = Vocabulary("torch", {f"{call}.{key}": rule for call, rules in CALLS.items() for key, rule in rules.items()})
@@ -96,6 +100,8 @@ def called(name: str) -> dict[str, Any]:
     """What a call says by being made at all."""
     if name in SHARDED:
         return {"parallel.strategy": "fsdp"}
+    if name == WHOLE:
+        return {"train.checkpoint": "full"}
     if name in ("DistributedDataParallel", "DDP"):
         return {"parallel.strategy": "ddp"}
     return {"train.optimizer": OPTIMIZERS[name]} if name in OPTIMIZERS else {}
