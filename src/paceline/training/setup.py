@@ -60,7 +60,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     refuse_contradictions(workload, evaluates=held_out is not None)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
-    unlike = use_tf32(train.precision, context.device)
+    use_tf32(train.precision, context.device)
     if (start := start_of(workload, context)) is not None:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
     torch.manual_seed(train.seed)
@@ -90,7 +90,7 @@ def job_around(
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
-    said += [unlike] if unlike else []
+    said += [unlike] if (unlike := use_tf32(train.precision, context.device)) else []
     facts = JobFacts(
         order,
         steps,

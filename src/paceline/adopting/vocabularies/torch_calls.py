@@ -19,7 +19,6 @@ from paceline.adopting.verdicts import (
     quantity,
     sums_in,
     to,
-    word,
     workers,
 )
 from paceline.adopting.vocabularies.accelerate import SHARDING, offloaded

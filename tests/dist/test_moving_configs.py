@@ -1,59 +1,47 @@
 """The pages on moving from DeepSpeed and from the Trainer: programs before and after, and what adopt makes of one."""
 
 import difflib
-import os
-import re
-import runpy
 import shutil
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-import hf_models
 import pytest
 import yaml
+from programs import loss_of, save_model
 
+import hf_models
 import paceline
+from paceline.launch.local import run_ranks
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLES = DOCS / "examples" / "moving"
-BEFORE = """
-import os, runpy
-runpy.run_path("hf_trainer_before.py", run_name="__main__")
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-import deepspeed
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled now, which takes minutes
-runpy.run_path("deepspeed_before.py", run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, warm_ranks):
     """The programs, a tiny model and texts."""
-    for library in ("deepspeed", "accelerate", "transformers"):
-        pytest.importorskip(library)
+    if missing := [name for name in ("deepspeed", "accelerate", "transformers") if find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
     folder = tmp_path_factory.mktemp("moving")
     for file in (*EXAMPLES.glob("deepspeed_*"), *EXAMPLES.glob("hf_trainer_*")):
         shutil.copy(file, folder)
-    hf_models.save("llama", folder / "models" / "llama")
+    run_ranks(save_model, (folder,), 1)
     (folder / "texts.txt").write_text("\n".join(hf_models.TEXTS * 8))
     return folder
 
 
-def losses(text):
-    return [float(found) for found in re.findall(r"^loss ([\d.]+)$", text, re.MULTILINE)]
+def test_the_trainers_program_runs_before_and_after(folder):
+    (before,) = run_ranks(loss_of, (folder, "hf_trainer_before.py"), 1)
+    (after,) = run_ranks(loss_of, (folder, "hf_trainer_after.py"), 1)
+    assert after == pytest.approx(before, rel=0.15)
 
 
-def test_the_programs_run_before_and_after(folder, monkeypatch, capsys):
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run([sys.executable, "-c", BEFORE], cwd=folder, env=environ, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    trainer, deepspeed = losses(ended.stdout)
+def test_deepspeeds_program_runs_before_and_after(folder, monkeypatch):
+    (before,) = run_ranks(loss_of, (folder, "deepspeed_before.py"), 1)
     monkeypatch.chdir(folder)
-    runpy.run_path("hf_trainer_after.py", run_name="__main__")
-    assert losses(capsys.readouterr().out)[-1] == pytest.approx(trainer, rel=0.15)
-    spec = paceline.load("deepspeed_after.yaml", ["parallel.ranks=1", "parallel.threads=1"])
-    assert paceline.train(spec, show=False).summary.loss_last == pytest.approx(deepspeed, rel=0.2)
+    result = paceline.train(paceline.load("deepspeed_after.yaml", ["parallel.threads=1"]), show=False)
+    assert result.status == "finished"
+    assert result.summary.loss_last == pytest.approx(before, rel=0.2)
 
 
 @pytest.mark.parametrize(
