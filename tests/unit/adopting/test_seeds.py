@@ -1,11 +1,12 @@
 """Configurations and commands as guides print them: each is adopted, and what comes out trains."""
 
 import re
+from collections import Counter
 
 import pytest
 
 import paceline
-from conftest import SHARED
+from conftest import REPOSITORY, SHARED
 
 SEEDS = {file.name[:3]: file for file in sorted((SHARED / "seeds").glob("0*.txt"))}
 pytestmark = pytest.mark.skipif(len(SEEDS) < 5, reason="the guides are not on this machine")
@@ -111,14 +112,13 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("seed", "mark", "expected"), COMMANDS, ids=[f"{s} {m}" for s, m, _ in COMMANDS])
-def test_a_command_of_a_guide_becomes_a_run_file(seed, mark, expected, tmp_path, monkeypatch):
+def test_a_command_of_a_guide_trains(seed, mark, expected, tmp_path, monkeypatch, trains_a_script):
     monkeypatch.chdir(tmp_path)
-    for line in commands(seed, mark):
+    assert commands(seed, mark)
+    for line in dict.fromkeys(commands(seed, mark)):
         adopted = paceline.adopt(command=line, out="run.yaml", force=True)
         assert {key: value(adopted, key) for key in expected} == expected
-        spec = paceline.load("run.yaml", ["workload=classifier"])
-        assert spec.parallel.ranks == expected.get("parallel.ranks", 1)
-    assert commands(seed, mark)
+        assert trains_a_script("run.yaml").status == "finished"
 
 
 def test_the_command_reads_the_file_that_it_names(tmp_path, monkeypatch, trains):
@@ -144,3 +144,19 @@ def test_the_projects_command_and_file_together(tmp_path, monkeypatch):
     assert value(adopted, "parallel.ranks") == 4
     assert value(adopted, "train.global_batch") == 128  # 32 on each of the four
     assert next(row for row in adopted.rows if row.key == "script").outcome.value == "replaced"
+
+
+def test_the_page_counts_what_became_of_the_keys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = ("kept", "translated", "derived", "noted", "not supported")
+    counted = []
+    for seed, marks, file in FILES.values():
+        (tmp_path / file).write_text(block(seed, *marks))
+        counted.append(paceline.adopt(file).counts())
+        (tmp_path / file).unlink()
+    lines = [line for seed, mark, _ in COMMANDS for line in dict.fromkeys(commands(seed, mark))]
+    counted.append(sum((Counter(paceline.adopt(command=line).counts()) for line in lines), Counter()))
+    rows = [[sum(counts.values()), *(counts.get(kind, 0) for kind in kinds)] for counts in counted]
+    page = (REPOSITORY / "docs" / "adopt.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| [^|]+ ((?:\| \d+ ){6})\|$", page, re.MULTILINE)
+    assert [[int(number) for number in re.findall(r"\d+", row)] for row in table] == rows

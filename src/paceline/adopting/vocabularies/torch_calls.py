@@ -89,6 +89,12 @@ CALLS: dict[str, dict[str, Rule]] = {
     "size_based_auto_wrap_policy": WRAPPED,
     "transformer_auto_wrap_policy": WRAPPED,
     "init_process_group": GROUP,
+    "DistributedSampler": all_of(("num_replicas", "rank", "shuffle", "seed", "drop_last"), always(ORDER)),
+    "spawn": {
+        "nprocs": quantity("ranks"),
+        **all_of(("join", "daemon", "start_method"), always("paceline train starts the ranks")),
+        "args": noted("the script has them from its run"),
+    },
     WHOLE: all_of(("offload_to_cpu", "rank0_only"), always("the main rank joins and writes it")),
     **all_of(OPTIMIZERS, UPDATE),
 }
