@@ -45,7 +45,7 @@ def _with(draft: Draft, outcome: Outcome) -> list[Row]:
 
 def _line(key: str, line: Line) -> str:
     text = f"{key}: {scalar(line.value)}"
-    return f"{text:<{COLUMN}}  # {_plain(line.comment)}" if line.comment else text
+    return f"{text:<{COLUMN}}  # {plain(line.comment)}" if line.comment else text
 
 
 def scalar(value: Any) -> str:
@@ -62,11 +62,11 @@ def _exponent(value: float) -> str:
 
 
 def _note(row: Row) -> str:
-    value = "" if row.value is True or row.value is None else f"={_plain(str(row.value))}"
+    value = "" if row.value is True or row.value is None else f"={plain(str(row.value))}"
     return f"{row.said}{value if row.given else ''}" + (f": {row.why}" if row.why else "")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """One line, whatever was in a file."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
@@ -74,7 +74,7 @@ def _plain(text: str) -> str:
 def _block(head: str, items: Sequence[str]) -> list[str]:
     if not items:
         return []
-    return [f"# {head}", *(line for item in items for line in _wrapped(_plain(item), "#   "))]
+    return [f"# {head}", *(line for item in items for line in _wrapped(plain(item), "#   "))]
 
 
 def _wrapped(text: str, start: str = "# ") -> list[str]:

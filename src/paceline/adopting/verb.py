@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.adopting.adopt import Adopted, adopt
 from paceline.adopting.draft import Row
+from paceline.adopting.run_file import plain
 from paceline.adopting.verdicts import Outcome, is_off
 from paceline.record.files import as_json, finite
 
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         return 0
     console.print(table(adopted))
     for line in summary(adopted):
-        console.print(line, soft_wrap=True)
+        console.print(plain(line), soft_wrap=True)
     return 0
 
 
@@ -41,8 +42,8 @@ def table(adopted: Adopted) -> Any:
             continue
         if row.source != source:
             source = row.source
-            shown.add_row(f"{source}:", "", "", "")
-        shown.add_row(f"  {row.key}", _value(row), row.outcome.value, _place(row))
+            shown.add_row(f"{plain(source)}:", "", "", "")
+        shown.add_row(f"  {plain(row.key)}", plain(_value(row)), row.outcome.value, plain(_place(row)))
     return shown
 
 
