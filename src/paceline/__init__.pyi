@@ -1,3 +1,5 @@
+from paceline.adopting.adopt import Adopted as Adopted
+from paceline.adopting.adopt import adopt as adopt
 from paceline.classification import class_sums as class_sums
 from paceline.errors import RunFailed as RunFailed
 from paceline.errors import UserError as UserError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 COLUMNS = 100
-RUN_A_COMMAND = ("launch",)  # the verbs with a command of the user's after  --
+RUN_A_COMMAND = ("launch", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline train --resume runs/docstrings train.epochs=+2
   paceline train --from runs/docstrings train.lr=1e-4
+  paceline adopt ds_config.json --command "torchrun --nproc_per_node=4 train.py" --out run.yaml
   paceline predict runs/docstrings "Returns the sum of an array"
   paceline export runs/docstrings --out model
 """
@@ -66,7 +67,7 @@ def _visible(text: str) -> str:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the user's command after `--` for the verbs that run one."""
+    """Our own words, and the user's command after `--` for the verbs that take one."""
     if not words or words[0] not in RUN_A_COMMAND or "--" not in words:
         return words, []
     at = words.index("--")
@@ -348,6 +349,22 @@ def do_export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def adopt_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
+    parser.add_argument(
+        "--command", dest="line", default="", metavar="'torchrun …'", help="or after --: what starts it"
+    )
+    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+
+
+def do_adopt(arguments: argparse.Namespace) -> int:
+    from paceline.adopting.verb import run
+
+    return run(arguments, _console())
+
+
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
@@ -368,6 +385,11 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "launch": ("start a command of your own as several ranks of this machine", launch_arguments, do_launch),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
     "predict": ("say what a trained model makes of new texts, rows or images", predict_arguments, do_predict),
+    "adopt": (
+        "make a run file of what other tools have: configurations, job scripts, commands",
+        adopt_arguments,
+        do_adopt,
+    ),
     "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""

@@ -18,7 +18,7 @@ from paceline.spec import Train
 
 HALF_PRECISIONS = ("bf16", "fp16", "fp8")
 """Types of the matrix products for which compiled kernels are made."""
-RECORDED_OPTIMIZERS = ("adamw", "sgd")
+RECORDED_OPTIMIZERS = ("adamw", "adam", "sgd")
 """Those whose update never asks the host."""
 
 START_COMPILER_S = 8.0

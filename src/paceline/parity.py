@@ -27,7 +27,7 @@ from paceline.workload import Say, workload_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
 """Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
 PLAIN = Parallel()
 

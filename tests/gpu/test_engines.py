@@ -108,11 +108,11 @@ def test_the_wrapper_is_what_was_asked_for_or_the_run_ends(runs, lie):
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 def test_a_sharded_run_goes_on_under_torch(plain, runs, tmp_path, precision):
-    from engine_rows import after_step
+    from engine_rows import at_half
 
     from paceline import resume
 
-    folder = after_step(10, runs[0]["fsdp", precision], tmp_path / "run")
+    folder = at_half(runs[0]["fsdp", precision], tmp_path / "run")
     resumed = resume(folder, ["parallel.engine=torch", "parallel.strategy=single"], show=False)
     assert max(furthest(steps_of(resumed.path), plain[precision][1])) <= TOLERANCE[precision]
 

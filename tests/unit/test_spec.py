@@ -145,7 +145,7 @@ def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
             "lr": st.floats(1e-9, 1e3),
             "global_batch": st.integers(1, 1 << 20),
             "seed": st.integers(0, (1 << 31) - 1),
-            "optimizer": st.sampled_from(["adamw", "sgd", "lars", "lamb"]),
+            "optimizer": st.sampled_from(["adamw", "adam", "sgd", "lars", "lamb"]),
             "steps": st.none() | st.integers(1, 1 << 40),
         }
     ),
@@ -213,7 +213,7 @@ def test_a_long_value_is_cut(file):
 def test_every_field_has_a_meaning_and_the_file_stays_small():
     fields = list(build({}).fields())
     assert all(meaning for _, _, _, meaning in fields)
-    assert len(fields) <= 80
+    assert len(fields) <= 85
 
 
 @pytest.mark.parametrize(

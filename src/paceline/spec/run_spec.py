@@ -53,6 +53,7 @@ SENTENCES = {
 """What is wrong with a key, by the type of pydantic's problem."""
 OR_ALSO = {
     **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     "dict_type": "{name: value}",
 }
 """What a key takes beside words, by the type of the problem with it."""

@@ -270,11 +270,13 @@ class StepLog:
     def _watch(self, event: dict[str, Any]) -> None:
         """The stated policy for a step that is not finite. fp16 may overflow now and then: its scale adapts."""
         train, scaler = self.context.spec.train, self.job.state.scaler
-        if not event["skipped"] or train.nonfinite == "skip" or (scaler.active and float(scaler.scale) >= 1):
+        if not event["skipped"] or train.nonfinite == "skip" or (scaler.adapts and float(scaler.scale) >= 1):
             return
         what, value = ("gradient norm", "grad_norm") if isfinite(event["loss"]) else ("loss", "loss")
         self.known.clear()  # steps after this one went the same way
         found = f"{what} is {event[value]} at step {event['step']}"
+        if train.precision == "fp16" and not scaler.adapts:
+            raise RunFailed(f"{found}: train.loss_scale={train.loss_scale:g} may be too large; use dynamic")
         if event["step"] == 1:
             raise RunFailed(
                 f"{found}, with the weights as they began: look for the cause in the data, the model or loss(), or "

@@ -62,7 +62,8 @@ def run_rank(
     with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
         with noted(folder, place):
             held.enter_context(_samples_ready(workload, place))
-        together = joined(place, device_kind(spec), spec.parallel.threads, spec.parallel.timeout_s)
+        parallel = spec.parallel
+        together = joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend)
         device = held.enter_context(together)
         speak = say if show and place.rank == 0 else silent
         run: RunDir = folder if isinstance(folder, RunDir) else from_main(lambda: folder(speak))
@@ -189,7 +190,7 @@ def rank_work(
     with (
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
-        closing(CheckpointWriter(run.checkpoints, spec.train.keep)) as checkpoints,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
     ):
         work: RankWork | None = None
         try:

@@ -7,7 +7,10 @@ from paceline.parallel.compress import LOCAL
 from paceline.spec import Train
 from paceline.workload import Workload
 
-OWN_INSTEAD = {"optimizer": ("optimizer",), "schedule": ("schedule", "warmup", "final_lr")}
+OWN_INSTEAD = {
+    "optimizer": ("optimizer", "eps", "nesterov"),
+    "schedule": ("schedule", "warmup", "warmup_steps", "warmup_from", "warmup_shape", "final_lr"),
+}
 """Methods of a workload, and the keys of `train` whose place they take."""
 
 

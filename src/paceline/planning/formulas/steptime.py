@@ -193,11 +193,12 @@ class _Step:
         inner = placement.tensor * placement.context
         shards = group(placement.shard, inner, self.cluster, physics)
         gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
-        scatter = all_gather_s(self.local_trained * numbers.sent_bytes, shards, physics, self.collectives)
+        each = placement.reduction.sent_bytes(numbers)
+        scatter = all_gather_s(self.local_trained * each, shards, physics, self.collectives)
         visible = self._exposed_s(gather, stage.forward_s)
         visible += self._exposed_s(gather + scatter, stage.backward_s)
         copies = group(placement.replicate, inner * placement.shard, self.cluster, physics)
-        sent = self.local_trained / placement.shard * numbers.sent_bytes
+        sent = self.local_trained / placement.shard * each
         flight = all_reduce_s(sent, copies, physics, self.collectives)
         return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
 
@@ -212,10 +213,8 @@ class _Step:
         if reduction.joins_models:  # weights are averaged after a step, now and then
             flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
             return _Travel(flight, flight)
-        sent = self.local_trained * numbers.sent_bytes
-        if reduction.kind in ("bf16", "fp16"):
-            sent = self.local_trained * 2.0
-        elif reduction.kind == "powersgd":
+        sent = self.local_trained * reduction.sent_bytes(numbers)
+        if reduction.kind == "powersgd":
             sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
         flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
         return _Travel(flight, in_buckets_s(flight, sent, backward_s, physics, overlap))

@@ -58,7 +58,7 @@ class State:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> State:
         """The workload is asked for an optimiser of its own, unless there is one of the local parameters already."""
-        local, scaler = model.local_parameters, Scaler(train.precision, device)
+        local, scaler = model.local_parameters, Scaler(train, device)
         average = WeightAverage(train.ema, local, model.parts) if train.ema else None
         if optimizer is not None:
             return cls(model, optimizer, scaler, average=average, own_optimizer=True)

@@ -1,0 +1,78 @@
+"""What a file is, by its content: its name may be anything."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import yaml
+
+from paceline.adopting import commands, job_script, python_file
+from paceline.adopting.sources import Source, Vocabulary, json_of, text_of, yaml_of
+from paceline.adopting.vocabularies.accelerate import ACCELERATE
+from paceline.adopting.vocabularies.deepspeed import DEEPSPEED
+from paceline.adopting.vocabularies.lightning import LIGHTNING
+from paceline.adopting.vocabularies.own import OWN
+from paceline.adopting.vocabularies.project import PROJECT
+from paceline.adopting.vocabularies.trainer import TRAINER
+from paceline.errors import UserError
+
+IN_JSON = (DEEPSPEED, TRAINER)
+IN_YAML = (ACCELERATE, OWN, LIGHTNING, PROJECT, DEEPSPEED, TRAINER)
+KNOWN = (
+    "DeepSpeed's JSON, TrainingArguments as JSON, Accelerate's YAML, Lightning's YAML, the YAML of a project with "
+    "sections model, data and training, a job script, a command line, or a Python script that configures one of them"
+)
+
+
+def sources_of(file: Path) -> list[Source]:
+    """The settings in a file."""
+    text, name, folder = text_of(file), file.name, file.parent
+    if not text.strip():
+        raise UserError(f"{file} is empty")
+    if text.lstrip().startswith(("{", "[")):
+        values = json_of(text, name)
+        return [Source(name, _likest(IN_JSON, values, name), values, folder)]
+    if job_script.looks_like(text):
+        return job_script.read_job(text, name, folder)
+    tree = python_file.parsed(text)
+    try:
+        found = yaml_of(text, name)
+    except yaml.YAMLError as error:
+        if tree is None:
+            raise UserError(f"{name} is not recognised: {_why(error)}; adopt reads {KNOWN}") from None
+        found = None
+    if isinstance(found, dict):
+        return [Source(name, _likest(IN_YAML, found, name), found, folder)]
+    literals = python_file.read_python(tree, name, folder) if tree is not None else []
+    if not literals:
+        raise UserError(f"{name} is not recognised; adopt reads {KNOWN}")
+    return literals
+
+
+def sources_of_command(text: str) -> list[Source]:
+    """The settings in a command line."""
+    words = commands.split(text, "--command")
+    found = commands.read_command(words, Path())
+    if not found:
+        start = shlex.join(words[:1]) or "an empty command"
+        raise UserError(
+            f"--command: {start} starts no ranks; adopt knows torchrun, accelerate launch, deepspeed, horovodrun, "
+            "mpirun, srun, sbatch and python"
+        )
+    return found
+
+
+def _likest(vocabularies: tuple[Vocabulary, ...], values: dict[str, object], name: str) -> Vocabulary:
+    likeness = {vocabulary.tool: vocabulary.likeness(values) for vocabulary in vocabularies}
+    best = max(vocabularies, key=lambda vocabulary: likeness[vocabulary.tool])
+    if not likeness[best.tool]:
+        keys = ", ".join(list(values)[:4]) or "nothing"
+        raise UserError(f"{name} is not recognised by its keys ({keys}); adopt reads {KNOWN}")
+    return best
+
+
+def _why(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    at = f" (line {mark.line + 1})" if mark else ""
+    return f"{getattr(error, 'problem', None) or 'neither YAML nor Python'}{at}"
