@@ -102,6 +102,7 @@ class _Sent:
     bucket: Parameters
     handle: Handle[torch.Tensor]
     had: list[bool]
+    sparse: set[torch.nn.Parameter]  # those that are dense on the way only
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -111,10 +112,13 @@ class _Sent:
         # Asking a device for a value waits for it, and only a rank that lacks a gradient needs to know.
         any_has = [True] * len(sizes) if all(self.had) else used.gt(0).tolist()
         for parameter, piece, has in zip(self.bucket, pieces, any_has, strict=True):
-            if has and parameter.grad is None:
-                parameter.grad = piece.view_as(parameter).clone()
+            gradient = piece.view_as(parameter)
+            if has and parameter in self.sparse:
+                parameter.grad = gradient.to_sparse(1)
+            elif has and parameter.grad is None:
+                parameter.grad = gradient.clone()
             elif has:
-                parameter.grad.copy_(piece.view_as(parameter))
+                parameter.grad.copy_(gradient)
 
 
 class GradientExchange:
@@ -134,12 +138,10 @@ class GradientExchange:
         every = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
         self.left = dict.fromkeys(every, passes)
         self.groups = groups
-        self.sparse: Parameters = []
+        self.sparse: set[torch.nn.Parameter] = set()
         self.buckets: list[Parameters] = []
-        self.agreed = sparse_as_dense  # on which gradients are sparse
+        self.agreed = False  # on which gradients are sparse
         self.sent: list[_Sent] = []
-        if sparse_as_dense:
-            self.buckets = buckets_of(every, groups)
         if size() > 1:
             ready = _weakly(self._ready)  # an optimiser that is given up must not go on answering
             for parameter in every:
@@ -172,12 +174,13 @@ class GradientExchange:
                 self._agree()
             while len(self.sent) < len(self.buckets):
                 self._send()
-            sparse = [(p, p.grad is not None, sparse_reduce(_sparse_gradient(p), self.rule)) for p in self.sparse]
+            gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
+            handles = [sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
             for sent in self.sent:
                 sent.put_back()
-            for parameter, had, handle in sparse:
+            for parameter, handle in zip(gathered, handles, strict=True):
                 gradient = handle.wait()
-                parameter.grad = gradient if had or gradient._nnz() else None
+                parameter.grad = gradient if parameter.grad is not None or gradient._nnz() else None
             self.sent.clear()
             self.again(self.passes)
         self.fresh = True
@@ -186,9 +189,9 @@ class GradientExchange:
         every = list(self.left)
         mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
         sparse = reduce(mine.to(torch.uint8), Rule(Max)).wait().tolist()
-        self.sparse = [parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse]
-        dense = [parameter for parameter, is_sparse in zip(every, sparse, strict=True) if not is_sparse]
-        self.buckets = buckets_of(dense, self.groups)
+        self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}
+        in_buckets = [parameter for parameter in every if self.sparse_as_dense or parameter not in self.sparse]
+        self.buckets = buckets_of(in_buckets, self.groups)
         self.agreed = True
 
     def _send(self) -> None:
@@ -196,30 +199,26 @@ class GradientExchange:
         had = [parameter.grad is not None for parameter in bucket]
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
         flat = torch.cat([*(self._flat(parameter) for parameter in bucket), used])
-        self.sent.append(_Sent(bucket, reduce(flat, self.rule, self.compression), had))
+        self.sent.append(_Sent(bucket, reduce(flat, self.rule, self.compression), had, self.sparse))
 
     def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         if parameter.grad is None:
             return parameter.new_zeros(parameter.numel())
-        if parameter.grad.is_sparse:
-            if not self.sparse_as_dense:
-                raise UserError(
-                    "a gradient is sparse that was not so after the first backward pass; "
-                    "use hvd.DistributedOptimizer(…, sparse_as_dense=True)"
-                )
-            parameter.grad = parameter.grad.to_dense()
-        return parameter.grad.detach().reshape(-1).to(parameter.dtype)
+        if parameter.grad.is_sparse and parameter not in self.sparse:
+            raise UserError(
+                "a gradient is sparse for the first time after the first step, on which ranks agree which gradients "
+                "are; leave sparse=True out of its nn.Embedding"
+            )
+        return parameter.grad.detach().to_dense().reshape(-1)
 
 
 def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     """A rank that did not use the parameter sends no rows."""
     if parameter.grad is not None:
         return parameter.grad
-    return torch.sparse_coo_tensor(
-        torch.empty(1, 0, dtype=torch.long, device=parameter.device),
-        parameter.new_empty(0, *parameter.shape[1:]),
-        parameter.shape,
-    )
+    rows = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
+    values = parameter.new_empty(0, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
 
 def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -13,6 +13,10 @@ class NotCarriedOver(PacelineError, NotImplementedError):
     exit_code = 2
 
 
+class PartNotCarriedOver(NotCarriedOver, ModuleNotFoundError):
+    """A module of Horovod; a script that tries to import it may go on without."""
+
+
 def refuse(what: str, instead: str) -> NoReturn:
     raise NotCarriedOver(f"paceline.horovod has no {what}; {instead}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import paceline.horovod as torch
 from paceline.horovod import compression, elastic, same_everywhere
-from paceline.horovod.refused import NotCarriedOver, run
+from paceline.horovod.refused import PartNotCarriedOver, run
 
 __version__ = "0.28.1"  # whose interface this is
 __all__ = ["run", "torch"]
@@ -19,7 +19,7 @@ class Refusal(MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith(f"{__name__}."):
-            raise NotCarriedOver(f"paceline.horovod has no {name}; it carries over {__name__}.torch alone")
+            raise PartNotCarriedOver(f"paceline.horovod has no {name}; it carries over {__name__}.torch alone")
 
 
 sys.meta_path.insert(0, Refusal())
