@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, UserError
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -53,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(arguments.do(arguments))
     except PacelineError as error:
-        if who := _speaker(error):
-            print(f"{who}: {error}", file=sys.stderr)
+        from paceline.launch.blame import say_why
+
+        say_why(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -66,21 +66,6 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         return words, []
     at = words.index("--")
     return words[:at], words[at + 1 :]
-
-
-def _speaker(error: PacelineError) -> str:
-    """What is wrong with a request is the same on every rank, and the main one says it; a run may fail on any."""
-    from paceline.launch.environment import detect
-
-    try:
-        place = detect(os.environ)
-    except UserError:
-        place = None
-    if place is None or place.world == 1:
-        return "paceline"
-    if isinstance(error, RunFailed):
-        return f"paceline: rank {place.rank}"
-    return "paceline" if place.rank == 0 else ""
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:

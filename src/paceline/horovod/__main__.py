@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from paceline.errors import PacelineError, UserError
+from paceline.launch.blame import say_why
 
 STAND_IN = Path(__file__).with_name("stand_in")
 USAGE = "python -m paceline.horovod SCRIPT.py [ARGUMENTS …]"
@@ -36,5 +37,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        say_why(error)
         sys.exit(error.exit_code)

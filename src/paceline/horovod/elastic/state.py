@@ -7,6 +7,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,10 +28,10 @@ class State:
     """Values by name, as attributes. A copy of them is kept in memory by `save`, and on disk by `commit`."""
 
     def __init__(self, **values: Any) -> None:
-        self._values = {name: value for name, value in values.items() if value is not None}
+        self._values = values
         self._saved: dict[str, Any] = {}
         self._callbacks: list[Callable[[], None]] = []
-        self._file = commits.default_file()
+        self._file: Path | None = None  # outside of `run` nobody would read it
         self._next_write_s = 0.0
         self.save()
 
@@ -59,7 +60,7 @@ class State:
     def commit(self) -> None:
         """Keep the state as it is now; the main rank writes it at most every two seconds, and a tenth of the time."""
         self.save()
-        if world.rank() == 0 and time.monotonic() >= self._next_write_s:
+        if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
             began_s = time.monotonic()
             commits.write(self._file, _for_all_ranks(self._saved))
             ended_s = time.monotonic()
@@ -71,8 +72,11 @@ class State:
     def restore(self) -> None:
         """Go back to what was saved last."""
         for name, saved in self._saved.items():
-            if _stateful(self._values.get(name)):
-                self._values[name].load_state_dict(copy.deepcopy(saved))
+            now: Any = self._values.get(name)
+            if _stateful(now):
+                now.load_state_dict(copy.deepcopy(saved))
+            elif isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor):
+                self._values[name] = saved.clone().to(now.device)
             else:
                 self._values[name] = copy.deepcopy(saved)
 
@@ -86,22 +90,28 @@ class State:
             elif isinstance(value, torch.optim.Optimizer):
                 same_everywhere.broadcast_optimizer_state(value)
             elif isinstance(value, ElasticSampler):
+                main = same_everywhere.broadcast_object(value.state_dict())
                 since = reduce(torch.tensor([value.since]), Rule(Sum)).wait().item()
-                value.load_state_dict({"epoch": value.epoch, "before": value.before + int(since), "since": 0})
+                value.load_state_dict({**main, "before": main["before"] + int(since), "since": 0})
             elif _stateful(value):
                 value.load_state_dict(same_everywhere.broadcast_object(value.state_dict()))
         self.save()
 
-    def _resume(self) -> bool:
-        """Take over what an earlier start committed; False if there is nothing."""
-        found = from_main(lambda: commits.read(self._file) if self._file.exists() else None)
-        if found is None:
-            return False
-        self._saved, whence = found
-        if world.rank() == 0:
+    def _resume(self, file: Path) -> bool:
+        """On the main rank, take over what an earlier start committed; False if there is nothing."""
+        self._file = file
+
+        def read() -> str | None:
+            if not file.exists():
+                return None
+            self._saved, whence = commits.read(file)
+            return whence
+
+        whence = from_main(read)
+        if whence is not None and world.rank() == 0:
             print(f"paceline.horovod: goes on from {whence}; remove it to begin anew", file=sys.stderr, flush=True)
-        self.restore()
-        return True
+            self.restore()
+        return whence is not None
 
 
 class ObjectState(State):
@@ -113,7 +123,8 @@ class ObjectState(State):
 
 class TorchState(State):
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
-        super().__init__(model=model, optimizer=optimizer, **values)
+        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        super().__init__(**given, **values)
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -123,12 +134,13 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     def call(state: State, *args: Any, **options: Any) -> T:
         world.init()
         commits.check(state._saved)
-        if state._resume():
+        file = commits.default_file()
+        if state._resume(file):
             state.on_reset()
         state.sync()
         result = func(state, *args, **options)
         if world.rank() == 0:
-            state._file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
         return result
 
     return call
