@@ -37,9 +37,7 @@ def broadcast_parameters(
     """`model.state_dict()`, `model.named_parameters()` or tensors, overwritten by those of the root."""
     only_global(process_set)
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
-        raise UserError(
-            f"broadcast_parameters takes model.state_dict() or named parameters, not {type(params).__name__}"
-        )
+        raise UserError(f"broadcast_parameters: give model.state_dict(), not a {type(params).__name__}")
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     values = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
