@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakSet
@@ -81,7 +81,7 @@ def samples_in(batch: Any, batch_size: int | None = None) -> int:
         if len(batch) == batch_size:
             return len(batch)
         return next((found for part in batch if (found := samples_in(part, batch_size))), 0)
-    shape = getattr(batch, "shape", ())
+    shape: Sequence[int] = getattr(batch, "shape", ())
     return int(shape[0]) if len(shape) else 0
 
 
@@ -219,7 +219,7 @@ def _buckets(calls: _Calls) -> None:
 
 
 def _timed_hook(calls: _Calls, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Notes each bucket, and the end of a backward pass: once the last one is handed over, nothing is left to compute."""
+    """Notes each bucket, and the end of a backward pass: after the last bucket there is nothing left to compute."""
     notes = calls.notes
     lock = threading.Lock()
     in_flight = 0

@@ -5,6 +5,7 @@ Nothing happens until the script imports torch. Then hooks are set, once, that n
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.util
 import sys
@@ -62,7 +63,7 @@ def _run_the_next_one() -> None:
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]
     ours = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
