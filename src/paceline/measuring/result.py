@@ -126,6 +126,8 @@ def laws_of(rows: Sequence[TimedRow | FailedRow], weak: bool = False) -> tuple[L
     for row in done(rows):
         if row.ranks not in best or row.speedup > best[row.ranks].speedup:
             best[row.ranks] = row
+    if len(best) < 2:
+        return ()
     repeats = {n: row.scaling.speedups for n, row in sorted(best.items())}
     return tuple(fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()}))
 

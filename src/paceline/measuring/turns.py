@@ -30,6 +30,10 @@ State: TypeAlias = dict[str, Any]
 """The content of measure.json, without what follows from it."""
 
 
+class WrongForAll(UserError):
+    """What one trial found is wrong with all of them: there is no point in going on."""
+
+
 class Trial(ABC):
     """Something to run, which becomes a row."""
 
@@ -100,6 +104,8 @@ def _visit(trial: AnyTrial, repeat: int, repeats: int, folder: Path, state: Stat
     try:
         with Usage(trial.ranks) as usage:
             times = trial.run(folder / name)
+    except WrongForAll:
+        raise
     except PacelineError as error:
         state["failed"][trial.label] = str(error)
         if isinstance(error, OutOfMemory):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,10 +43,10 @@ class Command:
 
     @property
     def starts_its_ranks(self) -> bool:
-        return any(RANKS in word for word in self.words) or self._launcher is not None
+        return any(RANKS in word for word in self.words) or self.launcher is not None
 
     @property
-    def _launcher(self) -> str | None:
+    def launcher(self) -> str | None:
         first, *rest = self.words
         program = Path(first).name
         if program in LAUNCHERS:
@@ -62,7 +63,7 @@ class Command:
 
     def with_ranks(self) -> str:
         """As it would be typed with {ranks} where its launcher reads how many processes to start."""
-        launcher = self._launcher
+        launcher = self.launcher
         if launcher is None:
             return shlex.join(self.words)
         options = LAUNCHERS[launcher]
@@ -89,10 +90,13 @@ def command_of(words: Sequence[str], ranks: Sequence[int], environ: Mapping[str,
     if not words:
         raise UserError(f"which command? write it after  --  as in  {EXAMPLE}")
     command = Command(tuple(words))
+    if shutil.which(words[0], path=environ.get("PATH")) is None:
+        python = f"; type  python {words[0]}  in its place" if words[0].endswith(".py") else ""
+        raise UserError(f"the command {words[0]!r} is not found, or is no program{python}")
     if len(ranks) > 1 and command.starts_its_ranks and not any(RANKS in word for word in words):
         raise UserError(
-            f"{words[0]} starts the same number of processes each time; write {RANKS} in its place:  "
-            f"paceline measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}"
+            f"{command.launcher} starts the same number of processes each time; write {RANKS} in its place:  paceline "
+            f"measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}"
         )
     if (place := detect(environ)) is not None:
         raise UserError(

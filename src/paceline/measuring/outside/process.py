@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.errors import UserError
 from paceline.launch.signals import StopRequest
 from paceline.measuring.outside.request import Request
 
@@ -22,16 +20,13 @@ GRACE_S = 10.0
 
 def run_noted(words: Sequence[str], request: Request, output: Path) -> int:
     """Run a command whose processes note their steps; its exit code, negative where a signal ended it."""
-    environ = request.environ(os.environ)
-    if shutil.which(words[0], path=environ.get("PATH")) is None:
-        raise UserError(f"the command {words[0]!r} is not found")
     with open(output, "wb") as file, StopRequest() as stop:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environ,
+            env=request.environ(os.environ),
             start_new_session=True,
         )
         try:

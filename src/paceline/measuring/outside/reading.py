@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +12,17 @@ from typing import Any
 from paceline.errors import RunFailed, UserError
 from paceline.measuring.outside.request import Request
 from paceline.measuring.reading import MOST_RANKS, RunTimes, Seen, times_of
+from paceline.measuring.turns import WrongForAll
 from paceline.record.events import read_events, steps_that_count
 from paceline.record.run_dir import RunDir
 
+OUTPUT = "output.txt"
+"""What the command printed."""
 SHOWN_LINES = 15
+ERROR = re.compile(
+    r"(\[rank\d+\]: *)?(?!.*(ChildFailedError|CalledProcessError))[\w.]*(Error|Exception|Interrupt)(: |$)"
+)
+"""The last line of a traceback, but not of those that launchers add."""
 ENDED_EARLY = 5
 """Steps that a script must have made, if it ended before those that were asked for."""
 Event = Mapping[str, Any]
@@ -26,15 +34,18 @@ def read_seen(path: Path, request: Request, code: int) -> RunTimes:
     by_rank = [list(read_events(run.events_file(rank))) for rank in range(min(request.ranks, MOST_RANKS))]
     main = by_rank[0]
     if refused := next((event for events in by_rank for event in events if event["kind"] == "refused"), None):
-        raise UserError(refused["why"])
+        raise (WrongForAll if refused["on_any_ranks"] else UserError)(refused["why"])
     end = next((event for event in main if event["kind"] == "end"), {})
     if code and end.get("status") != "measured":
-        raise RunFailed(_failure(path / "output.txt", code))
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise RunFailed(f"the command failed with {how}: {last_words(path / OUTPUT)[-1]}; see {path / OUTPUT}")
     steps = [steps_that_count(events) for events in by_rank]
     if missing := [str(rank) for rank, found in enumerate(steps) if not found]:
-        raise UserError(_without_steps(request, end, missing if any(steps) else []))
+        if any(steps):
+            raise UserError(f"rank {', '.join(missing)} made no step that could be seen, and others did")
+        raise WrongForAll(_without_steps(request, end))
     if len(steps[0]) < min(ENDED_EARLY, request.steps):
-        raise UserError(
+        raise WrongForAll(
             f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}; let it run longer, with more "
             "epochs or data"
         )
@@ -56,18 +67,14 @@ def _with_batch(steps: Sequence[Event], rank_batches: Sequence[int], ranks: int)
     return [{**event, "batch": sum(rank_batches) or ranks} for event in steps]
 
 
-def _failure(output: Path, code: int) -> str:
-    """The script's own last words."""
-    how = f"exit code {code}" if code > 0 else f"signal {-code}"
-    lines = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
-    last = lines[-1].strip() if lines else "it printed nothing"
-    shown = "\n".join(lines[-SHOWN_LINES:])
-    return f"the command failed with {how}: {last}; all that it printed is in {output}\n{shown}"
+def last_words(output: Path) -> list[str]:
+    """What a command printed up to the error that it ended with: its launcher may have said more after it."""
+    lines = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() or ["it printed nothing"]
+    at = max((i for i, line in enumerate(lines) if ERROR.match(line)), default=len(lines) - 1)
+    return lines[max(0, at + 1 - SHOWN_LINES) : at + 1]
 
 
-def _without_steps(request: Request, end: Event, missing: Sequence[str]) -> str:
-    if missing:
-        return f"rank {', '.join(missing)} made no step that could be seen, and others did"
+def _without_steps(request: Request, end: Event) -> str:
     if names := end.get("optimizers"):
         return f"--steps-by {request.steps_by}: no optimiser of that name made two steps; there are {', '.join(names)}"
     return (

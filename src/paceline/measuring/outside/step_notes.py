@@ -105,7 +105,8 @@ class StepNotes:
             names = " and ".join(several.names)
             self.refuse(
                 f"the script steps with {len(several.names)} optimisers in turn, {names}; say which of them ends a "
-                f"step, as in  --steps-by {several.last}"
+                f"step, as in  --steps-by {several.last}",
+                on_any_ranks=True,
             )
         if self._events is None:
             self._start(optimizer)
@@ -207,10 +208,10 @@ class StepNotes:
         wait_for([ended / str(peer) for peer in range(world)], PEERS_S)
         leave(0)
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, why: str, on_any_ranks: bool = False) -> NoReturn:
         """This cannot be measured; the command that measures says so."""
         with self._writer(place_of_this_process()[0]) as events:
-            events.write("refused", why=why)
+            events.write("refused", why=why, on_any_ranks=on_any_ranks)
         leave(REFUSED)
 
 

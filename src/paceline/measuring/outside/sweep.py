@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.arguments import make_folder
+from paceline.errors import RunFailed
 from paceline.measuring.outside.command import Command, command_of
 from paceline.measuring.outside.process import run_noted
-from paceline.measuring.outside.reading import read_seen
+from paceline.measuring.outside.reading import OUTPUT, last_words, read_seen
 from paceline.measuring.outside.request import Request
 from paceline.measuring.reading import RunTimes
 from paceline.measuring.result import Measurement, concluded
@@ -45,6 +46,7 @@ class CommandTrial(Trial):
     command: Command
     steps: int
     steps_by: str = ""
+    say: Say = field(default=lambda text: None, compare=False)
 
     @property
     def batch(self) -> BatchLayout:
@@ -53,8 +55,12 @@ class CommandTrial(Trial):
     def run(self, path: Path) -> RunTimes:
         path.mkdir()
         request = Request(str(path.resolve()), self.steps, self.ranks, self.steps_by)
-        code = run_noted(self.command.on(self.ranks), request, path / "output.txt")
-        return read_seen(path, request, code)
+        code = run_noted(self.command.on(self.ranks), request, path / OUTPUT)
+        try:
+            return read_seen(path, request, code)
+        except RunFailed:
+            self.say("\n".join(last_words(path / OUTPUT)))
+            raise
 
 
 def measure_command(
@@ -75,7 +81,7 @@ def measure_command(
     """
     command = command_of(words, ranks)
     steps_by = options.get("steps_by") or ""
-    wanted = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by) for n in sorted(ranks)]
+    wanted = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, say) for n in sorted(ranks)]
     folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
     begun: State = {"name": command.name, "steps": steps, "spec": {}, "command": list(words), "steps_by": steps_by}
     make_folder(folder)
@@ -100,16 +106,18 @@ def _compared(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind_of(rows: Sequence[MeasuredRow]) -> str:
     """Whether the script does the same work in a step on all rows, or more with more ranks."""
+    if len(rows) < 2:
+        return "strong"
     batches = [row.batch.global_batch for row in rows]
     known = [batch for batch in batches if batch]
     if len(known) < len(batches):
         return "weak"
-    return "strong" if not known or max(known) <= (1 + SAME) * min(known) else "weak"
+    return "strong" if max(known) <= (1 + SAME) * min(known) else "weak"
 
 
 def notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
     """What a reader should know of numbers that were seen from outside."""
-    found = [f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and each run was ended after {steps} steps."]
+    found = [f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."]
     if not all(run.seen.rank_batches for run in runs):
         found.append(
             "No DataLoader was seen, so the samples of a step are not known, and waiting for input counts as compute. "
