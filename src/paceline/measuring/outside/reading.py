@@ -19,9 +19,8 @@ from paceline.record.run_dir import RunDir
 OUTPUT = "output.txt"
 """What the command printed."""
 SHOWN_LINES = 15
-ERROR = re.compile(
-    r"(\[rank\d+\]: *)?(?!.*(ChildFailedError|CalledProcessError))[\w.]*(Error|Exception|Interrupt)(: |$)"
-)
+OF_LAUNCHERS = "ChildFailedError|CalledProcessError"
+ERROR = re.compile(rf"(\[rank\d+\]: *)?(?!.*({OF_LAUNCHERS}))[\w.]*(Error|Exception|Interrupt)(: |$)")
 """The last line of a traceback, but not of those that launchers add."""
 ENDED_EARLY = 5
 """Steps that a script must have made, if it ended before those that were asked for."""
