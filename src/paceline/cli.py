@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 COLUMNS = 100
-RUN_A_COMMAND = ("launch",)  # the verbs with a command of the user's after  --
+RUN_A_COMMAND = ("launch", "measure")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
   paceline check recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline plan recipes/classifier_agnews.yaml --cluster 4xV100@pcie
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
+  paceline measure --ranks 1,2 -- python train.py --lr 0.1
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline train --resume runs/docstrings train.epochs=+2
@@ -246,14 +247,17 @@ def measure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
     parser.add_argument("--retry", action="store_true", help="try rows again that failed before")
     parser.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
+    parser.add_argument("--steps-by", default="", metavar="ADAM", help="of a command with several optimisers: whose")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
 
 
 def do_measure(arguments: argparse.Namespace) -> int:
-    from paceline.measuring.verb import run, run_links
+    from paceline.measuring.verb import run, run_command, run_links
 
     if arguments.links:
         return run_links(arguments, _console())
+    if arguments.command:
+        return run_command(arguments, _console())
     return run(_load(arguments.words, "measure"), arguments, _console())
 
 

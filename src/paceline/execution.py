@@ -57,6 +57,7 @@ class Reason(Enum):
     OPTIMIZER = "the optimiser asks the host during its update"
     MANY_SHAPES = "samples come in many shapes"
     OTHER_ENGINE = "another engine runs the step"
+    OWN_LOOP = "a script computes its loss itself"
     ASKS_DEVICE = "the model waits for the device during a step, as .item() and boolean masks do"
     DRAWS_ON_HOST = "the model draws random numbers on the host, which a graph would repeat"
     COUNTS_STEPS = "the model changes in Python during a step, which a graph would not"
@@ -141,6 +142,7 @@ def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Trai
     checks = (
         (train.compile != "off", Reason.COMPILE_OFF),
         (target.kind == "cuda", Reason.ON_CPU),
+        (not traits.own_loop, Reason.OWN_LOOP),
         (train.precision in HALF_PRECISIONS or not traits.half_only, Reason.FULL_PRECISION),
         (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
         (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),

@@ -116,4 +116,9 @@ def say_why(error: PacelineError) -> None:
         who = "paceline"
     else:
         return
-    sys.stderr.write(f"{who}: {error}\n")  # in one piece: the ranks share a terminal
+    sys.stderr.write(_visible(f"{who}: {error}") + "\n")  # in one piece: the ranks share a terminal
+
+
+def _visible(text: str) -> str:
+    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
