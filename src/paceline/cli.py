@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,19 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, UserError
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 COLUMNS = 100
-RUN_A_COMMAND = ("launch", "adopt")  # the verbs with a command of the user's after  --
+RUN_A_COMMAND = ("launch", "measure", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
   paceline check recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline plan recipes/classifier_agnews.yaml --cluster 4xV100@pcie
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
+  paceline measure --ranks 1,2 -- python train.py --lr 0.1
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline train --resume runs/docstrings train.epochs=+2
@@ -54,16 +54,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(arguments.do(arguments))
     except PacelineError as error:
-        if who := _speaker(error):
-            print(_visible(f"{who}: {error}"), file=sys.stderr)
+        from paceline.launch.blame import say_why
+
+        say_why(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _visible(text: str) -> str:
-    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -72,21 +68,6 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         return words, []
     at = words.index("--")
     return words[:at], words[at + 1 :]
-
-
-def _speaker(error: PacelineError) -> str:
-    """What is wrong with a request is the same on every rank, and the main one says it; a run may fail on any."""
-    from paceline.launch.environment import detect
-
-    try:
-        place = detect(os.environ)
-    except UserError:
-        place = None
-    if place is None or place.world == 1:
-        return "paceline"
-    if isinstance(error, RunFailed):
-        return f"paceline: rank {place.rank}"
-    return "paceline" if place.rank == 0 else ""
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -267,14 +248,17 @@ def measure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
     parser.add_argument("--retry", action="store_true", help="try rows again that failed before")
     parser.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
+    parser.add_argument("--steps-by", default="", metavar="ADAM", help="of a command with several optimisers: whose")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
 
 
 def do_measure(arguments: argparse.Namespace) -> int:
-    from paceline.measuring.verb import run, run_links
+    from paceline.measuring.verb import run, run_command, run_links
 
     if arguments.links:
         return run_links(arguments, _console())
+    if arguments.command:
+        return run_command(arguments, _console())
     return run(_load(arguments.words, "measure"), arguments, _console())
 
 

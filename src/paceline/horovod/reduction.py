@@ -1,0 +1,73 @@
+"""How values of several ranks become one: the operations, and the factors before and after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import UserError
+from paceline.horovod.refused import refuse_adasum
+
+
+class Reduction(Enum):
+    AVERAGE = "Average"
+    SUM = "Sum"
+    ADASUM = "Adasum"
+    MIN = "Min"
+    MAX = "Max"
+    PRODUCT = "Product"
+
+
+Average, Sum, Adasum = Reduction.AVERAGE, Reduction.SUM, Reduction.ADASUM
+Min, Max, Product = Reduction.MIN, Reduction.MAX, Reduction.PRODUCT
+OPERATIONS = {
+    Average: dist.ReduceOp.SUM,
+    Sum: dist.ReduceOp.SUM,
+    Min: dist.ReduceOp.MIN,
+    Max: dist.ReduceOp.MAX,
+    Product: dist.ReduceOp.PRODUCT,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An operation with the factors before and after it."""
+
+    op: Reduction
+    before: float = 1.0
+    after: float = 1.0
+
+    def scaled(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What is sent: a new tensor in one piece."""
+        sent = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return multiplied(sent, self.before)
+
+    def finished(self, reduced: torch.Tensor, ranks: int) -> torch.Tensor:
+        if self.op is Average:
+            reduced = reduced / ranks if reduced.is_floating_point() else (reduced.double() / ranks).to(reduced.dtype)
+        return multiplied(reduced, self.after)
+
+
+def multiplied(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """In the type of the tensor; whole numbers by way of 64-bit floating point."""
+    if factor == 1.0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor * factor
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def rule_of(op: Reduction | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> Rule:
+    """`average` is the older way to ask for a sum."""
+    if op is not None and average is not None:
+        raise UserError("average= is the older name of op=; give one of them, op=hvd.Sum or op=hvd.Average")
+    if op is None:
+        op = Sum if average is False else Average
+    if op is Adasum:
+        refuse_adasum()
+    if not isinstance(op, Reduction):
+        raise UserError(f"op={op!r} is not a reduction; use hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
+    return Rule(op, before, after)
