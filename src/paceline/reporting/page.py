@@ -111,7 +111,7 @@ def tiles(contents: Contents) -> list[tuple[str, str, str]]:
         return [
             ("status", told.status, f"after {duration(told.seconds)}"),
             ("rate", number(told.samples_per_s, 3), "samples/s"),
-            ("last loss", number(told.loss_last), f"{told.trained.steps:,} steps"),
+            ("loss", number(told.loss_last), f"of the last {told.loss_last_steps} of {told.trained.steps:,} steps"),
             *((name, number(value), "evaluation") for name, value in list(told.evaluation.metrics.items())[:2]),
         ]
     return []

@@ -75,7 +75,7 @@ def test_tensors_and_lists_of_rows_are_tracked_too():
 
 @pytest.mark.parametrize("kind", [NumpyDiskDataset, TorchDiskDataset])
 def test_a_missing_file_is_named(kind):
-    with pytest.raises(FileNotFoundError, match="Data file not found: no/such.file"):
+    with pytest.raises(FileNotFoundError, match=r"Data file not found: no/such\.file"):
         kind("no/such.file")
 
 

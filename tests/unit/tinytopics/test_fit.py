@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from topics_fits import em
 from torch.utils.data import Dataset
 
 import paceline.tinytopics as tt
 from paceline.tinytopics import counts as reading
 from paceline.tinytopics.counts import counts_of
 from paceline.workloads.topics.counts.blocks import SparseCounts
+from topics_fits import em
 
 K = 3
 
