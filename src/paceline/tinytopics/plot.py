@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Any
@@ -10,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from paceline.tinytopics.colors import scale_color_tinytopics
+from paceline.workloads.topics.result.order import means_of_neighbours
 
 Palette = Sequence[str] | str | None
 USUAL_COLUMNS = 5  # of the charts of terms
@@ -39,15 +41,19 @@ def plot_structure(
     color_palette: Palette = None,
     output_file: str | None = None,
 ) -> None:
-    """Every document, in the order given, as a stacked bar of its topics. `normalize_rows` makes them sum to one."""
+    """Every document, in the order given, as a stacked bar of its topics. `normalize_rows` makes them sum to one.
+
+    Documents that share a pixel are drawn as their mean.
+    """
     shares = np.asarray(L_matrix)
     if normalize_rows:
         shares = shares / shares.sum(axis=1, keepdims=True)
     documents, topics = shares.shape
-    edges, tops = np.arange(documents + 1), np.cumsum(shares, axis=1)
+    bars = means_of_neighbours(shares, np.arange(documents), math.ceil(figsize[0] * dpi))
+    edges, tops = np.linspace(0, documents, len(bars) + 1), np.cumsum(bars, axis=1)
     figure, axes = plt.subplots(figsize=figsize, dpi=dpi)
     for topic, colour in enumerate(_colours(color_palette, topics)):
-        below = tops[:, topic] - shares[:, topic]
+        below = tops[:, topic] - bars[:, topic]
         axes.stairs(tops[:, topic], edges, baseline=below, fill=True, color=colour)
     axes.set(title=title, xlabel="Documents (sorted)", ylabel="Topic Proportions", xlim=(0, documents), ylim=(0, 1))
     figure.tight_layout()
