@@ -30,6 +30,7 @@ BUILT_IN = {
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
     "transformers": "paceline.workloads.transformers:ENTRY",
+    "trees": "paceline.workloads.trees:ENTRY",
     "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
@@ -90,6 +91,8 @@ class Entry:
     """What a plan prices, `subject(spec, samples, tokens)`; without it the model is measured on fake tensors."""
     batched: bool = True
     """See `RunClass.batched`."""
+    extends: bool = False
+    """A fit by passes that goes on for longer when more are asked for; a training always does."""
     traits: Traits = Traits()
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)

@@ -146,6 +146,13 @@ class TopicPasses:
         gain = self.fit.gain(1) if len(self.fit.losses) > 1 else None
         return {"loss": done.loss, "gain": gain, "of_samples": self._passes_expected() * self.samples, **asdict(done)}
 
+    def evaluate(self) -> dict[str, Any]:
+        """Nothing is held out."""
+        return {}
+
+    def close(self) -> None:
+        """Ranks hold nothing together but the process group."""
+
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
         L, Ft = fit.result()
@@ -158,7 +165,7 @@ class TopicPasses:
         done = {"final_loss": self.final_loss if self.end else None, "seconds": self.seconds}
         return done | {name: getattr(self.fit, name) for name in SAVED}
 
-    def room(self) -> dict[str, Any]:
+    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
         self._fit = self.problem.at(L, Ft, self.options)
