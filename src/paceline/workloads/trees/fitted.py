@@ -15,7 +15,7 @@ from paceline.record.files import read_json, write_atomic, write_json
 from paceline.workloads.trees.objectives import OBJECTIVES, Task
 from paceline.workloads.trees.reading import Column, words_of
 from paceline.workloads.trees.scoring import probabilities
-from paceline.workloads.trees.table import TableFacts, codes_of
+from paceline.workloads.trees.table import TableFacts, codes_of, facts_of
 from paceline.workloads.trees.targets import Target
 
 MODEL = {"xgboost": "model.json", "lightgbm": "model.txt"}
@@ -60,8 +60,7 @@ class FittedTrees:
         if not (folder / ABOUT).exists():
             raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
         about = read_json(folder / ABOUT)
-        facts = about["facts"]
-        known = TableFacts(**{**facts, **{name: tuple(facts[name]) for name in ("columns", "classes", "values")}})
+        known = facts_of(about["facts"])
         target = Target(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
         return cls(about["library"], (folder / MODEL[about["library"]]).read_bytes(), known, target)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from paceline.launch.environment import Place
@@ -27,17 +30,16 @@ class Network:
 
         meeting = from_main(self._meeting)
         own = {"dmlc_task_id": f"{self.place.rank:08d}", "dmlc_timeout": max(1, round(self.timeout_s))}
-        self._up.enter_context(_quiet())
-        self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
+        with _unheard(), self.failures():
+            self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
         assert collective.get_rank() == self.place.rank
 
     def _meeting(self) -> dict[str, Any]:
         """Where the ranks meet: an address of the main rank's host that the others can reach."""
         from xgboost.tracker import RabitTracker
 
-        with _quiet():
-            self._tracker = RabitTracker(host_ip=_own_address(self.place), n_workers=self.place.world, sortby="task")
-            self._tracker.start()
+        self._tracker = RabitTracker(host_ip=_own_address(self.place), n_workers=self.place.world, sortby="task")
+        self._tracker.start()
         return dict(self._tracker.worker_args())
 
     def leave(self) -> None:
@@ -63,11 +65,18 @@ class Network:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    import xgboost
-
-    with xgboost.config_context(verbosity=0):
-        yield
+def _unheard() -> Iterator[None]:
+    """Who was given which rank, XGBoost's thread tells standard output, however quiet it is asked to be."""
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _own_address(place: Place) -> str:

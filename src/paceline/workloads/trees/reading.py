@@ -144,11 +144,16 @@ def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
     try:
         opened = _dataset(path, kind, data)
     except (pyarrow.ArrowException, OSError) as error:
+        _, named, twice = _first_line(error).rpartition("multiple columns named ")
+        if named:
+            raise UserError(f"{key}={path}: two columns are called {twice!r}; give each its own name") from None
         raise UserError(f"{key}={path}: cannot be read as {kind} ({_first_line(error)})") from None
     schema = opened.schema
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise UserError(f"{path}: two columns are called {twice!r}; give each its own name")
+        raise UserError(f"{key}={path}: two columns are called {twice!r}; give each its own name")
+    if key == "data.path":
+        column_named(data.label, "data.label", str(path), schema.names)
     _refuse_words(path, schema, data)
     wanted = [name for name in schema.names if name not in data.ignore]
 
@@ -214,9 +219,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def column_named(name: str, key: str, source: TableSource) -> str:
-    """The name of a column that must be there."""
-    if name not in source.columns:
-        hint = did_you_mean(name, source.columns)
-        raise UserError(f"{key}={name}: {source.name} has no such column{hint} (there: {listed(source.columns, 12)})")
-    return name
+def column_named(name: str, key: str, where: str, there: Sequence[str]) -> None:
+    """A column that must be there."""
+    if name not in there:
+        told = f"{did_you_mean(name, there)} (there: {listed(there, 12)})"
+        raise UserError(f"{key}={name}: {where} has no such column{told}")

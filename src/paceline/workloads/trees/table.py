@@ -28,6 +28,7 @@ from paceline.workloads.trees.sections import TreesData
 FACTS = "facts.json"
 FORMAT = 1
 COPIED_ROWS = 1 << 16
+COUNTED_ROWS, MOST_BINS = 20_000, 256
 HELD_OUT, BINNED = 1, 2
 """Streams of random numbers."""
 
@@ -48,6 +49,10 @@ class TableFacts:
     totals: dict[str, Any]
     """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
     weighted: bool
+    bins: int
+    """Different values of all columns, those of a column at most 256, in the first rows."""
+    gaps: bool
+    """Values are missing there."""
     digest: str
     """Of the numbers."""
 
@@ -108,11 +113,14 @@ def _name_of(data: TreesData) -> str:
 
 def _read(entry: Path) -> Table | None:
     try:
-        values = json.loads((entry / FACTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return Table(entry, facts_of(json.loads((entry / FACTS).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    listed_names = ("columns", "classes", "values")
-    return Table(entry, TableFacts(**{**values, **{name: tuple(values[name]) for name in listed_names}}))
+
+
+def facts_of(values: Mapping[str, Any]) -> TableFacts:
+    """As JSON has them."""
+    return TableFacts(**{**values, **{name: tuple(values[name]) for name in ("columns", "classes", "values")}})
 
 
 def drawn(first: int, count: int, fraction: float, purpose: int) -> np.ndarray:
@@ -142,9 +150,16 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         writer.close()
     if len(writers["train"]) < 2:
         raise UserError(f"{train.name}: there are {len(writers['train'])} rows to learn from; at least 2 are needed")
-    facts = columns.facts(writers["train"], writers["test"])
+    facts = {**columns.facts(writers["train"], writers["test"]), **_counted(folder, len(columns.names))}
     _write_bins(folder, data, len(columns.names), facts["rows"])
     write_synced(folder / FACTS, json.dumps(asdict(TableFacts(**facts)), ensure_ascii=False).encode())
+
+
+def _counted(folder: Path, columns: int) -> dict[str, Any]:
+    """What a plan wants to know."""
+    few = np.array(Split(folder, "train", columns).X[:COUNTED_ROWS])
+    bins = sum(min(MOST_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
+    return {"bins": bins, "gaps": bool(np.isnan(few).any())}
 
 
 def _checked(test: TableSource, columns: TableColumns) -> Any:
@@ -154,15 +169,16 @@ def _checked(test: TableSource, columns: TableColumns) -> Any:
 
 
 def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
-    label = column_named(data.label, "data.label", source)
+    label = data.label
+    column_named(label, "data.label", source.name, source.columns)
     npz = data.path is not None and data.path.suffix == ".npz"
     weight = data.weight or ("weight" if npz and "weight" in source.columns else None)
     if weight is not None:
-        column_named(weight, "data.weight", source)
+        column_named(weight, "data.weight", source.name, source.columns)
     for key in ("categories", "ignore"):
         for name in getattr(data, key):
             if key == "categories" or npz or data.path is None:
-                column_named(name, f"data.{key}", source)
+                column_named(name, f"data.{key}", source.name, source.columns)
     if clash := [name for name in (label, weight) if name in (*data.categories, *data.ignore)]:
         raise UserError(f"data: column {clash[0]!r} is the label or the weight; leave it out of categories and ignore")
     names = [name for name in source.columns if name not in (label, weight, *data.ignore)]

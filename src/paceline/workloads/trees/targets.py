@@ -41,9 +41,7 @@ def target_of(asked: str, label: str, facts: TableFacts) -> Target:
             raise UserError(f"{given}: {label!r} has more than a thousand different numbers, and these are no classes")
         whole = all(float(value).is_integer() for value in facts.values)
         if not facts.classes and not whole:
-            raise UserError(
-                f"{given}: {label!r} holds numbers such as {_shown(facts)}; use  model.objective=regression"
-            )
+            raise UserError(f"{given}: {label!r} holds numbers ({_shown(facts)}); use  model.objective=regression")
         classes = facts.classes or tuple(f"{value:g}" for value in facts.values)
         if task is Task.BINARY and len(classes) != 2:
             raise UserError(f"{given}: {label!r} has {len(classes)} classes; use  model.objective=multiclass")

@@ -35,7 +35,9 @@ def parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
     """As XGBoost calls them; what is not given is left to it."""
     names = ("learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin")
     given = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
-    always = ("gamma", "reg_alpha", "max_delta_step", "colsample_bytree", "scale_pos_weight", "grow_policy")
+    always = ("gamma", "reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy")
+    if model.scale_pos_weight != 1:
+        given["scale_pos_weight"] = model.scale_pos_weight
     return {"tree_method": "hist", "device": device, **given, **{name: getattr(model, name) for name in always}}
 
 
