@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.training.explain import shared_documents
+from paceline.training.explain import shared
 from paceline.workload import FitEnd, PassWorkload, Say
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
@@ -180,7 +180,10 @@ class TopicPasses:
 
     def equations(self, ranks: int) -> list[str]:
         product = f"({self.samples:,} × {self.k}) ({self.k} × {self.counts.terms:,})"
-        return [f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}", shared_documents(self.samples, ranks)]
+        return [
+            f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}",
+            shared(self.samples, ranks, "documents"),
+        ]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         factors = result["L"].numpy(), result["F"].numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +53,25 @@ class SplitWriter:
         """Numbers of names become those of the alphabetical order."""
         for writer in self.writers.values():
             writer.__exit__(None)
-        X = np.load(self.folder / f"{self.name}.X.npy", mmap_mode="r+").reshape(-1, len(self.columns.names))
-        for number, name in enumerate(self.columns.names):
-            if name in self.columns.categories and len(X):
-                _remap(X[:, number], self.columns.order(name))
-        y = np.load(self.folder / f"{self.name}.y.npy", mmap_mode="r+")
-        if self.columns.label_words and len(y):
-            _remap(y, self.columns.order(self.columns.label))
+        names, categories = self.columns.names, self.columns.categories
+        orders = {number: self.columns.order(name) for number, name in enumerate(names) if name in categories}
+        _remap(self.folder / f"{self.name}.X.npy", len(self), orders, len(names))
+        if self.columns.label_words:
+            _remap(self.folder / f"{self.name}.y.npy", len(self), {0: self.columns.order(self.columns.label)}, 1)
 
     def digest(self) -> str:
         return "".join(str(writer.facts["sha256"])[:16] for writer in self.writers.values())
 
 
-def _remap(codes: np.ndarray, order: np.ndarray) -> None:
-    for first in range(0, len(codes), REMAPPED_ROWS):
-        some = np.array(codes[first : first + REMAPPED_ROWS])
-        there = ~np.isnan(some)
-        some[there] = order[some[there].astype(np.int64)]
-        codes[first : first + REMAPPED_ROWS] = some
+def _remap(file: Path, rows: int, orders: Mapping[int, np.ndarray], columns: int) -> None:
+    """In place, mapped a few rows at a time: the file may be larger than memory."""
+    for first in range(0, rows if orders else 0, REMAPPED_ROWS):
+        some = np.load(file, mmap_mode="r+").reshape(rows, columns)[first : first + REMAPPED_ROWS]
+        for number, order in orders.items():
+            codes = np.array(some[:, number])
+            there = ~np.isnan(codes)
+            codes[there] = order[codes[there].astype(np.int64)]
+            some[:, number] = codes
 
 
 class TableColumns:

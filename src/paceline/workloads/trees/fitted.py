@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from paceline.record.files import read_json, write_atomic, write_json
 from paceline.workloads.trees.objectives import OBJECTIVES, Task
 from paceline.workloads.trees.reading import Column, words_of
 from paceline.workloads.trees.scoring import probabilities
-from paceline.workloads.trees.table import TableFacts, codes_of, facts_of
+from paceline.workloads.trees.table import Coding, codes_of
 from paceline.workloads.trees.targets import Target
 
 MODEL = {"xgboost": "model.json", "lightgbm": "model.txt"}
@@ -40,7 +40,7 @@ class FittedTrees:
     library: str
     raw: bytes
     """In the library's own text."""
-    facts: TableFacts
+    coding: Coding
     target: Target
 
     def write(self, folder: Path) -> None:
@@ -51,7 +51,8 @@ class FittedTrees:
             "objective": self.target.objective.task.value,
             "classes": list(self.target.classes),
             "values": list(self.target.values),
-            "facts": asdict(self.facts),
+            "columns": list(self.coding.columns),
+            "categories": self.coding.categories,
         }
         write_json(folder / ABOUT, about)
 
@@ -60,9 +61,13 @@ class FittedTrees:
         if not (folder / ABOUT).exists():
             raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
         about = read_json(folder / ABOUT)
-        known = facts_of(about["facts"])
-        target = Target(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
-        return cls(about["library"], (folder / MODEL[about["library"]]).read_bytes(), known, target)
+        try:
+            target = Target(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
+            coding = Coding(tuple(about["columns"]), about["categories"])
+            return cls(about["library"], (folder / MODEL[about["library"]]).read_bytes(), coding, target)
+        except (KeyError, ValueError, TypeError, OSError) as error:
+            again = f"paceline train --resume {folder}"
+            raise UserError(f"{folder / ABOUT} is damaged ({error}); write it again with  {again}") from None
 
     @property
     def classes(self) -> Sequence[str]:
@@ -81,7 +86,7 @@ class FittedTrees:
             from paceline.workloads.trees.xgboost_rounds import matrix_of
 
             booster = xgboost.Booster(model_file=bytearray(self.raw))
-            found = booster.predict(matrix_of(X, self.facts, 0), output_margin=True)
+            found = booster.predict(matrix_of(X, self.coding, 0), output_margin=True)
         else:
             import lightgbm
 
@@ -90,14 +95,14 @@ class FittedTrees:
 
     def numbers(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Rows as they are coded for these trees."""
-        if missing := [name for name in self.facts.columns if not any(name in row for row in rows)]:
+        if missing := [name for name in self.coding.columns if not any(name in row for row in rows)]:
             there = listed([str(name) for name in rows[0]], 12) if isinstance(rows[0], Mapping) else repr(rows[0])
             raise UserError(f"the rows have no column {listed(missing)}, which the trees know (there: {there})")
         block: dict[str, Column] = {}
-        for name in self.facts.columns:
+        for name in self.coding.columns:
             values = [row.get(name) for row in rows]
-            block[name] = _words(values) if name in self.facts.categories else _numbers(name, values)
-        return np.asarray(codes_of(block, self.facts)["X"])
+            block[name] = _words(values) if name in self.coding.categories else _numbers(name, values)
+        return codes_of(block, self.coding)
 
     def importance(self) -> dict[str, float]:
         """How much of the gain of all splits is a column's, from most to least."""
@@ -107,22 +112,22 @@ class FittedTrees:
             from paceline.workloads.trees.xgboost_rounds import described
 
             gains = xgboost.Booster(model_file=bytearray(self.raw)).get_score(importance_type="total_gain")
-            found = [float(gains.get(name, 0.0)) for name in described(self.facts)[0]]
+            found = [float(gains.get(name, 0.0)) for name in described(self.coding)[0]]
         else:
             import lightgbm
 
             booster = lightgbm.Booster(model_str=self.raw.decode())
             found = booster.feature_importance(importance_type="gain").tolist()
         whole = sum(found) or 1.0
-        shares = dict(zip(self.facts.columns, (gain / whole for gain in found), strict=True))
+        shares = dict(zip(self.coding.columns, (gain / whole for gain in found), strict=True))
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def export(self, folder: Path) -> None:
         """The library's own file, and the names behind its numbers."""
         write_atomic(folder / MODEL[self.library], self.raw)
         names = {
-            "columns": list(self.facts.columns),
-            "categories": self.facts.categories,
+            "columns": list(self.coding.columns),
+            "categories": self.coding.categories,
             "classes": list(self.classes),
         }
         write_atomic(folder / "names.json", json.dumps(names, indent=1, ensure_ascii=False) + "\n")

@@ -14,10 +14,11 @@ from torch import Tensor
 from paceline.launch.group import gather_objects
 from paceline.spec import Train
 from paceline.training.evaluation import ChunkSums
+from paceline.training.explain import shared
 from paceline.workload import FitEnd
 from paceline.workloads.trees.fitted import FittedTrees, cut_model
 from paceline.workloads.trees.pictures import write_importance
-from paceline.workloads.trees.rounds import Boosting, library_of, part
+from paceline.workloads.trees.rounds import Boosting, library_of
 from paceline.workloads.trees.scoring import CHUNK, chunks_of, metrics_of_chunks, sums_of
 
 EVALUATED_EVERY = 10
@@ -110,12 +111,10 @@ class TreePasses:
 
     def equations(self, ranks: int) -> list[str]:
         facts, target = self.boosting.table.facts, self.boosting.target
-        mine = part(self.samples, self.place)
-        sign = "=" if self.samples % ranks == 0 else "≈"
         what = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
         each = f"{self.boosting.threads} thread{'s' * (self.boosting.threads > 1)}"
         lines = [
-            f"{self.samples:,} rows {sign} {mine.stop - mine.start:,} per rank × {ranks} rank{'s' * (ranks > 1)}",
+            shared(self.samples, ranks, "rows"),
             f"{len(facts.columns)} columns, {len(facts.categories)} of them of names; {what}",
             f"{self.boosting.model.library}, {each} per rank",
         ]

@@ -30,13 +30,15 @@ class Boosting:
 
     @property
     def rows(self) -> slice:
-        """Those of this rank."""
-        return part(self.table.facts.rows, self.place)
+        """Those of this rank: the next so many for each, in their order."""
+        count, place = self.table.facts.rows, self.place
+        return slice(count * place.rank // place.world, count * (place.rank + 1) // place.world)
 
-
-def part(count: int, place: Place) -> slice:
-    """The next so many for each rank, in their order."""
-    return slice(count * place.rank // place.world, count * (place.rank + 1) // place.world)
+    def some(self, rows: slice) -> dict[str, Any]:
+        """Some rows to learn from, as the libraries call their parts; mapped for as long as they are held."""
+        split = self.table.split("train")
+        weights = None if split.weights is None else split.weights[rows]
+        return {"data": split.X[rows], "label": self.target.labels(split.y[rows]), "weight": weights}
 
 
 class Rounds(Protocol):

@@ -34,12 +34,18 @@ HELD_OUT, BINNED = 1, 2
 
 
 @dataclass(frozen=True)
-class TableFacts:
-    """What is known of a table once it was read."""
+class Coding:
+    """What the numbers of a row mean."""
 
     columns: tuple[str, ...]
     categories: dict[str, list[str]]
     """By column, its names in the order of their numbers."""
+
+
+@dataclass(frozen=True)
+class TableFacts(Coding):
+    """What is known of a table once it was read."""
+
     classes: tuple[str, ...]
     """The names that the label has, in the order of their numbers; empty where it holds numbers."""
     values: tuple[float, ...]
@@ -192,18 +198,18 @@ def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
     """The rows that bins are found from, where these are not all."""
     if rows <= data.bin_rows:
         return
-    split = Split(folder, "train", columns)
-    kinds = {"X": split.X, "y": split.y, **({} if split.weights is None else {"w": split.weights})}
-    for kind, array in kinds.items():
+    for kind, width in (("X", columns), ("y", 1), ("w", 1)):
+        if not (folder / f"train.{kind}.npy").exists():
+            continue
         with ArrayWriter(folder / f"bins.{kind}.npy", np.float32) as writer:
             for first in range(0, rows, COPIED_ROWS):
-                some = array[first : first + COPIED_ROWS]
+                some = map_array(folder / f"train.{kind}.npy").reshape(rows, width)[first : first + COPIED_ROWS]
                 writer.append(some[drawn(first, len(some), data.bin_rows / rows, BINNED)].ravel())
 
 
-def codes_of(block: Block, facts: TableFacts) -> Mapping[str, Any]:
-    """A block of new rows as it is coded for a table that is known already."""
-    columns = TableColumns(list(facts.columns), "", None, list(facts.categories))
-    columns.known = {name: {word: code for code, word in enumerate(words)} for name, words in facts.categories.items()}
+def codes_of(block: Block, coding: Coding) -> np.ndarray:
+    """New rows as those of the table were coded; a name that it did not have is missing."""
+    columns = TableColumns(list(coding.columns), "", None, list(coding.categories))
+    columns.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
     columns.learned()
-    return {"X": columns.matrix("predict", block, 0)}
+    return columns.matrix("predict", block, 0)

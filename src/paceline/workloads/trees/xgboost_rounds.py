@@ -23,10 +23,11 @@ from paceline.workloads.trees.network import Network
 from paceline.workloads.trees.objectives import Task
 from paceline.workloads.trees.rounds import Boosting
 from paceline.workloads.trees.sections import TreesModel
-from paceline.workloads.trees.table import TableFacts
+from paceline.workloads.trees.table import Coding
 
 PAGE_BYTES = 1 << 27
 """Of numbers that are binned at a time, where the binned table stays on disk."""
+ASKED_ROWS = 1 << 14
 ROWS, COLUMNS = 11, 12
 """Streams of random numbers."""
 
@@ -63,9 +64,7 @@ class XGBoostRounds:
         split = boosting.table.split("train")
         mine = boosting.rows
         self.weights = None if split.weights is None else split.weights[mine]
-        self.matrix = self._binned(split.X[mine], target.labels(split.y[mine]))
-        self.booster = xgboost.Booster(self.parameters, cache=[self.matrix])
-        self.held: Any = None
+        self.matrix = self._binned()
 
     def join(self) -> None:
         self.network.join()
@@ -91,13 +90,20 @@ class XGBoostRounds:
         return value * value if self.boosting.target.objective.task is Task.NUMBER else value
 
     def hold(self, X: np.ndarray) -> None:
-        self.held = matrix_of(X, self.boosting.table.facts, self.boosting.threads) if len(X) else None
-        self.booster = xgboost.Booster(self.parameters, cache=[self.matrix, *([self.held] if self.held else [])])
+        """In memory, what trees said before is remembered and new ones add to it; else all are asked again."""
+        remembered = len(X) and self.boosting.data.memory == "ram"
+        held = [matrix_of(X, self.boosting.table.facts, self.boosting.threads)] if remembered else []
+        self.held, self.asked = held, X
+        self.booster = xgboost.Booster(self.parameters, cache=[self.matrix, *held])
 
     def margins(self) -> np.ndarray:
-        outputs = self.boosting.target.outputs
-        found = np.empty(0) if self.held is None else self.booster.predict(self.held, output_margin=True)
-        return found.reshape(-1, outputs)
+        found = [self.booster.predict(matrix, output_margin=True) for matrix in self.held]
+        for first in range(0, 0 if found else len(self.asked), ASKED_ROWS):
+            some = np.array(self.asked[first : first + ASKED_ROWS])
+            found.append(self.booster.inplace_predict(some, predict_type="margin", validate_features=False))
+        return np.concatenate([np.empty(0), *(part.ravel() for part in found)]).reshape(
+            -1, self.boosting.target.outputs
+        )
 
     def raw(self) -> bytes:
         return bytes(self.booster.save_raw("ubj"))
@@ -133,61 +139,55 @@ class XGBoostRounds:
         booster.update(rows, 0)
         return str(json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"])
 
-    def _binned(self, X: np.ndarray, labels: np.ndarray) -> Any:
+    def _binned(self) -> Any:
+        boosting = self.boosting
         options = {
             "enable_categorical": True,
-            "nthread": self.boosting.threads,
-            **({"max_bin": self.boosting.model.max_bin} if self.boosting.model.max_bin else {}),
+            "nthread": boosting.threads,
+            **({"max_bin": boosting.model.max_bin} if boosting.model.max_bin else {}),
         }
         columns = {"feature_types": self.kinds, "feature_names": self.names}
-        few, weights = self.boosting.table.bin_rows()
-        facts = self.boosting.table.facts
+        few, weights = boosting.table.bin_rows()
+        facts = boosting.table.facts
         if len(few) < facts.rows:  # a name that is in none of them has a bin all the same
             last = [len(facts.categories[name]) - 1 if name in facts.categories else np.nan for name in facts.columns]
             few = np.concatenate([few, np.array([last], np.float32)])
             weights = None if weights is None else np.append(weights, np.float32(1))
         bins = xgboost.QuantileDMatrix(few, weight=weights, **columns, **options)
-        if self.boosting.data.memory == "ram":
-            return xgboost.QuantileDMatrix(X, label=labels, weight=self.weights, ref=bins, **columns, **options)
-        self.folder = tempfile.TemporaryDirectory(prefix="pages-", dir=self.boosting.table.folder)
-        pages = Pages(X, {"label": labels, "weight": self.weights}, columns, Path(self.folder.name))
-        return xgboost.ExtMemQuantileDMatrix(pages, ref=bins, **options)
+        if boosting.data.memory == "ram":
+            return xgboost.QuantileDMatrix(**boosting.some(boosting.rows), ref=bins, **columns, **options)
+        self.folder = tempfile.TemporaryDirectory(prefix="pages-", dir=boosting.table.folder)
+        return xgboost.ExtMemQuantileDMatrix(Pages(boosting, columns, Path(self.folder.name)), ref=bins, **options)
 
 
-def described(facts: TableFacts) -> tuple[list[str], list[str]]:
+def described(coding: Coding) -> tuple[list[str], list[str]]:
     """The names of columns as XGBoost takes them, which has signs of its own for some signs, and their types."""
-    names = [re.sub(r"[\[\]<]", "_", name) for name in facts.columns]
-    return names, ["c" if name in facts.categories else "q" for name in facts.columns]
+    names = [re.sub(r"[\[\]<]", "_", name) for name in coding.columns]
+    return names, ["c" if name in coding.categories else "q" for name in coding.columns]
 
 
-def matrix_of(X: np.ndarray, facts: TableFacts, threads: int) -> Any:
-    names, kinds = described(facts)
+def matrix_of(X: np.ndarray, coding: Coding, threads: int) -> Any:
+    names, kinds = described(coding)
     return xgboost.DMatrix(X, feature_names=names, feature_types=kinds, enable_categorical=True, nthread=threads)
 
 
 class Pages(xgboost.DataIter):
-    """Rows a page at a time; XGBoost keeps its own form of them in the folder."""
+    """A rank's rows a page at a time; XGBoost keeps its own form of them in the folder."""
 
-    def __init__(
-        self, X: np.ndarray, beside: Mapping[str, np.ndarray | None], columns: Mapping[str, Any], folder: Path
-    ) -> None:
-        self.X, self.columns = X, columns
-        self.beside = {name: values for name, values in beside.items() if values is not None}
-        self.rows = max(1, PAGE_BYTES // (4 * X.shape[1]))
-        self.first = 0
+    def __init__(self, boosting: Boosting, columns: Mapping[str, Any], folder: Path) -> None:
+        self.boosting, self.columns = boosting, columns
+        self.rows = max(1, PAGE_BYTES // (4 * len(boosting.table.facts.columns)))
+        self.first = boosting.rows.start
         super().__init__(cache_prefix=str(folder / "rows"))
 
     def reset(self) -> None:
-        self.first = 0
+        self.first = self.boosting.rows.start
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        if self.first >= len(self.X):
+        last = min(self.first + self.rows, self.boosting.rows.stop)
+        if self.first >= last:
             return False
-        some = slice(self.first, self.first + self.rows)
-        input_data(
-            data=np.array(self.X[some]),
-            **{name: np.array(values[some]) for name, values in self.beside.items()},
-            **self.columns,
-        )
-        self.first += self.rows
+        some = self.boosting.some(slice(self.first, last))
+        input_data(**{**some, "data": np.array(some["data"])}, **self.columns)
+        self.first = last
         return True

@@ -135,6 +135,7 @@ def test_a_table_on_disk_gives_the_same_trees(spec, tmp_path):
     few = {"data.bin_rows": 300, "model.subsample": 0.5}
     ram, disk = (train(spec(**few, **{"data.memory": m}), tmp_path / m, show=False) for m in ("ram", "disk"))
     assert model_of(ram) == model_of(disk)
+    assert ram.metrics == disk.metrics
 
 
 def test_weights_and_early_stopping(spec, tmp_path):
