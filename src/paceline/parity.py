@@ -20,7 +20,7 @@ from paceline.layout import SPREADING, from_words, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.registry import one_line
-from paceline.spec import Parallel, RunSpec
+from paceline.spec import Parallel, RunSpec, Source, spec_of
 from paceline.training.run import RunResult, train
 from paceline.workload import Say
 
@@ -101,7 +101,7 @@ class Parity:
 
 
 def check(
-    spec: RunSpec,
+    spec: Source,
     ranks: Sequence[int] = (1, 2),
     accumulate: Sequence[int] = (1,),
     steps: int = 20,
@@ -114,6 +114,7 @@ def check(
 
     `layouts` are short forms such as "fsdp:2+tensor:2", in place of numbers of ranks.
     """
+    spec = spec_of(spec)
     wanted = [(word, from_words(word)) for word in layouts] or [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n}) for n in ranks
     ]

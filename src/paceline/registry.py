@@ -231,6 +231,22 @@ def class_of(reference: str, base: type) -> type[Any]:
     )
 
 
+def reference_of(kind: type) -> str:
+    """`file.py:Class` of a class, by which new processes find it."""
+    from paceline.section import RunClass
+
+    if not issubclass(kind, RunClass):
+        raise UserError(f"{kind.__name__} is not a Workload class; subclass paceline.Workload")
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if kind.__module__ == "__main__" or file is None or "." in kind.__qualname__:
+        raise UserError(
+            f"{kind.__qualname__} is defined in the script or notebook that is running, or inside of a function; ranks "
+            "are new processes and cannot see it: move it to a file of its own and import it from there"
+        )
+    return f"{Path(file).resolve()}:{kind.__name__}"
+
+
 def own_trace(error: BaseException, reference: str) -> str:
     """The traceback of an error from where it entered the folder of the user's workload; empty if it never did."""
     place = reference.rpartition(":")[0]

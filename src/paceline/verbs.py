@@ -6,30 +6,52 @@ import os
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import UserError
+from paceline.hardware.catalogue import cluster
 from paceline.launch.environment import detect
 from paceline.planning.plan import applied
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Source, spec_of
 from paceline.training import run
 from paceline.training.run import RunResult, resumed_spec
 
 
 def train(
-    spec: RunSpec,
+    spec: Source,
     out: str | Path = "runs",
     *,
     resume: str | Path | None = None,
     start: str | Path | None = None,
     show: bool = True,
 ) -> RunResult:
-    """Train a spec into a new folder below `out`, or go on with the run in `resume`.
+    """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or go on with
+    the run in `resume`.
 
     `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
     `parallel: auto` on a named cluster is the layout that the plan chooses.
     """
+    spec = spec_of(spec)
     if start is not None:
         spec = spec.replace({"model.start": str(start)})
     place = detect(os.environ)
-    return run.train(applied(spec, place.world if place is not None else None), out, resume=resume, show=show)
+    chosen = applied(spec, place.world if place is not None else None)
+    if chosen is not spec and place is None:
+        _devices_are_here(chosen)
+    return run.train(chosen, out, resume=resume, show=show)
+
+
+def _devices_are_here(spec: RunSpec) -> None:
+    """A plan for the devices of a cluster is not carried out on another machine."""
+    if spec.parallel.device == "cpu" or cluster(spec.cluster).device.synchronous:
+        return
+    import torch
+
+    here, wanted = torch.cuda.device_count(), spec.parallel.ranks
+    if here < wanted:
+        raise UserError(
+            f"cluster: {spec.cluster}: the plan takes {wanted} device{'s' * (wanted > 1)}, and this machine has "
+            f"{here or 'no'} CUDA device{'s' * (here != 1)}; make launch files for the cluster with  "
+            "paceline plan RUN.yaml --emit slurm  or  torchrun, or train here with  cluster=local"
+        )
 
 
 def resume(run: str | Path, overrides: Any = (), *, show: bool = True) -> RunResult:

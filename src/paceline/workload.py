@@ -7,6 +7,7 @@ gradients, `PassWorkload` fits by passes over all of its samples.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -376,10 +377,27 @@ def workload_of(spec: RunSpec) -> Any:
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
         raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
-    workload = kind(spec)
+    workload = _made(kind, spec)
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
     return workload
+
+
+def _made(kind: type[Any], spec: RunSpec) -> Any:
+    """An instance, or what its `__init__` lacks."""
+    try:
+        inspect.signature(kind).bind(spec)
+    except TypeError:
+        wrong = f"its __init__{inspect.signature(kind.__init__)} does not take it"
+    else:
+        workload = kind(spec)
+        if hasattr(workload, "spec"):
+            return workload
+        wrong = "its __init__ does not hand it on"
+    raise UserError(
+        f"workload: {kind.__name__} is made with the spec of its run, and {wrong}; write it as\n"
+        "  def __init__(self, spec):\n      super().__init__(spec)"
+    )
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

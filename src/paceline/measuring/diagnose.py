@@ -20,6 +20,8 @@ UNEVEN = 1.15
 FEW_SAMPLES = 8
 PAYS = 1.2
 """A speed-up beyond doubt."""
+ANYTHING = 2.0
+"""The highest speed-up of the repeats over the lowest: from here on there is no verdict."""
 MORE_THAN_RANKS = 1.05
 """Of the ranks: a speed-up that ranks alone cannot give."""
 
@@ -156,8 +158,9 @@ def decide(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
 
 
 def _doubtful(row: TimedRow, base: TimedRow) -> bool:
-    """Whether some repeats say that a row pays, and others that it does not."""
-    return row.scaling.speedup_low <= base.ranks and row.scaling.speedup_high > PAYS * base.ranks
+    """Whether some repeats say that a row pays, and others that it does not; or they say anything at all."""
+    low, high = row.scaling.speedup_low, row.scaling.speedup_high
+    return (low <= base.ranks and high > PAYS * base.ranks) or high > ANYTHING * low
 
 
 def beyond_its_ranks(row: TimedRow) -> bool:

@@ -110,20 +110,21 @@ def concluded(
 
 def explained(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
     """The conclusions that follow from compared rows alone."""
-    laws = laws_of(rows, weak=kind == "weak")
+    on_cores = cores and not any(row.resources.device for row in done(rows) if isinstance(row, MeasuredRow))
+    laws = laws_of(rows, weak=kind == "weak", most=cores if on_cores else None)
     findings = tuple(map(finding, diagnose(rows, cores)))
     said = tuple(verdict(rows, findings, laws))
     return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": said}
 
 
-def laws_of(rows: Sequence[TimedRow | FailedRow], weak: bool = False) -> tuple[LawFit, ...]:
+def laws_of(rows: Sequence[TimedRow | FailedRow], weak: bool = False, most: int | None = None) -> tuple[LawFit, ...]:
     """The laws through the best layout of each number of ranks."""
     best: dict[int, TimedRow] = {}
     for row in done(rows):
         if row.ranks not in best or row.speedup > best[row.ranks].speedup:
             best[row.ranks] = row
     repeats = {n: row.scaling.speedups for n, row in sorted(best.items())}
-    return tuple(fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()}))
+    return tuple(fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()}, most))
 
 
 def read_measurement(folder: Path) -> Measurement:

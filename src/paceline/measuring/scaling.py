@@ -6,7 +6,8 @@ With S the speed-up on n ranks:
     Gustafson     S = s + (1 - s) n                   the same where the batch grows with the ranks
     universal   n/S = 1 + a (n - 1) + b n (n - 1)     a: what ranks queue for; b: what each pair of ranks costs
 
-Each is linear in its unknowns, so a fit is exact. The band comes from fits to redrawn repeats.
+Each is linear in its unknowns, so a fit is exact. The band comes from fits to redrawn repeats. A law is fitted to more
+points than it has unknowns, or it would go through anything, and is believed where it meets them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ LOW, HIGH = 0.1, 0.9
 REACH = 4
 """A curve is drawn to so many times the most ranks that were measured."""
 LEAST_NOISE = 0.01
+BELIEVED = 0.15
+"""A law that misses a measured speed-up by more is not shown."""
 Points = Mapping[int, float]
 """Speed-up by number of ranks."""
 
@@ -44,18 +47,20 @@ class LawFit:
     error: float
     """Largest relative difference between the law and what was measured."""
     ceiling: float | None
-    """The speed-up that no number of ranks passes; None where there is none."""
+    """The speed-up that no number of ranks passes, by the fit; None where there is none."""
     peak_ranks: float | None
     """The number of ranks beyond which the law gets slower; None where it does not."""
     curve: tuple[CurvePoint, ...]
+    ceiling_high: float | None = None
+    """The same by nine in ten redrawn fits: no band of the curve goes beyond it."""
 
     @property
     def name(self) -> str:
         return LAWS[self.law].name
 
-    def beyond(self, ranks: int) -> CurvePoint:
-        """The first point of the curve at so many ranks or more."""
-        return next(point for point in self.curve if point.ranks >= ranks)
+    def beyond(self, ranks: int) -> CurvePoint | None:
+        """The first point of the curve at so many ranks or more; None where it ends before."""
+        return next((point for point in self.curve if point.ranks >= ranks), None)
 
 
 def law_fit_from_json(values: Mapping[str, Any]) -> LawFit:
@@ -94,19 +99,19 @@ def _universal(points: Points) -> dict[str, float]:
 LAWS = {
     "amdahl": Law(
         "Amdahl",
-        1,
+        2,
         lambda points: _serial([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1]),
         lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n),
     ),
     "gustafson": Law(
         "Gustafson",
-        1,
+        2,
         lambda points: _serial([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1]),
         lambda p, n: p["serial"] + (1 - p["serial"]) * n,
     ),
     "universal": Law(
         "universal scalability",
-        2,
+        3,
         _universal,
         lambda p, n: n / (1 + p["contention"] * (n - 1) + p["crosstalk"] * n * (n - 1)),
     ),
@@ -114,33 +119,42 @@ LAWS = {
 
 
 def fit_laws(
-    repeats: Mapping[int, Sequence[float]], weak: bool = False, middles: Mapping[int, float] | None = None
+    repeats: Mapping[int, Sequence[float]],
+    weak: bool = False,
+    middles: Mapping[int, float] | None = None,
+    most: int | None = None,
 ) -> list[LawFit]:
     """The laws that so many numbers of ranks can decide between; `repeats` are speed-ups by number of ranks.
 
-    A law goes through the `middles`, or without them through the medians; the repeats make the band.
+    A law goes by the `middles`, or without them by the medians; the repeats make the band. `most` is the number of
+    ranks beyond which they have no cores of their own, so that no law holds.
     """
     positive = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
     given = {n: found for n, found in positive.items() if found}
     names = ["gustafson" if weak else "amdahl", "universal"]
     points = {n: (middles or {}).get(n) or median(found) for n, found in given.items()}
-    return [_fit(name, given, points) for name in names if len(given) >= LAWS[name].needs]
+    reach = REACH * max(points, default=1)
+    reach = reach if most is None else max(*points, min(reach, most)) if points else 1
+    found = [_fit(name, given, points, reach) for name in names if len(given) >= LAWS[name].needs]
+    return [law for law in found if law.error <= BELIEVED]
 
 
-def _fit(name: str, repeats: Mapping[int, Sequence[float]], points: Points) -> LawFit:
+def _fit(name: str, repeats: Mapping[int, Sequence[float]], points: Points, reach: int) -> LawFit:
     law = LAWS[name]
     parameters = law.solve(points)
     dice = random.Random(0)
     drawn = [law.solve({n: _redrawn(found, dice) for n, found in repeats.items()}) for _ in range(DRAWS)]
     curve = []
-    for n in numbers_up_to(REACH * max(points)):
+    for n in numbers_up_to(reach):
         values = sorted(law.speedup(p, n) for p in drawn)
         middle = law.speedup(parameters, n)
         low, high = values[int(LOW * (DRAWS - 1))], values[int(HIGH * (DRAWS - 1))]
         curve.append(CurvePoint(n, middle, min(low, middle), max(high, middle)))
     error = max(abs(law.speedup(parameters, n) / s - 1) for n, s in points.items())
     ceiling, peak = _limits(name, parameters)
-    return LawFit(name, parameters, error, ceiling, peak, tuple(curve))
+    ceilings = sorted(_limits(name, p)[0] or math.inf for p in drawn)
+    high = max(ceilings[math.ceil(HIGH * (DRAWS - 1))], ceiling or math.inf)
+    return LawFit(name, parameters, error, ceiling, peak, tuple(curve), high if math.isfinite(high) else None)
 
 
 def _redrawn(found: Sequence[float], dice: random.Random) -> float:

@@ -28,7 +28,7 @@ from paceline.record.files import from_flat, read_json, to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
 from paceline.registry import entry_of
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, Source, spec_of
 from paceline.training.run import PRELOAD, train
 from paceline.workload import Say
 
@@ -86,7 +86,7 @@ class SweepOptions(TypedDict, total=False):
 
 
 def measure(
-    spec: RunSpec,
+    spec: Source,
     ranks: Sequence[int] = (1, 2),
     *,
     out: str | Path | None = None,
@@ -97,6 +97,7 @@ def measure(
 
     The folder `out` (runs/NAME-measure) holds measure.json and the runs.
     """
+    spec = spec_of(spec)
     steps, repeats, weak = options.get("steps", STEPS), options.get("repeats", REPEATS), options.get("weak", False)
     wanted = trials(spec, ranks, options.get("layouts", ()), steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"

@@ -17,12 +17,13 @@ from paceline.measuring.diagnose import (
     samples_per_pass,
 )
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
-from paceline.measuring.scaling import LawFit
+from paceline.measuring.scaling import LAWS, LawFit
 from paceline.record.units import duration, number, percent
 
 PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
 BUSY = 1.25
 """Load over cores, from which on a machine is called busy."""
+LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
 NOT_SLOWER = "look for what else runs on these machines; nothing here is slower than the rest all the time"
 ADVICE = {
@@ -188,24 +189,31 @@ def _es(row: TimedRow) -> str:
 
 
 def beyond_text(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
-    """What twice the ranks would do."""
+    """What twice the ranks would do, where a law says so."""
+    counts = {row.ranks for row in done(rows)}
+    if not laws and len(counts) < LEAST_COUNTS:
+        return f"Beyond: a law of scaling takes {LEAST_COUNTS} numbers of ranks or more; {len(counts)} measured."
     if not laws:
-        return "Beyond: measure more than one number of ranks to see where it leads."
+        return "Beyond: no law of scaling goes through what was measured, so none is extended."
     law = laws[-1]
-    ranks, middle, low, high = law.beyond(2 * max((row.ranks for row in done(rows)), default=1))
-    band = f"{number(low, 3)} to {number(high, 3)}×" if high > low * 1.005 else f"{number(middle, 3)}×"
-    end = f"; no number passes {number(law.ceiling, 3)}×" if law.ceiling else ""
-    return f"Beyond: {ranks} ranks would reach {band} by the law of {law.name}{end}."
+    point = law.beyond(2 * max(counts))
+    if point is None:
+        return f"Beyond: more than {law.curve[-1].ranks} ranks would share the cores of this machine."
+    band = f"{number(point.low, 3)} to {number(point.high, 3)}×"
+    band = band if point.high > point.low * 1.005 else f"{number(point.speedup, 3)}×"
+    end = f"; no number passes {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
+    return f"Beyond: {point.ranks} ranks would reach {band} by the law of {law.name}{end}."
 
 
 def law_text(law: LawFit, most: int) -> str:
     values = ", ".join(f"{PARAMETERS[name]} {number(value, 3)}" for name, value in law.parameters.items())
     further = [point for point in law.curve if point.ranks in (2 * most, 4 * most)]
-    told = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
-    ends = f"; never more than {number(law.ceiling, 3)}×" if law.ceiling else ""
+    bands = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
+    told = f"; on {bands}" if bands else ""
+    ends = f"; never more than {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
     if law.peak_ranks and law.ceiling:
         ends = f"; best at {number(round(law.peak_ranks))} ranks with {number(law.ceiling, 3)}×"
-    return f"{law.name}: {values}, off by {percent(law.error)} at most; on {told}{ends}"
+    return f"{law.name}: {values}, off by {percent(law.error)} at most{told}{ends}"
 
 
 def notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:

@@ -18,7 +18,7 @@ from paceline.planning.candidates import MEMORY_BAND, Limits, Price, Refusal, Re
 from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
 from paceline.planning.subject import Subject, subject_of
-from paceline.spec import DEFAULT, RunSpec
+from paceline.spec import DEFAULT, RunSpec, Source, spec_of
 
 MOST_ROWS = 8
 MOST_DEVICES = 1 << 20
@@ -192,7 +192,7 @@ class Plan:
 
 
 def plan(
-    spec: RunSpec,
+    spec: Source,
     cluster: str | None = None,
     devices: Sequence[int] = (),
     price: float | None = None,
@@ -201,9 +201,12 @@ def plan(
     tokens: float | None = None,
     calibration: str | Path | None = None,
 ) -> Plan:
-    """Price a run file on a cluster: `cluster` is local, a short form (`2x8xH100`) or a file; `price` is in USD per
-    device and hour; `devices` are the numbers to try; `samples` and `tokens` say what the data are not there to say.
+    """Price a run (a spec, a run file, its content or a Workload class) on a cluster.
+
+    `cluster` is local, a short form (`2x8xH100`) or a file; `price` is in USD per device and hour; `devices` are the
+    numbers to try; `samples` and `tokens` say what the data are not there to say.
     """
+    spec = spec_of(spec)
     site = site_of(cluster or spec.cluster, calibration)
     usd = check_price(price) if price is not None else site.whole.usd_per_device_hour
     subject = subject_of(spec, samples, tokens)
@@ -241,7 +244,8 @@ def _doublings(site: Site, subject: Subject) -> list[int]:
     """Numbers of devices to try: one, and the last doublings up to all that can be used."""
     most, per_node = site.devices, site.whole.per_node
     if subject.divides_samples_only and subject.global_batch < most:
-        most = max(n for n in range(1, subject.global_batch + 1) if n <= per_node or not n % per_node)
+        batch = subject.global_batch
+        most = batch if batch <= per_node else batch - batch % per_node
     counts = {most, 1}
     step = 2 if most < 1 << MOST_ROWS else 4
     n = most

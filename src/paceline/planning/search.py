@@ -41,7 +41,7 @@ class Leaf(Enum):
     ONE = "fits on one device"
     DDP = "fits on one device → ddp"
     FSDP = "does not fit on one device → fsdp"
-    SPLIT = "does not fit, many devices → pipeline + tensor"
+    SPLIT = "does not fit on one device, and there are many → tensor, pipeline or both"
 
     def takes(self, layout: Layout) -> bool:
         """Whether a layout is of the kind that it says."""
@@ -59,6 +59,8 @@ class Verdict:
     """What the tree would take instead, where it fits: its best or, where both are of one kind, plain fsdp."""
     refused: Refused | None = None
     """Why the model cannot be divided as the tree says."""
+    insisted: bool = False
+    """The run file leaves the tree no choice."""
 
     @property
     def agrees(self) -> bool:
@@ -69,6 +71,8 @@ class Verdict:
         if self.agrees:
             faster = f" Of that kind, {name} is {other.step_s / self.chosen.step_s:.2f}× as fast." if other else ""
             return f"The usual tree agrees: {says}.{faster}"
+        if self.insisted:
+            return f"The usual tree says: {says}. The run file insists on {name}."
         if other is None:
             why = f": {self.refused.family}: {self.refused.reason}" if self.refused else ", which does not fit here"
             return f"The usual tree says: {says}{why}. {name} it is."
@@ -110,7 +114,8 @@ def search(subject: Subject, devices: int, where: Where, limits: Limits) -> Foun
     best = sorted((one for one in tried if isinstance(one, Price)), key=lambda p: p.step_s)
     fit = {family_name(p.layout) for p in best}
     out = tuple(one for one in tried if isinstance(one, Refused) and one.family not in fit)
-    usual = _choose(best, out, devices)
+    whole = any(p.layout.plain and not p.tight for p in best) or _fits_whole(subject, devices, where, limits)
+    usual = _choose(best, out, devices, whole)
     return Found(devices, tuple(best), out, usual.chosen if usual else None, usual)
 
 
@@ -148,6 +153,15 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
     return [refused(family, kind, smallest.over_bytes, term=smallest.memory.largest_term())]
 
 
+def _fits_whole(subject: Subject, devices: int, where: Where, limits: Limits) -> bool:
+    """Whether the whole model fits on a device where the run file does not allow what a search would find out."""
+    if limits == Limits():
+        return False
+    free = (f for f in subject.families(devices, where.cluster, Limits()) if isinstance(f, Family) and f.base.plain)
+    found = (one for family in free for one in _best(subject, family, where, Limits(), False))
+    return any(isinstance(one, Price) and not one.tight for one in found)
+
+
 def _better(new: Price, old: Price) -> bool:
     """Roomy before tight, then faster; where equally fast, with less recomputed."""
     return (new.tight, new.step_s) < (old.tight, old.step_s * (1 - 1e-9))
@@ -158,14 +172,17 @@ def _simplicity(p: Price) -> tuple[int, int, int]:
     return (layout.tensor * layout.pipeline, STRATEGIES.index(layout.strategy), layout.offload)
 
 
-def _choose(best: Sequence[Price], out: Sequence[Refused], devices: int) -> Verdict | None:
-    """The fastest; what is within 10 % counts as equal, and then the tree's own and the simplest come first."""
+def _choose(best: Sequence[Price], out: Sequence[Refused], devices: int, whole: bool) -> Verdict | None:
+    """The fastest; what is within 10 % counts as equal, and then the tree's own and the simplest come first.
+
+    `whole`: the model fits on one device.
+    """
     if not best:
         return None
     pool = [p for p in best if not p.tight] or best
     fastest = min(pool, key=lambda p: p.step_s)
     near = [p for p in pool if p.step_s <= fastest.step_s * (1 + AS_FAST)]
-    if any(p.layout.plain for p in pool):
+    if whole or any(p.layout.plain for p in pool):
         leaf = Leaf.DDP if devices > 1 else Leaf.ONE
     else:
         leaf = Leaf.FSDP if devices <= NODE else Leaf.SPLIT
@@ -178,4 +195,4 @@ def _choose(best: Sequence[Price], out: Sequence[Refused], devices: int) -> Verd
     if theirs:
         return Verdict(leaf, chosen, min(theirs, key=lambda p: (p.tight, p.step_s)))
     divided = next((r for r in out if r.axes), None)
-    return Verdict(leaf, chosen, refused=divided if leaf is Leaf.SPLIT else None)
+    return Verdict(leaf, chosen, refused=divided if leaf is Leaf.SPLIT else None, insisted=whole)

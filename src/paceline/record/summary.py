@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LAST = 10
+"""Steps at the end whose losses are averaged, in a run of 50 and more; a fifth of a shorter one."""
 BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
@@ -69,13 +70,17 @@ class Summary:
     tokens_per_s: float | None = None
     loss_first: float | None = None
     loss_last: float | None = None
+    """Mean of the last `loss_last_steps` steps."""
+    loss_last_steps: int = 1
     evaluation: Evaluation = field(default_factory=Evaluation)
     differs_from: dict[str, Any] | None = None
     """Where the answer is not that of plain data parallelism: why, and by how much."""
     median: dict[str, float | None] = field(default_factory=dict)
     """Seconds, by the names in TIMES."""
+    mean: dict[str, float | None] = field(default_factory=dict)
+    """The same, on average: these add up, as medians do not."""
     share: dict[str, float | None] = field(default_factory=dict)
-    """Parts of a step, see `_shares`."""
+    """Parts of the mean step, see `_shares`."""
     peak_bytes_per_rank: tuple[int, ...] = ()
 
 
@@ -98,6 +103,7 @@ def summarise(
     losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
     samples = int(steps[-1]["samples"]) if steps else 0
     in_steps_s = math.fsum(_numbers(steps, "step_s"))
+    last = losses[-max(1, min(LAST, len(losses) // 5)) :]
     return Summary(
         name=spec.name,
         status=status,
@@ -114,8 +120,10 @@ def summarise(
         samples_per_s=_median_rate(steady, "batch"),
         tokens_per_s=_median_rate(steady, "tokens"),
         loss_first=losses[0] if losses else None,
-        loss_last=statistics.fmean(losses[-LAST:]) if losses else None,
+        loss_last=statistics.fmean(last) if last else None,
+        loss_last_steps=max(1, len(last)),
         median={name: _median(_numbers(steady, name)) for name in TIMES},
+        mean={name: statistics.fmean(found) if (found := _numbers(steady, name)) else None for name in TIMES},
         share=_shares(steady),
     )
 
@@ -154,7 +162,9 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
         yield "model", f"{summary.parameters:,} parameters"
     yield "trained", _say_trained(summary.trained)
     if summary.loss_first is not None:
-        yield "loss", f"{number(summary.loss_first)} at first, {number(summary.loss_last)} at last"
+        first, last = number(summary.loss_first), number(summary.loss_last)
+        of = f"on average of the last {summary.loss_last_steps}" if summary.loss_last_steps > 1 else "in the last"
+        yield "loss", f"{first} in the first step, {last} {of}"
     evaluation = summary.evaluation
     if evaluation.metrics:
         yield "evaluation", metrics_text(evaluation.metrics) + _say_evaluated(evaluation)
@@ -167,7 +177,7 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
     if told := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
         yield "speed", ", ".join(told) + "  (median)"
-    yield from _time_rows(summary.median, summary.share, bar)
+    yield from _time_rows(summary, bar)
     if peaks := summary.peak_bytes_per_rank:
         of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
         yield "memory", f"{size(max(peaks))} at its peak{of}"
@@ -201,21 +211,23 @@ def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "", f"and {left:,} more in summary.json: these have the lowest F1"
 
 
-def _time_rows(
-    median: Mapping[str, float | None], share: Mapping[str, float | None], bar: str
-) -> Iterable[tuple[str, str]]:
-    step_s = median.get("step_s")
+def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
+    """The median step, and the parts of the mean one, which add up."""
+    step_s, share = summary.median.get("step_s"), summary.share
     if step_s is None:
         return
     scale, unit = (1, "s") if step_s >= 1 else (1000, "ms")
     decimals = 1 if step_s * scale >= 10 else 3
 
-    def row(name: str, part: float | None) -> str:
-        time = median.get(f"{name}_s")
-        took = "" if time is None else f"{time * scale:,.{decimals}f} {unit}"
-        return f"{took:>10}" + ("" if part is None else f" {percent(part):>6}")
+    def time(seconds: float | None) -> str:
+        return f"{'' if seconds is None else f'{seconds * scale:,.{decimals}f} {unit}':>10}"
 
-    yield "step", f"{row('step', None)}  median, of which"
+    def row(name: str, part: float) -> str:
+        return f"{time(summary.mean.get(f'{name}_s'))} {percent(part):>6}"
+
+    mean_s = summary.mean.get("step_s")
+    average = "" if mean_s is None else f"; {time(mean_s).strip()} on average, of which"
+    yield "step", f"{time(step_s)}  median{average}"
     for name in ("compute", "data", "exposed", "other"):
         part = share[name]
         needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])

@@ -73,8 +73,16 @@ def _scaling(contents: Contents) -> Chart:
     reach = 2 * max([1, *(row.ranks for s in contents.series for row in done(s.rows))])
     lines = [_scaling_line(s, s.name if several else "measured", reach) for s in contents.series]
     one, unit = ("rank", "ranks") if contents.layouts else ("device", "devices")
-    caption = f"Speed-up over one {one}. Bars span the repeats; the shaded band holds four in five redrawn fits."
-    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "unit": unit}
+    spans = any(row.repeats > 1 for s in contents.series for row in done(s.rows))
+    caption = f"Speed-up over one {one}." + " Bars span the repeats." * spans
+    if any(line["fit"] for line in lines):
+        caption += " The shaded band holds four in five redrawn fits."
+    points = [p["high"] for line in lines for p in line["points"]]
+    curves = [p[-1] for line in lines for p in (*line["fit"], *line["plan"])]
+    highest = max([1.0, *points, *curves])
+    top = max(1.1 * highest, min(reach, 1.5 * highest))  # all points are on the chart, those above the ideal too
+    top = math.ceil(top) if top > 3 else _r(top, 2)
+    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "top": top, "unit": unit}
     return Chart("scaling", "How it scales", caption, data, _row_sources(contents.series), tall=True)
 
 

@@ -15,6 +15,7 @@ from paceline.measuring.rows import done
 from paceline.measuring.words import Finding
 from paceline.record.per_class import baseline_words
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import Summary
 from paceline.record.units import number, percent, size
 from paceline.reporting.run_view import Comparison, RunView, compared, read_run
 from paceline.reporting.series import (
@@ -158,20 +159,26 @@ def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: Comparison
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]
     if not ended:
         return (f"{runs[0].name} is {runs[0].status}.",)
-    name, best = max(ended, key=lambda pair: pair[1].samples_per_s or 0.0)
-    lines = [
-        f"{name} trained {number(best.trained.samples)} samples at {number(best.samples_per_s, 3)} samples/s and "
-        f"ended with a loss of {number(best.loss_last)}."
-    ]
-    if poor := baseline_words({**best.evaluation.metrics, **best.evaluation.arrays}):
-        lines.append(f"{poor[0].upper()}{poor[1:]}.")
-    if (compute := best.share.get("compute")) is not None:
-        lines.append(
-            f"Of its step, {percent(compute)} is compute, {percent(best.share['exposed'] or 0)} exposed "
-            f"communication and {percent(best.share['data'] or 0)} waiting for input."
-        )
+    lines = [line for name, told in ended[:MOST_NAMED] for line in _ended(name, told)]
+    if (left := len(ended) - MOST_NAMED) > 0:
+        lines.append(f"{left} more run{'s are' if left > 1 else ' is'} in the table.")
     more = "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2"
     return (*lines, same.text if same is not None else more)
+
+
+def _ended(name: str, told: Summary) -> list[str]:
+    lines = [
+        f"{name} trained {number(told.trained.samples)} samples at {number(told.samples_per_s, 3)} samples/s and "
+        f"ended with a loss of {number(told.loss_last)}."
+    ]
+    if poor := baseline_words({**told.evaluation.metrics, **told.evaluation.arrays}):
+        lines.append(f"{poor[0].upper()}{poor[1:]}.")
+    if (compute := told.share.get("compute")) is not None:
+        lines.append(
+            f"Of its step, {percent(compute)} is compute, {percent(told.share['exposed'] or 0)} exposed "
+            f"communication and {percent(told.share['data'] or 0)} waiting for input."
+        )
+    return lines
 
 
 def _spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:

@@ -47,19 +47,16 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
 def _scaling(axes: Any, data: dict[str, Any]) -> None:
     axes.plot(*zip(*data["ideal"], strict=True), "--", color="#9ca3af", linewidth=1.2, label="ideal", zorder=3)
     several = len(data["lines"]) > 1
-    top = 1.0
     for i, line in enumerate(data["lines"]):
         colour = COLOURS[i % len(COLOURS)]
         if line["fit"]:
             ranks, middle, low, high = zip(*line["fit"], strict=True)
             axes.fill_between(ranks, low, high, color=colour, alpha=0.15, linewidth=0)
             axes.plot(ranks, middle, color=colour, linewidth=1.2, label=None if several else f"{line['law']} fit")
-            top = max([top, *high])
         points = line["points"]
         xs, ys = [p["x"] for p in points], [p["y"] for p in points]
         spans = [[max(0.0, p["y"] - p["low"]) for p in points], [max(0.0, p["high"] - p["y"]) for p in points]]
         axes.errorbar(xs, ys, spans, fmt="o", color=colour, capsize=3, markersize=5, label=line["name"])
-        top = max([top, *ys])
         for p in points:
             twins = [q for q in points if q["x"] == p["x"]]
             if 1 < len(twins) <= 4:
@@ -71,7 +68,7 @@ def _scaling(axes: Any, data: dict[str, Any]) -> None:
             label = None if several else "planned"
             axes.plot(*zip(*line["plan"], strict=True), "D", color=INK, mfc="none", markersize=5, label=label)
     reach = data["reach"]
-    axes.set(xlabel=data["unit"], ylabel="speed-up", xlim=(0, reach), ylim=(0, min(reach, 1.6 * top)))
+    axes.set(xlabel=data["unit"], ylabel="speed-up", xlim=(0, reach), ylim=(0, data["top"]))
     axes.xaxis.get_major_locator().set_params(integer=True)
     _legend(axes, len(data["lines"]) + 3)
 

@@ -16,9 +16,11 @@ from paceline.record.events import read_lines, steps_that_count
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
 from paceline.spec import RunSpec
+from paceline.training.extension import LENGTHS
+from paceline.training.run import MAY_CHANGE, MUST_STAY
 
-COMPARED = ("train.global_batch", "train.lr", "train.seed", "train.optimizer", "train.precision")
-COMPARED_SECTIONS = ("model.", "data.")
+SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
+"""Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
 AS_EQUAL = 100
 """Times the tolerance of `paceline check`: these runs may be as long as they like."""
 
@@ -135,10 +137,9 @@ def compared(runs: Sequence[RunView]) -> Comparison | None:
     if len(runs) < 2:
         return None
     first, *others = runs
-    values = [
-        {k: v for k, v, *_ in run.spec.fields() if k in COMPARED or k.startswith(COMPARED_SECTIONS)} for run in runs
-    ]
-    differing = tuple(key for key in values[0] if any(v.get(key) != values[0][key] for v in values[1:]))
+    values = [_what_decides(run.spec) for run in runs]
+    keys = dict.fromkeys(key for found in values for key in found)
+    differing = tuple(key for key in keys if any(found.get(key) != values[0].get(key) for found in values[1:]))
     largest, name, step = 0.0, "", 0
     for run in () if differing else others:
         for at, difference in loss_differences(first, run):
@@ -146,3 +147,16 @@ def compared(runs: Sequence[RunView]) -> Comparison | None:
                 largest, name, step = difference, run.name, at
     tolerance = AS_EQUAL * TOLERANCE[first.spec.train.precision]
     return Comparison(len(runs), min(len(run.points) for run in runs), differing, largest, name, step, tolerance)
+
+
+def same_work(runs: Sequence[RunView]) -> bool:
+    """Whether a sample asks all of them for the same: then, and only then, their speeds can be compared."""
+    alike = ("workload", "model.", "data.", "train.precision", "train.optimizer")
+    first, *others = ({k: v for k, v in _what_decides(run.spec).items() if k.startswith(alike)} for run in runs)
+    return all(other == first for other in others)
+
+
+def _what_decides(spec: RunSpec) -> dict[str, Any]:
+    """The values of a spec that decide the losses of its steps."""
+    same = (*SAME_ANSWER, *(LENGTHS if spec.train.schedule == "constant" and not spec.train.warmup else ()))
+    return {k: v for k, v, *_ in spec.fields() if k in MUST_STAY or not k.startswith((*same, "cluster"))}

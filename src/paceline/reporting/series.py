@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from paceline.errors import UserError
 from paceline.layout import layout_of
@@ -24,7 +25,7 @@ from paceline.measuring.rows import (
 from paceline.measuring.words import beyond_text, decision_text
 from paceline.record.run_dir import RunDir
 from paceline.record.units import duration
-from paceline.reporting.run_view import RunView
+from paceline.reporting.run_view import RunView, same_work
 from paceline.reporting.times import TimesLine
 
 NO_REASON = "Why: a table of times does not say; measure a run to see where its steps go."
@@ -42,8 +43,8 @@ class FileLine:
 
     def address(self, folder: Path) -> str:
         """As seen from the folder of the report."""
-        relative = os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/")
-        return f"{relative}#L{self.line}" if self.line else relative
+        relative = quote(os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/"))
+        return f"./{relative}#L{self.line}" if self.line else f"./{relative}"  # never taken for `scheme:…`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +113,10 @@ def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float |
 
 
 def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
-    """Plain runs of one workload as rows, where at least two layouts with one rank among them can be compared."""
+    """Plain runs of the same work as rows, where at least two layouts with one rank among them can be compared."""
     timed = [(run, run.times) for run in runs if run.times is not None]
     counts = {run.ranks for run, _ in timed}
-    if 1 not in counts or len(counts) < 2:
+    if 1 not in counts or len(counts) < 2 or not same_work([run for run, _ in timed]):
         return None
     rows, rates, sources = [], {}, {}
     for run, times in sorted(timed, key=lambda pair: pair[0].ranks):

@@ -159,8 +159,9 @@ def _laws(s: Series, name: str) -> Table:
     for law in s.laws:
         values = ", ".join(f"{key} {number(value, 3)}" for key, value in law.parameters.items())
         points = [law.beyond(ranks) for ranks in (2 * most, 4 * most)]
-        bands = [f"{_times(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" for p in points]
-        rows.append((law.name, values, percent(law.error), *bands, _times(law.ceiling) if law.ceiling else "none"))
+        bands = [f"{_times(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" if p else "–" for p in points]
+        ceiling = f"at most {_times(law.ceiling_high)}" if law.ceiling_high else "none"
+        rows.append((law.name, values, percent(law.error), *bands, ceiling))
     head = ("law", "parameters", "off by", f"on {2 * most}", f"on {4 * most}", "ceiling")
     return Table("fits", f"Beyond what was measured{name}", head, tuple(rows), left=2)
 

@@ -1,7 +1,7 @@
 """The run file: one YAML document, validated, frozen, and able to say where each of its values came from."""
 
 from paceline.section import Section, field
-from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, RunSpec, build, load
+from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, RunSpec, Source, build, load, spec_of
 from paceline.spec.sections import Parallel, ParameterGroup, Train
 from paceline.spec.yaml_file import overrides_of
 
@@ -12,9 +12,11 @@ __all__ = [
     "ParameterGroup",
     "RunSpec",
     "Section",
+    "Source",
     "Train",
     "build",
     "field",
     "load",
     "overrides_of",
+    "spec_of",
 ]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationEr
 
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
-from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of
+from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, reference_of
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
@@ -23,6 +23,8 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
+OURS: dict[str, type[Section]] = {"parallel": Parallel}
+"""Sections that are the same for all work and have paths."""
 ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
 """Names that other tools have for ours, for the hint that follows an unknown key."""
 SENTENCES = {
@@ -109,7 +111,8 @@ class RunSpec(BaseModel):
         values = self.dump()
         for key, value in overrides.items():
             put(values, key, value)
-        return build(values, {**self._origins, **dict.fromkeys(overrides, origin)})
+        kept = {key: was for key, was in self._origins.items() if key.partition(".")[0] not in overrides}
+        return build(values, {**kept, **dict.fromkeys(overrides, origin)})
 
 
 def _unit(info: Any) -> str:
@@ -133,16 +136,41 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
         _anchor_names(given, folder)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
     for given, folder in folders:
-        _anchor_paths(given, folder, {**sections, "parallel": Parallel})
+        _anchor_paths(given, folder, {**sections, **OURS})
     if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
             values["train"].pop(length, None)
             origins.pop(f"train.{length}", None)
-    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     for section, value in over.items():
         below = values.get(section)
-        values[section] = {**below, **value} if isinstance(value, dict) and isinstance(below, dict) else value
+        if isinstance(value, dict) and isinstance(below, dict):
+            values[section] = {**below, **value}
+        else:  # in place of all that the file says there
+            values[section] = value
+            origins = {key: origin for key, origin in origins.items() if not key.startswith(f"{section}.")}
+    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     return build(values, origins)
+
+
+Source = RunSpec | str | Path | Mapping[str, Any] | type
+"""What `spec_of` makes a spec of."""
+
+
+def spec_of(source: Source) -> RunSpec:
+    """The run that somebody means in Python: a spec, the path of a run file, its content, or a Workload class."""
+    match source:
+        case RunSpec():
+            return source
+        case str() | Path():
+            return load(source)
+        case Mapping():
+            values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
+            _anchor_names(values, Path.cwd())
+            _anchor_paths(values, Path.cwd(), {**entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections(), **OURS})
+            return build(values)
+        case type():
+            return build({"workload": reference_of(source)})
+    raise UserError(f"{source!r} is not a run; give the path of a run file, its content as a dict, or a Workload class")
 
 
 def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
@@ -152,6 +180,8 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
     origins = dict(origins or {})
     if values.get("parallel") == "auto":
         values["parallel"] = {"strategy": "auto"}
+        if "parallel" in origins:
+            origins["parallel.strategy"] = origins["parallel"]
     problems: list[str] = []
     sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
     everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}

@@ -23,7 +23,7 @@ from paceline.measuring.rows import (
 )
 from paceline.measuring.scaling import fit_laws
 from paceline.measuring.sweep import in_short, trials
-from paceline.measuring.words import finding, notes, verdict
+from paceline.measuring.words import beyond_text, decision_text, finding, notes, verdict
 from paceline.record.run_dir import RunDir
 from paceline.record.units import TEXT_COLUMNS, wrapped
 
@@ -187,12 +187,21 @@ def test_cost_of_the_whole_run():
 
 def test_verdicts():
     rows, found = judged(ONE, row("2 ranks", 2, 0.55))
-    lines = verdict(priced(rows, None, None), list(found.values()), fit_laws({2: [1.8]}))
+    lines = verdict(priced(rows, None, None), list(found.values()), fit_laws({2: [1.8], 4: [3.1]}))
     assert lines[0] == "Take 2 ranks: 1.82× as fast as 1 rank, at 1.1× the device-hours."
     assert "4 ranks would reach" in lines[2]
+    assert beyond_text(rows, []) == "Beyond: a law of scaling takes 3 numbers of ranks or more; 2 measured."
     rows, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
     lines = verdict(priced(rows, None, None), list(found.values()), [])
     assert lines[0] == "Stay on 1 rank: more do not pay; 2 ranks reach 0.8×."
+
+
+def test_repeats_that_say_anything_give_no_verdict():
+    one, two = ONE, row("2 ranks", 2, 0.16)
+    rows = with_speedups([one, two], {"1 rank": [64.0, 60.0, 70.0], "2 ranks": [200.0, 400.0, 800.0]})
+    assert decision_text(priced(rows, None, None)).startswith(
+        "Not decided: 2 ranks reach 6.25×, but single repeats went"
+    )
 
 
 def test_notes_for_the_reader():

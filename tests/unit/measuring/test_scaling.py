@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.measuring.scaling import fit_laws, numbers_up_to
 
@@ -36,15 +38,37 @@ def test_universal_scalability_is_recovered(a, b):
 
 
 def test_gustafson_where_the_batch_grows():
-    (fit,) = fit_laws({1: [1.0], 4: [0.1 + 0.9 * 4]}, weak=True)
+    (fit,) = fit_laws({1: [1.0], 2: [0.1 + 0.9 * 2], 4: [0.1 + 0.9 * 4]}, weak=True)
     assert fit.law == "gustafson"
     assert fit.parameters["serial"] == pytest.approx(0.1)
 
 
-def test_two_points_decide_one_law_and_one_point_none():
-    assert [fit.law for fit in fit_laws({1: [1.0], 2: [1.7]})] == ["amdahl"]
+def test_a_law_has_fewer_unknowns_than_points():
+    assert [fit.law for fit in fit_laws({1: [1.0], 2: [1.7], 4: [2.7]})] == ["amdahl"]
+    assert fit_laws({1: [1.0], 2: [1.7]}) == []
     assert fit_laws({1: [1.0]}) == []
     assert fit_laws({}) == []
+
+
+def test_a_law_that_misses_what_was_measured_is_none():
+    assert fit_laws({2: [6.67], 4: [9.0]}) == []
+    assert fit_laws({2: [0.33], 4: [1.0]}) == []
+
+
+def test_no_law_holds_where_ranks_share_cores():
+    fit = fit_laws({2: [1.8], 4: [3.0]}, most=6)[0]
+    assert fit.curve[-1].ranks == 6
+    assert fit.beyond(8) is None
+    assert fit_laws({2: [1.8], 4: [3.0]}, most=2)[0].curve[-1].ranks == 4, "what was measured is shown"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.floats(0.2, 9), min_size=1, max_size=4), min_size=2, max_size=4))
+def test_no_band_goes_beyond_the_ceiling(speedups):
+    for fit in fit_laws({2 << i: found for i, found in enumerate(speedups)}):
+        if fit.ceiling_high is not None:
+            assert max(point.high for point in fit.curve) <= fit.ceiling_high * (1 + 1e-9)
+            assert fit.ceiling <= fit.ceiling_high
 
 
 def test_the_band_widens_with_the_spread_and_with_the_distance():

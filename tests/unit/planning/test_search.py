@@ -45,6 +45,20 @@ def test_the_tree_is_agreed_with_where_it_does_not():
     assert "agrees: does not fit on one device → fsdp" in found.usual.words()
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize(("preset", "devices"), [("gpt2", 1), ("gpt2", 8), ("7b", 8), ("7b", 16)])
+def test_what_is_said_of_one_device_does_not_depend_on_what_the_file_insists_on(preset, devices, strategy):
+    sequence = 1024 if preset == "gpt2" else 2048
+    free = on(lm(preset, sequence=sequence), "2x8xH100", devices)
+    held = on(lm(preset, sequence=sequence), "2x8xH100", devices, strategy=strategy)
+    whole = any(p.layout.plain for p in free.prices)
+    for found in filter(lambda found: found.usual is not None, (free, held)):
+        words = found.usual.words()
+        assert ("does not fit on one device" in words) != whole
+        if "agrees" not in words and found is held and whole:
+            assert words.endswith(f"The run file insists on {family_name(found.chosen.layout)}.")
+
+
 def test_many_nodes_take_pipeline_or_tensor_or_say_why_not():
     found = on(lm(batch=2048), "16x8xA100", 128)
     layout = found.chosen.layout

@@ -2,11 +2,14 @@
 
 import io
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from paceline.record.files import to_flat, write_json
@@ -54,7 +57,7 @@ def test_numbers() -> None:
     assert summary.seconds == 20.0
     assert summary.in_steps_s == pytest.approx(5 * 2 + 35 * 0.1)
     assert summary.loss_first == pytest.approx(4.99)
-    assert summary.loss_last == pytest.approx(5 - 0.01 * 35.5)
+    assert (summary.loss_last, summary.loss_last_steps) == (pytest.approx(5 - 0.01 * 36.5), 8)
     assert summary.evaluation.metrics == {"loss": 0.3, "accuracy": 0.91}
     assert summary.median == pytest.approx(
         {"step_s": 0.1, "data_s": 0.001, "compute_s": 0.091, "comm_s": 0.04, "exposed_s": 0.008}
@@ -83,7 +86,7 @@ def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None
     )
     assert summary.trained.skipped_steps == 2
     assert summary.loss_first == pytest.approx(4.98)
-    assert summary.loss_last == pytest.approx(sum(5 - 0.01 * i for i in (9, 10, 11, 12, 13, 14, 15, 17, 18, 19)) / 10)
+    assert summary.loss_last == pytest.approx(sum(5 - 0.01 * i for i in (17, 18, 19)) / 3)
     write_json(tmp_path / "summary.json", to_flat(summary))
     again = read_summary(tmp_path / "summary.json")
     assert again.evaluation.metrics == {"loss": None}
@@ -105,6 +108,29 @@ def shown(summary: Summary, width: int, encoding: str = "utf-8") -> str:
     return out.read()
 
 
+times = st.floats(1e-5, 0.2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(times, times, times, st.floats(0, 9)), min_size=1, max_size=60))
+def test_every_share_is_that_of_the_time_beside_it(found: list[tuple[float, float, float, float]]) -> None:
+    some = steps(len(found))
+    for step, (compute, data, exposed, loss) in zip(some, found, strict=True):
+        took = {"compute_s": compute, "data_s": data, "exposed_s": exposed, "comm_s": 2 * exposed, "loss": loss}
+        step |= {**took, "step_s": compute + data + exposed}
+    summary = summarise(SPEC, EQUATION, some, "finished")
+    text = shown(summary, 100)
+    mean, *_ = re.findall(r"([\d.]+) m?s on average", text)
+    rows = re.findall(r"  (compute|data|exposed|comm) +([\d.]+) m?s +([\d.]+) %", text)
+    assert {name for name, *_ in rows} == {"compute", "data", "exposed", "comm"}
+    for _, time, part in rows:  # what is printed is rounded
+        assert float(time) / float(mean) == pytest.approx(float(part) / 100, abs=0.011 + 0.1 / float(mean))
+    averaged = re.search(r"on average of the last (\d+)", text)
+    last = [loss for *_, loss in found][-int(averaged[1] if averaged else 1) :]
+    assert summary.loss_last == pytest.approx(sum(last) / len(last))
+    assert 5 * len(last) <= max(5, len(found)), "the end of a run is a small part of it"
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_table_fits_and_has_units(width: int) -> None:
     last = {"n": 7600, **{f"metric_{i}": i / 7 for i in range(12)}}
@@ -122,7 +148,8 @@ def test_table_fits_and_has_units(width: int) -> None:
         "agnews finished after 12 min 34 s",
         "3,412,345 parameters",
         "1,280 samples/s, 12,800 tokens/s",
-        "step 100.0 ms median",
+        "4.99 in the first step, 4.635 on average of the last 8",
+        "step 100.0 ms median; 100.0 ms on average, of which",
         "compute 91.0 ms 91 %",
         "exposed 8.0 ms 8 %",
         "comm 40.0 ms 40 % in flight, 80 % of it hidden",

@@ -72,6 +72,44 @@ def test_the_same_training_is_said_with_a_number(made):
     )
 
 
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"train.steps": 30}, "train.steps"),  # another schedule
+        ({"train.clip": 0.5}, "train.clip"),
+        ({"train.ema": 0.9}, "train.ema"),
+        ({"model.width": 32}, "model.width"),
+        ({"parallel.reduce": "bf16", "parallel.ranks": 2}, "parallel.reduce"),
+        ({"train.keep": 7, "train.log_every": 1, "parallel.ranks": 2, "data.cache": "/elsewhere"}, ""),
+    ],
+)
+def test_losses_are_compared_only_where_the_specs_ask_for_the_same(changed, differs, tmp_path):
+    other = make_run(tmp_path, "other", changed.pop("parallel.ranks", 1), **changed)
+    contents = gather([make_run(tmp_path, "one"), other])
+    assert contents.same.text.startswith(f"The runs differ in {differs}" if differs else "All 2 runs trained the same")
+
+
+def test_the_length_of_a_run_does_not_matter_where_its_rate_is_constant(tmp_path):
+    constant = {"train.schedule": "constant", "train.warmup": 0.0}
+    runs = [make_run(tmp_path, f"for{n}", steps=n, **constant, **{"train.steps": n}) for n in (30, 40)]
+    assert "trained the same thing: the losses are equal to the last digit over 30 steps" in gather(runs).same.text
+
+
+def test_speeds_of_different_work_are_not_compared(tmp_path):
+    runs = [make_run(tmp_path, "wide", 1), make_run(tmp_path, "narrow", 2, step_s=0.01, **{"model.width": 32})]
+    contents = gather(runs)
+    assert not contents.series
+    assert [line.split()[0] for line in contents.verdict] == ["wide", "Of", "narrow", "Of", "The"]
+
+
+def test_a_point_above_the_ideal_line_is_on_the_chart(tmp_path):
+    (tmp_path / "times.csv").write_text("devices,seconds\n1,10\n2,1.5\n")
+    contents = gather([tmp_path / "times.csv"])
+    scaling = next(chart for chart in charts(contents, tmp_path) if chart.name == "scaling")
+    assert scaling.data["top"] > 6.67
+    assert not any("would reach" in line for line in contents.verdict)
+
+
 def test_markdown_and_latex_have_the_tables(made):
     text, article = ((made.folder / f"report.{kind}").read_text() for kind in ("md", "tex"))
     assert "| 2 ranks | " in text

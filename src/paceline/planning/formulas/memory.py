@@ -74,7 +74,7 @@ class Memory(DeviceMemory):
         "states_bytes": "optimiser states",
         "activations_bytes": "activations",
         "logits_bytes": "logits",
-        "gathered_bytes": "gathered layers",
+        "gathered_bytes": "layers in use",
         "buffers_bytes": "buffers, workspaces",
         "lost_bytes": "lost to fragments",
         "context_bytes": "driver, libraries",

@@ -78,17 +78,14 @@
       pointRadius: 0, pointHitRadius: 0, pointStyle: "line", order: -2,
     }];
     const several = d.lines.length > 1;
-    let top = 1;
     d.lines.forEach((line, i) => {
       const c = series(i);
       if (line.fit.length) {
         const band = (k) => line.fit.map((p) => ({ x: p[0], y: p[k] }));
-        top = Math.max(top, ...line.fit.map((p) => p[3]));
         sets.push({ label: "_low", data: band(2), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
         sets.push({ label: "_high", data: band(3), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: faded(c, 0.16) });
         sets.push({ label: (several ? line.name + ", " : "") + line.law + " fit", data: band(1), borderColor: c, borderWidth: 1.5, pointRadius: 0, pointStyle: "line" });
       }
-      top = Math.max(top, ...line.points.map((p) => p.y));
       sets.push({ label: line.name, data: line.points, spans: true, showLine: false, borderColor: c, backgroundColor: c, pointRadius: 5, pointHoverRadius: 7, order: -1 });
       if (line.plan.length) {
         sets.push({ label: (several ? line.name + ", " : "") + "planned", data: xy(line.plan), showLine: false, borderColor: colour("ink"), backgroundColor: "transparent", pointStyle: "rectRot", pointRadius: 6, borderWidth: 2, order: -1 });
@@ -98,7 +95,7 @@
       type: "line", plugins: [spans()], data: { datasets: sets },
       options: options(
         axis(d.unit, { type: "linear", min: 0, max: d.reach, ticks: { color: colour("faint"), precision: 0 } }),
-        axis("speed-up", { type: "linear", min: 0, max: Math.min(d.reach, top > 2 ? Math.ceil(1.5 * top) : +(1.5 * top).toPrecision(2)) }),
+        axis("speed-up", { type: "linear", min: 0, max: d.top }),
         {
           title: (items) => (items.length ? items[0].raw.label || items[0].parsed.x + " " + d.unit : ""),
           label: (item) => item.dataset.label + ": " + short(item.parsed.y) + "×" +

@@ -1,0 +1,73 @@
+"""What the verbs take from Python: a spec, a run file, its content, or a Workload class."""
+
+import pytest
+import torch
+from noisy_data import NoisyData
+
+from paceline import Workload, plan, train
+from paceline.errors import UserError
+from paceline.spec import load, spec_of
+from paceline.workload import workload_of
+
+QUICK = {"train": {"steps": 2, "global_batch": 4}}
+
+
+def test_a_run_is_meant_in_any_of_four_ways(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "run.yaml"
+    file.write_text("workload: topics\nname: some\ndata: {path: counts.npz}\n")
+    spec = load(file)
+    content = {"workload": "topics", "name": "some", "data": {"path": "counts.npz"}}
+    for source in (spec, file, str(file), content):
+        assert spec_of(source).dump() == spec.dump()
+    assert content["data"] == {"path": "counts.npz"}, "what is given stays as it was"
+    assert spec_of(NoisyData).workload.endswith("noisy_data.py:NoisyData")
+    assert isinstance(workload_of(spec_of(NoisyData)), Workload)
+
+
+def test_verbs_take_them(tmp_path):
+    content = {"workload": spec_of(NoisyData).workload, **QUICK}
+    run = train(content, tmp_path, show=False)
+    assert run.summary.trained.steps == 2
+    assert plan({"workload": "lm"}, cluster="2xA100", samples=1000).rows
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (5, "5 is not a run; give the path of a run file, its content as a dict, or a Workload class"),
+        (int, "int is not a Workload class; subclass paceline.Workload"),
+        (type("Local", (Workload,), {"__module__": "__main__"}), "Local is defined in the script or notebook"),
+        ("nowhere.yaml", "nowhere.yaml"),
+    ],
+)
+def test_what_is_no_run_is_told_so(source, said):
+    with pytest.raises(UserError, match=said):
+        train(source)
+
+
+@pytest.mark.parametrize(
+    ("init", "wrong"),
+    [
+        ("def __init__(self):\n        pass", r"its __init__\(self\) does not take it"),
+        ("def __init__(self, spec):\n        pass", "its __init__ does not hand it on"),
+    ],
+)
+def test_an_own_init_takes_the_spec_and_hands_it_on(init, wrong, tmp_path):
+    file = tmp_path / "own.py"
+    methods = "".join(f"    def {name}(self, *words):\n        pass\n" for name in ("model", "data", "loss"))
+    file.write_text(f"from paceline import Workload\n\n\nclass Own(Workload):\n    {init}\n{methods}")
+    with pytest.raises(UserError, match=rf"made with the spec of its run, and {wrong}; write it as\n  def __init"):
+        train({"workload": f"{file}:Own"}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] in (
+        ["own.py"],
+        ["own.py", "__pycache__"],
+        ["__pycache__", "own.py"],
+    )
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="the devices of the plan are here")
+def test_a_plan_for_devices_that_are_not_here_is_not_carried_out_on_cores(tmp_path):
+    with pytest.raises(UserError, match=r"8xA100: the plan takes \d devices?, and this machine has no CUDA devices"):
+        train({"cluster": "8xA100", "parallel": "auto", "data": {"source": "docstrings"}}, tmp_path)
+    assert not list(tmp_path.iterdir())
