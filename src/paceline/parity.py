@@ -216,6 +216,7 @@ def _largest_of_steps(
     apart = [
         (relative_difference(a[key], b[key]), a["step"])
         for a, b in zip(ours, theirs, strict=True)
+        if key in a  # a fit may find its loss now and then
         if quantity is Quantity.LOSS or not (a["skipped"] and b["skipped"])
     ]
     value, step = max([*apart, (0.0, 0)])
@@ -240,6 +241,8 @@ def weights_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> La
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():
+        if a.shape != theirs[name].shape:
+            return LargestDifference(math.inf, Quantity.WEIGHTS, name)
         floor = size * math.sqrt(a.numel()) * 0.1
         value = float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor)
         found.append((value if math.isfinite(value) else math.inf, name))

@@ -32,6 +32,7 @@ BUILT_IN = {
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
     "transformers": "paceline.workloads.transformers:ENTRY",
+    "trees": "paceline.workloads.trees:ENTRY",
     "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
@@ -100,6 +101,8 @@ class Entry:
     """See `RunClass.batched`."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import, and are imported once before the ranks part ways."""
+    extends: bool = False
+    """A fit by passes that goes on for longer when more are asked for; a training always does."""
     traits: Traits = Traits()
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)

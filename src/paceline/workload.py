@@ -60,14 +60,19 @@ class FitEnd(Enum):
 
     CONVERGED = "converged"
     MOST_PASSES = "most passes"
+    PATIENCE = "patience"
 
 
 class Passes(Protocol):
     """One rank's part of a fit that goes through all samples again and again, until it has converged."""
 
     samples: int
-    parameters: int
     most: int
+
+    @property
+    def parameters(self) -> int | None:
+        """None where what is fitted has none that are counted."""
+        ...
 
     @property
     def end(self) -> FitEnd | None:
@@ -86,12 +91,20 @@ class Passes(Protocol):
         """Make the first point, unless one was restored."""
         ...
 
+    def evaluate(self) -> Mapping[str, Any]:
+        """After a pass: metrics of held-out samples, where it is time for them."""
+        ...
+
+    def close(self) -> None:
+        """No pass follows: what ranks hold together is let go, before one of them goes on alone."""
+        ...
+
     def tensors(self) -> dict[str, Any]:
         """What resuming needs, by name. "model" holds the result."""
         ...
 
-    def room(self) -> dict[str, Any]:
-        """Tensors of these names and shapes, into which what was saved is read."""
+    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors of these names and shapes, into which what was saved beside `meta` is read."""
         ...
 
     def meta(self) -> dict[str, Any]:
@@ -99,13 +112,30 @@ class Passes(Protocol):
         ...
 
     def restored(self, meta: Mapping[str, Any]) -> None:
-        """Called once `room` holds what was saved beside `meta`."""
+        """Called once `room` holds what was saved."""
         ...
 
     def equations(self, ranks: int) -> list[str]: ...
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         """Write the whole result into the run's folder, for people. Done by the main rank; safe to do again."""
+        ...
+
+
+class Fitted(Protocol):
+    """The result of a fit, for use on new inputs."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names, where it tells classes apart."""
+        ...
+
+    def predict(self, inputs: Sequence[Any]) -> Mapping[str, Any]:
+        """An array by name, one row per input: "probabilities" of classes, …"""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write what loads without Paceline."""
         ...
 
 
@@ -340,6 +370,10 @@ class PassWorkload(BaseWorkload):
     def passes(self, device: Any) -> Passes:
         """This rank's part of the work, with the ranks joined already."""
         raise NotImplementedError
+
+    def fitted(self, folder: Path) -> Fitted | None:
+        """Optional: what a finished run left in its folder, for use on new inputs."""
+        return None
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:

@@ -33,13 +33,13 @@ def test_a_fit_is_measured_and_reported_in_its_own_words(spec, tmp_path):
     found = measure(spec, (1, 2), repeats=1, steps=12, price=2.0, out=tmp_path / "sweep")
     one, two = found.rows
     assert (one.batched, one.batch.global_batch, one.resources.mfu) == (False, DOCUMENTS, None)
-    assert two.batch.layout == "90 documents = 45 per rank × 2 ranks"
+    assert two.batch.layout == "90 samples = 45 per rank × 2 ranks"
     assert found.total_samples == 12 * DOCUMENTS
     assert one.cost.cost_usd == pytest.approx(2 * 12 * DOCUMENTS / one.samples_per_s / 3600)
     assert [row.label for row in found.planned] == ["1 rank", "2 ranks"]
     made = report([tmp_path / "sweep"], tmp_path / "report")
     text = made.page.with_name("report.md").read_text()
-    assert "Each step is a pass over all documents." in text
+    assert "Each step is a pass over all samples." in text
     assert "All 2 runs trained the same thing" in text
     assert not any(word in text for word in ("gradient_norm", "MFU", "global_batch, a larger"))
 
@@ -67,5 +67,5 @@ def test_a_run_is_exported_watched_and_does_not_write_text(spec, tmp_path, capsy
 
 
 def test_weak_scaling_of_a_fit_is_refused(spec, tmp_path):
-    with pytest.raises(UserError, match="passes over all of its documents"):
+    with pytest.raises(UserError, match="passes over all of its samples"):
         measure(spec, (1, 2), weak=True, out=tmp_path)

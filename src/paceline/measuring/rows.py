@@ -246,7 +246,7 @@ def combined(
         kind, batch = MeasuredCommandRow, _batch_seen(middle.seen)
     if middle.documents:
         each = -(-middle.documents // ranks)
-        told = f"{middle.documents:,} documents = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+        told = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
         kind, batch = MeasuredPassesRow, BatchLayout(told, middle.documents)
     peaks = max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0))
     return kind(

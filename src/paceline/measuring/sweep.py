@@ -120,7 +120,7 @@ def measure(
 def trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
     """One for each number of ranks and each short form of a layout, fewest ranks first."""
     if weak and not entry_of(spec.workload).batched:
-        raise UserError("--weak: a fit passes over all of its documents, on any number of ranks; leave --weak out")
+        raise UserError("--weak: a fit passes over all of its samples, on any number of ranks; leave --weak out")
     wanted: list[tuple[str, dict[str, Any]]] = [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else ALONE) for n in ranks
     ]

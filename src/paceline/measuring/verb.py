@@ -145,7 +145,7 @@ def show(found: Measurement) -> Iterator[Any]:
     measured = done(found.rows)
     batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
     if are_passes(measured):
-        batch = "each step a pass over all documents"
+        batch = "each step a pass over all samples"
     repeats = max((row.repeats for row in measured), default=0)
     yield f"{found.name}: {found.kind} scaling, {batch}; {found.steps} steps, {repeats} repeats, medians"
     yield ""

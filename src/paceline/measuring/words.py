@@ -43,11 +43,11 @@ ADVICE = {
 ADVICE_FOR_PASSES = {
     Cause.COMMUNICATION: "use fewer ranks, or fewer terms (k × terms sums travel in each pass)",
     Cause.SLOW_RANK: (
-        "look at its device and host, and at the lengths of its documents: ranks get equal numbers of them"
+        "look at its device and host, and at the lengths of its samples: ranks get equal numbers of them"
     ),
     Cause.INPUT: "convert the counts to compact shards, or give each rank memory to keep its own",
-    Cause.SMALL_PASSES: "use fewer ranks: these are few documents",
-    Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its documents",
+    Cause.SMALL_PASSES: "use fewer ranks: these are few samples",
+    Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its samples",
 }
 """Where each step is a pass over all samples, in place of what helps training."""
 ADVICE_FOR_COMMANDS = {

@@ -65,6 +65,7 @@ class Progress:
         self.stream = stream if stream is not None else sys.stdout
         self._pace = _Pace(done_samples)
         self._event: Mapping[str, Any] | None = None
+        self._loss: float | None = None
         self._began = self._drawn = time.monotonic()
         self._shown: Mapping[str, Any] | None = None
         self._live = _live_line(self.stream)
@@ -85,6 +86,7 @@ class Progress:
         now = time.monotonic()
         self._pace.add(now, event)
         self._event = event
+        self._loss = event.get("loss", self._loss)
         self.total = event.get("of_samples", self.total)  # a fit that converges knows its length by and by
         log_s = min(LINE_MOST_S, max(LINE_S, (now - self._began) / 50))  # the log of a long run stays readable
         if self._shown is None or now - self._drawn >= (log_s if self._live is None else REDRAW_S):
@@ -137,7 +139,7 @@ class Progress:
         left = clock(self._left_s(int(event.get("step", 0)))) if pace.rate > 0 else "?"
         when = f"eta {left}" if rest > 0 and not self._ended else f"took {clock(now - self._began)}"
         done = min(1.0, pace.samples / self.total) if self.total > 0 else 1.0
-        parts = _parts(done, int(event.get("step", 0)), pace.rate, event.get("loss"), when, pace.shares())
+        parts = _parts(done, int(event.get("step", 0)), pace.rate, self._loss, when, pace.shares())
         if self._live is None:
             self.say("  ".join(text for text, _ in _chosen(parts, PLAIN, _columns(self.stream))[1]))
             return

@@ -16,7 +16,7 @@ from paceline.reporting.series import LinkMeasurement, Series
 NOTES = {
     "strong": "The same batch on every row.",
     "weak": "The batch grows with the ranks.",
-    "passes": "Each step is a pass over all documents.",
+    "passes": "Each step is a pass over all samples.",
     "times": "",
 }
 

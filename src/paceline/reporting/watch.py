@@ -182,7 +182,8 @@ def drawn(view: View) -> Any:
     body = Table.grid(padding=(0, 2))
     body.add_column(style="dim", no_wrap=True)
     body.add_column(no_wrap=True)
-    body.add_row("loss", f"{number(last['loss'])}  {spark([s['loss'] for s in main.steps], 60)}")
+    losses = [s["loss"] for s in main.steps if "loss" in s]
+    body.add_row("loss", f"{number(losses[-1] if losses else None)}  {spark(losses, 60)}")
     rate, tokens = (main.mean(name) / step_s if step_s else 0.0 for name in ("batch", "tokens"))
     told = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
     body.add_row("rate", f"{told}, {duration(step_s)} per step")

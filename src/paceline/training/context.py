@@ -51,8 +51,8 @@ class JobFacts:
     order: Order
     steps: int
     """The last step there can be."""
-    parameters: int
-    """Of the whole model."""
+    parameters: int | None
+    """Of the whole model; None where it has none that are counted."""
     layout: str
     """How the work is spread over ranks, as an equation."""
     equations: list[str]

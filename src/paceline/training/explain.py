@@ -18,7 +18,7 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
     """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
     train, layout = spec.train, layout_of(spec)
     if not entry_of(spec.workload).batched:
-        return [] if samples is None else [shared_documents(samples, layout.ranks)]
+        return [] if samples is None else [shared(samples, layout.ranks, "samples")]
     lines = [] if layout.plain else [layout.grid()]
     lines.append(layout.equation())
     if not is_script(spec.workload) or spec.origin("train.lr") != DEFAULT:  # else the script may have its own
@@ -102,10 +102,10 @@ def _steps(spec: RunSpec, samples: int | None) -> int | None:
     return total_steps(spec.train, Order.of(spec.train, samples))
 
 
-def shared_documents(documents: int, ranks: int) -> str:
-    """A fit has no batches: every pass goes through all documents, of which ranks take equal parts."""
-    sign = "=" if documents % ranks == 0 else "≈"
-    return f"{documents:,} documents {sign} {-(-documents // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+def shared(samples: int, ranks: int, called: str) -> str:
+    """A fit has no batches: every pass goes through all samples, of which ranks take equal parts."""
+    sign = "=" if samples % ranks == 0 else "≈"
+    return f"{samples:,} {called} {sign} {-(-samples // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
 
 
 def explain(spec: RunSpec) -> Any:

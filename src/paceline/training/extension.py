@@ -51,7 +51,8 @@ def extension_of(run: RunDir, spec: RunSpec) -> Extension | None:
     """What a spec adds to the length of the run in a folder. It must not be shorter, nor count otherwise."""
     old = run.spec()
     (key, before), (new_key, now) = length_of(old.train), length_of(spec.train)
-    if (key, before) == (new_key, now) or not entry_of(spec.workload).batched:
+    entry = entry_of(spec.workload)
+    if (key, before) == (new_key, now) or not (entry.batched or entry.extends):
         return None
     if key != new_key:
         raise UserError(

@@ -30,7 +30,7 @@ from paceline.training.evaluation import HeldOut, evaluate
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
-from paceline.workload import Passes, Workload
+from paceline.workload import FitEnd, Passes, Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
@@ -307,10 +307,17 @@ class FitJob(Job):
     def end(self) -> str:
         return f"{self.step} passes, {self.passes.end_words()}"
 
+    @property
+    def why(self) -> str:
+        return self.passes.end_words() if self.passes.end is FitEnd.PATIENCE else ""
+
+    def change_of_length(self, old: Train) -> str:
+        return "the passes so far stay as they are"
+
     def restore(self, checkpoint: Checkpoint) -> None:
-        restore(checkpoint, self.passes.room())
+        restore(checkpoint, self.passes.room(checkpoint.meta["fit"]))
         self.passes.restored(checkpoint.meta["fit"])
-        self.step = checkpoint.step
+        self.step, self.evaluation = checkpoint.step, checkpoint.meta["evaluation"]
 
     def run(self) -> Status:
         self.passes.begin()
@@ -322,17 +329,26 @@ class FitJob(Job):
             seconds = compute_s(found["step_s"], found["data_s"], found["exposed_s"])
             at = {"step": self.step, "epoch": self.step - 1, "samples": self.step * samples, "batch": samples}
             self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
+            self._evaluate()
             if self.done or stopping or self.step % every == 0:
-                meta = {"step": self.step, "evaluation": {}, "best": None, "fit": self.passes.meta()}
+                meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
                 self.context.checkpoints.save(self.passes.tensors(), meta)
                 self.context.event("checkpoint", step=self.step)
             if stopping and not self.done:
+                self.passes.close()
                 return Status.STOPPED
+        self.passes.close()
         self.context.checkpoints.wait()
         self.context.event("done", step=self.step, why=self.passes.end_words())
         if self.context.place.rank == 0:
             self.conclude()
         return Status.FINISHED
+
+    def _evaluate(self) -> None:
+        began = perf_counter()
+        if found := dict(self.passes.evaluate()):
+            self.evaluation = found
+            self.context.event("evaluate", step=self.step, **found, evaluate_s=perf_counter() - began)
 
     def conclude(self) -> None:
         checkpoint = newest(RunDir(self.context.folder).checkpoints, lambda text: None)

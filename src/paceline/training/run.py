@@ -36,7 +36,7 @@ MAY_CHANGE = (
     "parallel.",
     *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers")),
+    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
@@ -200,7 +200,8 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
 
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
-    may_change = MAY_CHANGE + (*LENGTHS, "model.start") * entry_of(spec.workload).batched
+    entry = entry_of(spec.workload)
+    may_change = MAY_CHANGE + ("model.start",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
     old = {key: value for key, value, _, _ in run.spec().fields()}
     for key, value, _, _ in spec.fields():
         if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):

@@ -17,7 +17,7 @@ from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of, is_script
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
-from paceline.using.trained import TrainedModel
+from paceline.using.trained import FittedModel, TrainedModel
 from paceline.using.trained import open as open_run
 
 if TYPE_CHECKING:
@@ -129,8 +129,13 @@ def _check_parent(out: Path) -> None:
         raise UserError(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
 
 
-def _fill(trained: TrainedModel, folder: Path, onnx: bool) -> None:
+def _fill(trained: TrainedModel | FittedModel, folder: Path, onnx: bool) -> None:
     """By the workload's own method, else with the user's own file, else with ONNX, which needs no code of ours."""
+    if isinstance(trained, FittedModel):
+        if onnx:
+            raise UserError(f"--onnx: a run of {trained.workload.spec.workload} is not written as ONNX; leave it out")
+        trained.fitted.export(folder)
+        return
     workload, model = trained.workload, trained.model.cpu()
     file = own_file(workload.spec.workload)
     if has_loader := workload.has("export"):

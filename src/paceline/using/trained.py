@@ -20,7 +20,7 @@ from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
 from paceline.using.predictions import Predictions
-from paceline.workload import Workload, workload_of
+from paceline.workload import Fitted, PassWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,26 @@ class TrainedModel:
         return f"TrainedModel({self.run.path}: {told}{weights:,} parameters, step {self.step})"
 
 
-def open(run: str | Path, which: str = "newest", *, code: str | Path | None = None) -> TrainedModel:
+@dataclass(frozen=True, eq=False)
+class FittedModel:
+    """The same of a fit by passes."""
+
+    run: RunDir
+    workload: PassWorkload
+    fitted: Fitted
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.fitted.classes
+
+    def predict(self, inputs: Sequence[Any]) -> Predictions:
+        """What was fitted says of each of these inputs."""
+        if not inputs:
+            raise UserError("there is nothing to predict: the list of inputs is empty")
+        return Predictions(self.fitted.predict(inputs), tuple(self.classes))
+
+
+def open(run: str | Path, which: str = "newest", *, code: str | Path | None = None) -> TrainedModel | FittedModel:
     """The model of a run with the weights of its newest (or best) checkpoint, ready to predict.
 
     `code` is the file that has the run's own workload class, where that of the training is not there any more.
@@ -78,6 +97,8 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     from paceline.training.checkpoints.saved import chosen, read_tensors
 
     folder = RunDir.open(Path(run))
+    if (found := _fitted(folder)) is not None:
+        return found
     workload = opened_workload(folder, None if code is None else Path(code))
     checkpoint = chosen(folder, which)
     with expected_failures(workload.spec):
@@ -100,6 +121,16 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _fitted(folder: RunDir) -> FittedModel | None:
+    """None where the run is a training, or a fit that says nothing of new inputs."""
+    spec = folder.spec()
+    if entry_of(spec.workload).batched:
+        return None
+    workload = workload_of(spec)
+    fitted = workload.fitted(folder.path) if isinstance(workload, PassWorkload) else None
+    return None if fitted is None else FittedModel(folder, workload, fitted)
 
 
 def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:

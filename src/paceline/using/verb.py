@@ -17,7 +17,7 @@ from paceline.record.units import metrics_text
 from paceline.training.pictures import write_picture
 from paceline.using.inputs import Inputs, read_inputs
 from paceline.using.predictions import Predictions
-from paceline.using.trained import check_predicts
+from paceline.using.trained import TrainedModel, check_predicts
 from paceline.using.trained import open as open_run
 
 SHOWN = 20
@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if out is not None:
         _check_out(out)
     trained = open_run(arguments.run, "best" if arguments.best else "newest", code=arguments.code)
-    check_predicts(trained.run, trained.workload)
+    if isinstance(trained, TrainedModel):
+        check_predicts(trained.run, trained.workload)
     data = trained.workload.spec.data
     inputs = read_inputs(arguments.inputs, arguments.column, str(getattr(data, "text", "")))
     found = trained.predict(inputs.values)

@@ -97,13 +97,13 @@ def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, D
     folder = RunDir.open(Path(run))
     if (workload := folder.spec().workload) != "lm":
         raise UserError(f"{folder.path} is a run of {workload}; only language models (workload: lm) write text")
-    trained = open_run(run, which)
-    language_model: Any = trained.workload
+    trained: Any = open_run(run, which)
+    language_model = trained.workload
     began = folder.start()
     if language_model.kept is None and "data" in began and began["data"] != language_model.fingerprint():
         raise UserError(
             f"{folder.path} was trained on other data: what data.path or the installed packages hold has changed "
             "since, and its vocabulary with it; bring it back, or train anew"
         )
-    model: Any = trained.model
+    model = trained.model
     return language_model, model

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.training.explain import shared_documents
+from paceline.training.explain import shared
 from paceline.workload import FitEnd, PassWorkload, Say
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
@@ -146,6 +146,13 @@ class TopicPasses:
         gain = self.fit.gain(1) if len(self.fit.losses) > 1 else None
         return {"loss": done.loss, "gain": gain, "of_samples": self._passes_expected() * self.samples, **asdict(done)}
 
+    def evaluate(self) -> dict[str, Any]:
+        """Nothing is held out."""
+        return {}
+
+    def close(self) -> None:
+        """Ranks hold nothing together but the process group."""
+
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
         L, Ft = fit.result()
@@ -158,7 +165,7 @@ class TopicPasses:
         done = {"final_loss": self.final_loss if self.end else None, "seconds": self.seconds}
         return done | {name: getattr(self.fit, name) for name in SAVED}
 
-    def room(self) -> dict[str, Any]:
+    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
         self._fit = self.problem.at(L, Ft, self.options)
@@ -173,7 +180,10 @@ class TopicPasses:
 
     def equations(self, ranks: int) -> list[str]:
         product = f"({self.samples:,} × {self.k}) ({self.k} × {self.counts.terms:,})"
-        return [f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}", shared_documents(self.samples, ranks)]
+        return [
+            f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}",
+            shared(self.samples, ranks, "documents"),
+        ]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         factors = result["L"].numpy(), result["F"].numpy()

@@ -1,0 +1,12 @@
+"""Boosted trees on tables: XGBoost on any number of ranks with the same answer, LightGBM on one."""
+
+from paceline.registry import Entry
+
+ENTRY = Entry(
+    run="paceline.workloads.trees.workload:Trees",
+    model="paceline.workloads.trees.sections:TreesModel",
+    data="paceline.workloads.trees.sections:TreesData",
+    subject="paceline.workloads.trees.planning:subject",
+    batched=False,
+    extends=True,
+)

@@ -1,0 +1,189 @@
+"""From columns as they are in files to rows of numbers: names get numbers, labels are summed up, oddities refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data.cache import ArrayWriter
+from paceline.errors import UserError, listed
+from paceline.workloads.trees.reading import Block, Column, Words
+
+FEW_VALUES = 1024
+"""Different numbers of a label that are remembered."""
+REMAPPED_ROWS = 1 << 16
+
+
+class SplitWriter:
+    """Rows of a split, written block by block."""
+
+    def __init__(self, folder: Path, name: str, columns: TableColumns) -> None:
+        self.folder, self.name, self.columns = folder, name, columns
+        kinds = ("X", "y", "w") if columns.weight else ("X", "y")
+        self.writers = {kind: ArrayWriter(folder / f"{name}.{kind}.npy", np.float32) for kind in kinds}
+        self.labels: Counter[float] = Counter()
+        """Weights by label, as long as there are few different ones."""
+        self.many = False
+        self.weight = self.weighted = 0.0
+        self.least = np.inf
+
+    def __len__(self) -> int:
+        return self.writers["y"].length
+
+    def add(self, X: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> None:
+        for kind, values in (("X", X.ravel()), ("y", y), ("w", w)):
+            if values is not None:
+                self.writers[kind].append(values)
+        if not len(y):
+            return
+        weights = np.ones(len(y)) if w is None else w
+        self.weight += float(weights.sum())
+        self.weighted += float((weights * y).sum())
+        self.least = min(self.least, float(y.min()))
+        if not self.many:
+            values, where = np.unique(y, return_inverse=True)
+            self.labels.update(dict(zip(values.tolist(), np.bincount(where, weights).tolist(), strict=True)))
+            self.many = len(self.labels) > FEW_VALUES
+
+    def close(self) -> None:
+        """Numbers of names become those of the alphabetical order."""
+        for writer in self.writers.values():
+            writer.__exit__(None)
+        names, categories = self.columns.names, self.columns.categories
+        orders = {number: self.columns.order(name) for number, name in enumerate(names) if name in categories}
+        _remap(self.folder / f"{self.name}.X.npy", len(self), orders, len(names))
+        if self.columns.label_words:
+            _remap(self.folder / f"{self.name}.y.npy", len(self), {0: self.columns.order(self.columns.label)}, 1)
+
+    def digest(self) -> str:
+        return "".join(str(writer.facts["sha256"])[:16] for writer in self.writers.values())
+
+
+def _remap(file: Path, rows: int, orders: Mapping[int, np.ndarray], columns: int) -> None:
+    """In place, mapped a few rows at a time: the file may be larger than memory."""
+    for first in range(0, rows if orders else 0, REMAPPED_ROWS):
+        some = np.load(file, mmap_mode="r+").reshape(rows, columns)[first : first + REMAPPED_ROWS]
+        for number, order in orders.items():
+            codes = np.array(some[:, number])
+            there = ~np.isnan(codes)
+            codes[there] = order[codes[there].astype(np.int64)]
+            some[:, number] = codes
+
+
+class TableColumns:
+    """The columns of a table and what was learned of them so far. Names are numbered as they come; `order` sorts."""
+
+    def __init__(self, names: list[str], label: str, weight: str | None, categories: list[str]) -> None:
+        self.names, self.label, self.weight, self.categories = names, label, weight, categories
+        self.known: dict[str, dict[str, int]] = {}
+        self.label_words = False
+        self.testing = False
+
+    @property
+    def needed(self) -> list[str]:
+        return [*self.names, self.label, *([self.weight] if self.weight else [])]
+
+    def learned(self) -> None:
+        """What comes now is tested on: a name that was not seen is missing, a class that was not seen is refused."""
+        self.testing = True
+
+    def order(self, name: str) -> np.ndarray:
+        """The place of each number in the alphabetical order of its names."""
+        words = list(self.known.get(name, {}))
+        places = np.empty(len(words), np.float32)
+        places[np.argsort(np.array(words, str), kind="stable")] = np.arange(len(words))
+        return places
+
+    def numbers(self, where: str, block: Block, seen: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The rows, labels and weights of a block."""
+        X, y = self.matrix(where, block, seen), self._labels(where, block[self.label], seen)
+        if self.weight is None:
+            return X, y, None
+        weights = block[self.weight]
+        if isinstance(weights, Words) or not (np.isfinite(weights) & (weights >= 0)).all():
+            raise UserError(f"{where}: column {self.weight!r} must hold numbers of 0 or more, to be weights")
+        return X, y, weights.astype(np.float32)
+
+    def matrix(self, where: str, block: Block, seen: int) -> np.ndarray:
+        X = np.empty((len(next(iter(block.values()))), len(self.names)), np.float32)
+        for number, name in enumerate(self.names):
+            column = block[name]
+            if name in self.categories:
+                X[:, number] = self._codes(name, column)
+            elif isinstance(column, Words):
+                raise UserError(
+                    f"{where}: {name!r} holds words; type  data.categories=[{name}]  or  data.ignore=[{name}]"
+                )
+            else:
+                if len(bad := np.flatnonzero(np.isinf(column))):
+                    raise UserError(
+                        f"{where} row {seen + bad[0] + 1}: {name!r} is infinite; write nothing there if it is not known"
+                    )
+                X[:, number] = column
+        return X
+
+    def _codes(self, name: str, column: Column) -> np.ndarray:
+        if not isinstance(column, Words):
+            values, where = np.unique(column[~np.isnan(column)], return_inverse=True)
+            codes = np.full(len(column), -1)
+            codes[~np.isnan(column)] = where
+            column = Words(codes, [f"{value:g}" for value in values])
+        known = self.known.setdefault(name, {})
+        if not self.testing:
+            for word in column.words:
+                known.setdefault(word, len(known))
+        places = np.array([*(known.get(word, np.nan) for word in column.words), np.nan], np.float32)
+        return places[column.codes]
+
+    def _labels(self, where: str, column: Column, seen: int) -> np.ndarray:
+        if not isinstance(column, Words):
+            if self.label_words or len(bad := np.flatnonzero(~np.isfinite(column))):
+                row = "" if self.label_words else f" row {seen + bad[0] + 1}"
+                raise UserError(f"{where}{row}: the label {self.label!r} is missing or not finite; leave such rows out")
+            return column.astype(np.float32)
+        self.label_words = True
+        if len(bad := np.flatnonzero(column.codes < 0)):
+            raise UserError(
+                f"{where} row {seen + bad[0] + 1}: the label {self.label!r} is missing; leave such rows out"
+            )
+        if self.testing and (new := [word for word in column.words if word not in self.known[self.label]]):
+            raise UserError(
+                f"{where}: {self.label!r} is {new[0]!r} there, which no row to learn from has; add rows of it, or "
+                "leave it out"
+            )
+        return self._codes(self.label, column)
+
+    def facts(self, train: SplitWriter, test: SplitWriter) -> dict[str, Any]:
+        """Those of the whole table, as `TableFacts` has them."""
+        classes = sorted(self.known[self.label]) if self.label_words else []
+        labels = dict(train.labels)
+        if self.label_words:
+            order = self.order(self.label)
+            labels = {float(order[int(code)]): weight for code, weight in labels.items()}
+            if len(missing := [name for code, name in enumerate(classes) if code not in labels]):
+                raise UserError(
+                    f"{self.label!r} is {listed(missing)} in held-out rows alone; add rows, or leave it out"
+                )
+        if not train.many and len(labels) == 1:
+            only = classes[0] if classes else f"{next(iter(labels)):g}"
+            raise UserError(f"data.label={self.label}: every row has {only}; there is nothing to learn")
+        if train.weight <= 0:
+            raise UserError(f"data.weight={self.weight}: every weight is 0; there is nothing to learn from")
+        values = [] if train.many else sorted(labels)
+        weights = [labels[value] for value in values]
+        mean = train.weighted / train.weight
+        return {
+            "columns": tuple(self.names),
+            "categories": {name: sorted(self.known.get(name, {})) for name in self.categories},
+            "classes": tuple(classes),
+            "values": tuple(values),
+            "rows": len(train),
+            "test_rows": len(test),
+            "totals": {"weights": weights, "mean": mean, "least": train.least},
+            "weighted": self.weight is not None,
+            "digest": train.digest() + test.digest(),
+        }

@@ -1,0 +1,151 @@
+"""Trees that are there: kept in the run's folder, asked about new rows, and written for use without Paceline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import UserError, listed
+from paceline.record.files import read_json, write_atomic, write_json
+from paceline.workloads.trees.objectives import OBJECTIVES, Task
+from paceline.workloads.trees.reading import Column, words_of
+from paceline.workloads.trees.scoring import probabilities
+from paceline.workloads.trees.table import Coding, codes_of
+from paceline.workloads.trees.targets import Target
+
+MODEL = {"xgboost": "model.json", "lightgbm": "model.txt"}
+ABOUT = "table.json"
+
+
+def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
+    """The trees of the first rounds, in the library's own text."""
+    if library == "xgboost":
+        import xgboost
+
+        booster = xgboost.Booster(model_file=bytearray(raw))
+        return bytes(booster[:rounds].save_raw("json"))
+    import lightgbm
+
+    text: str = lightgbm.Booster(model_str=raw.decode()).model_to_string(num_iteration=rounds)
+    return text.encode()
+
+
+@dataclass(frozen=True)
+class FittedTrees:
+    library: str
+    raw: bytes
+    """In the library's own text."""
+    coding: Coding
+    target: Target
+
+    def write(self, folder: Path) -> None:
+        """The model in the library's own format, and what its numbers mean."""
+        write_atomic(folder / MODEL[self.library], self.raw)
+        about = {
+            "library": self.library,
+            "objective": self.target.objective.task.value,
+            "classes": list(self.target.classes),
+            "values": list(self.target.values),
+            "columns": list(self.coding.columns),
+            "categories": self.coding.categories,
+        }
+        write_json(folder / ABOUT, about)
+
+    @classmethod
+    def read(cls, folder: Path) -> FittedTrees:
+        if not (folder / ABOUT).exists():
+            raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
+        about = read_json(folder / ABOUT)
+        try:
+            target = Target(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
+            coding = Coding(tuple(about["columns"]), about["categories"])
+            return cls(about["library"], (folder / MODEL[about["library"]]).read_bytes(), coding, target)
+        except (KeyError, ValueError, TypeError, OSError) as error:
+            again = f"paceline train --resume {folder}"
+            raise UserError(f"{folder / ABOUT} is damaged ({error}); write it again with  {again}") from None
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.target.classes
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Of rows, each by the names of its columns."""
+        X = self.numbers(rows)
+        found = probabilities(self.margins(X), self.target)
+        return {"probabilities": found} if self.target.classes else {"predicted": found}
+
+    def margins(self, X: np.ndarray) -> np.ndarray:
+        if self.library == "xgboost":
+            import xgboost
+
+            from paceline.workloads.trees.xgboost_rounds import matrix_of
+
+            booster = xgboost.Booster(model_file=bytearray(self.raw))
+            found = booster.predict(matrix_of(X, self.coding, 0), output_margin=True)
+        else:
+            import lightgbm
+
+            found = np.asarray(lightgbm.Booster(model_str=self.raw.decode()).predict(X, raw_score=True))
+        return np.asarray(found).reshape(len(X), self.target.outputs)
+
+    def numbers(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Rows as they are coded for these trees."""
+        if missing := [name for name in self.coding.columns if not any(name in row for row in rows)]:
+            there = listed([str(name) for name in rows[0]], 12) if isinstance(rows[0], Mapping) else repr(rows[0])
+            raise UserError(f"the rows have no column {listed(missing)}, which the trees know (there: {there})")
+        block: dict[str, Column] = {}
+        for name in self.coding.columns:
+            values = [row.get(name) for row in rows]
+            block[name] = _words(values) if name in self.coding.categories else _numbers(name, values)
+        return codes_of(block, self.coding)
+
+    def importance(self) -> dict[str, float]:
+        """How much of the gain of all splits is a column's, from most to least."""
+        if self.library == "xgboost":
+            import xgboost
+
+            from paceline.workloads.trees.xgboost_rounds import described
+
+            gains = xgboost.Booster(model_file=bytearray(self.raw)).get_score(importance_type="total_gain")
+            found = [float(gains.get(name, 0.0)) for name in described(self.coding)[0]]
+        else:
+            import lightgbm
+
+            booster = lightgbm.Booster(model_str=self.raw.decode())
+            found = booster.feature_importance(importance_type="gain").tolist()
+        whole = sum(found) or 1.0
+        shares = dict(zip(self.coding.columns, (gain / whole for gain in found), strict=True))
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    def export(self, folder: Path) -> None:
+        """The library's own file, and the names behind its numbers."""
+        write_atomic(folder / MODEL[self.library], self.raw)
+        names = {
+            "columns": list(self.coding.columns),
+            "categories": self.coding.categories,
+            "classes": list(self.classes),
+        }
+        write_atomic(folder / "names.json", json.dumps(names, indent=1, ensure_ascii=False) + "\n")
+
+
+def _words(values: Sequence[Any]) -> Column:
+    return words_of(
+        ["" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+    )
+
+
+def _numbers(name: str, values: Sequence[Any]) -> np.ndarray:
+    from paceline.workloads.trees.reading import MISSING
+
+    found = np.empty(len(values), np.float64)
+    for number, value in enumerate(values):
+        try:
+            found[number] = np.nan if value is None or str(value).strip() in MISSING else float(value)
+        except (TypeError, ValueError):
+            raise UserError(f"row {number + 1}: {name!r} is {value!r}, a number was expected") from None
+    return found

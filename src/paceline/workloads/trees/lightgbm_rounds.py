@@ -1,0 +1,95 @@
+"""Rounds of LightGBM, on one rank: on several, each would find bins of its own, and the trees would be others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightgbm
+import numpy as np
+
+from paceline.workloads.trees.objectives import Task
+from paceline.workloads.trees.rounds import Boosting
+from paceline.workloads.trees.sections import TreesModel
+
+
+def parameters(model: TreesModel) -> dict[str, Any]:
+    """As LightGBM calls them; what is not given is left to it."""
+    given = {
+        "learning_rate": model.learning_rate,
+        "max_depth": model.max_depth,
+        "num_leaves": model.max_leaves,
+        "min_sum_hessian_in_leaf": model.min_child_weight,
+        "min_data_in_leaf": model.min_child_samples,
+        "min_gain_to_split": model.gamma,
+        "lambda_l2": model.reg_lambda,
+        "lambda_l1": model.reg_alpha,
+        "feature_fraction": model.colsample_bytree,
+        "bagging_fraction": model.subsample,
+        "bagging_freq": 1 if model.subsample < 1 else 0,
+        "max_bin": model.max_bin,
+        "scale_pos_weight": model.scale_pos_weight if model.scale_pos_weight != 1 else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def rounds(boosting: Boosting) -> LightGBMRounds:
+    return LightGBMRounds(boosting)
+
+
+class LightGBMRounds:
+    def __init__(self, boosting: Boosting) -> None:
+        self.boosting = boosting
+        target, facts = boosting.target, boosting.table.facts
+        self.parameters = {
+            **parameters(boosting.model),
+            "objective": target.objective.lightgbm,
+            "metric": target.objective.lightgbm_loss,
+            "num_threads": boosting.threads,
+            "seed": boosting.seed,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbose": -1,
+            **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
+        }
+        split = boosting.table.split("train")
+        names = [name.translate(SIGNS) for name in facts.columns]
+        rows = lightgbm.Dataset(
+            np.asarray(split.X),
+            label=target.labels(split.y),
+            weight=split.weights,
+            feature_name=names,
+            categorical_feature=[number for number, name in enumerate(facts.columns) if name in facts.categories],
+            params=self.parameters,
+        )
+        self.booster = lightgbm.Booster(self.parameters, rows)
+
+    def join(self) -> None:
+        """There are no others."""
+
+    def leave(self) -> None:
+        """There are no others."""
+
+    def load(self, raw: bytes, done: int) -> None:
+        """LightGBM has no state to go on from, of rows and columns drawn by chance: the rounds are made again."""
+        for number in range(done):
+            self.make(number)
+
+    def make(self, number: int) -> None:
+        self.booster.update()
+
+    def loss(self) -> float:
+        return float(self.booster.eval_train()[0][2])
+
+    def hold(self, X: np.ndarray) -> None:
+        self.held = X
+
+    def margins(self) -> np.ndarray:
+        found = np.asarray(self.booster.predict(self.held, raw_score=True, num_threads=self.boosting.threads))
+        return found.reshape(len(self.held), self.boosting.target.outputs)
+
+    def raw(self) -> bytes:
+        return str(self.booster.model_to_string()).encode()
+
+
+SIGNS = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))
+"""Which LightGBM does not take in names of columns."""

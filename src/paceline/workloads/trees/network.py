@@ -1,0 +1,86 @@
+"""The ranks of a run, joined by XGBoost's own network, over which it sums histograms."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.environment import Place
+from paceline.launch.group import from_main
+
+
+class Network:
+    """Up from `join` to `leave`. While it is up even making a matrix is work for all ranks: leave before one rank does
+    something alone."""
+
+    def __init__(self, place: Place, timeout_s: float) -> None:
+        self.place, self.timeout_s = place, timeout_s
+        self._up = ExitStack()
+        self._tracker: Any = None
+
+    def join(self) -> None:
+        if self.place.world == 1:
+            return
+        from xgboost import collective
+
+        meeting = from_main(self._meeting)
+        own = {"dmlc_task_id": f"{self.place.rank:08d}", "dmlc_timeout": max(1, round(self.timeout_s))}
+        with _unheard(), self.failures():
+            self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
+        assert collective.get_rank() == self.place.rank
+
+    def _meeting(self) -> dict[str, Any]:
+        """Where the ranks meet: an address of the main rank's host that the others can reach."""
+        from xgboost.tracker import RabitTracker
+
+        self._tracker = RabitTracker(host_ip=_own_address(self.place), n_workers=self.place.world, sortby="task")
+        self._tracker.start()
+        return dict(self._tracker.worker_args())
+
+    def leave(self) -> None:
+        self._up.close()
+        if self._tracker is not None:
+            self._tracker.wait_for()
+            self._tracker = None
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """What XGBoost reports of a peer that is gone is an error of the connection, and said as such."""
+        from xgboost.core import XGBoostError
+
+        said = ""
+        try:
+            yield
+        except XGBoostError as error:
+            if self.place.world == 1:
+                raise
+            said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        if said:  # outside of the handler: where this began, there is nothing to see
+            raise RuntimeError(f"connection closed by peer: {said}")
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Who was given which rank, XGBoost's thread tells standard output, however quiet it is asked to be."""
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _own_address(place: Place) -> str:
+    """As seen from the way to the main rank; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((place.address, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,212 @@
+"""The planning subject of boosted trees: a step is a round over all rows, and ranks divide nothing but those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.planning.advice import times
+from paceline.planning.candidates import Price
+from paceline.planning.formulas.comm import all_reduce_s, group
+from paceline.planning.formulas.memory import DeviceMemory
+from paceline.planning.formulas.placement import NUMBERS
+from paceline.planning.formulas.steptime import StepTime
+from paceline.planning.site import Where
+from paceline.planning.subject import TIMES, PassSubject, Wording, rows_per_rank
+from paceline.record.units import duration, size
+from paceline.spec import RunSpec
+
+if TYPE_CHECKING:
+    from paceline.planning.plan import Plan
+
+VALUE_FLOPS = 39.0
+"""Plain operations in whose time a core adds a value to a histogram."""
+ROW_FLOPS, LEVEL_FLOPS = 2500.0, 300.0
+"""The same for a row's gradient and margin, and for finding its side of a split."""
+BIN_FLOPS = 500.0
+"""And for a bin of a node: cleared, added up, and tried as a split."""
+SKETCH_FLOPS, BINNING_FLOPS = 6000.0, 3000.0
+"""For a value, once: in finding bins, and in finding its bin."""
+START_S = 0.5
+BIN_BYTES = 16.0
+"""Sums of gradients and hessians."""
+FEWEST_ROWS = 20
+"""In a node that is split again, about."""
+USUAL = {"xgboost": 6, "lightgbm": 5}
+"""Levels, where the run file does not say; LightGBM's 31 leaves are five."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The table and its trees, as far as time and memory depend on them."""
+
+    rows: int
+    columns: int
+    bins: float
+    """Of all columns."""
+    gaps: bool
+    levels: int
+    outputs: int
+    bin_rows: int
+
+    @property
+    def nodes(self) -> float:
+        """Of a tree."""
+        return min(2.0 ** (self.levels + 1) - 1, max(1.0, self.rows / FEWEST_ROWS))
+
+    def work_flops(self, rows: float) -> float:
+        """Of a round: of two siblings the smaller is summed, and the other is what is left of their parent."""
+        summed = rows * self.columns * (1 + (self.levels - 1) / 2) * VALUE_FLOPS
+        return self.outputs * (
+            summed + rows * (ROW_FLOPS + LEVEL_FLOPS * self.levels) + self.nodes * self.bins * BIN_FLOPS
+        )
+
+    @property
+    def sent_bytes(self) -> float:
+        """Summed over ranks in a round."""
+        return self.outputs * self.nodes / 4 * self.bins * BIN_BYTES
+
+
+@dataclass(frozen=True)
+class TreesMemory(DeviceMemory):
+    """Bytes on the fullest rank."""
+
+    table_bytes: float
+    rows_bytes: float
+    sums_bytes: float
+    context_bytes: float
+
+    terms: ClassVar[Mapping[str, str]] = {
+        "table_bytes": "the binned table",
+        "rows_bytes": "gradients, margins, labels",
+        "sums_bytes": "histograms",
+        "context_bytes": "driver, libraries",
+    }
+
+    @property
+    def allocated_bytes(self) -> float:
+        return self.total_bytes - self.context_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreesSubject(PassSubject):
+    grown: Grown
+    on_disk: bool
+
+    model: ClassVar[str] = "a sum of trees"
+    wording: ClassVar[Wording] = replace(
+        PassSubject.wording,
+        layout="table",
+        step="round",
+        batch="this table",
+        times={**TIMES, "compute_s": "histograms and splits", "exposed_s": "histograms over ranks"},
+        to_fit="Take more devices or larger ones, or leave the table on disk with  data.memory=disk.",
+    )
+
+    @property
+    def params(self) -> float:
+        """Nodes of all trees."""
+        return float(self.grown.outputs * self.grown.nodes * (self.steps or 1))
+
+    @property
+    def flops_per_sample(self) -> float:
+        return self.grown.work_flops(self.grown.rows) / self.grown.rows
+
+    def headline(self) -> str:
+        table = f"{self.grown.rows:,} rows × {self.grown.columns:,} columns"
+        return f"{self.name}: {table}, {self.steps:,} rounds of {self.grown.levels} levels"
+
+    def layout_name(self, price: Price) -> str:
+        return "on disk" if self.on_disk else "in memory"
+
+    def memory(self, layout: Layout, where: Where) -> TreesMemory:
+        rows, grown = rows_per_rank(layout), self.grown
+        each = 4.0 if grown.gaps else 1.0  # where values are missing, bins are kept as numbers of the whole table
+        return TreesMemory(
+            table_bytes=0.0 if self.on_disk else rows * grown.columns * (each + 1),
+            rows_bytes=rows * (24.0 + 12.0 * grown.outputs),
+            sums_bytes=grown.nodes * grown.bins * BIN_BYTES,
+            context_bytes=where.physics.context_bytes,
+        )
+
+    def price(self, layout: Layout, where: Where) -> Price:
+        rows, grown, physics = rows_per_rank(layout), self.grown, where.physics
+        plain = where.cluster.device.peak_flops_s("fp32")
+        work = grown.work_flops(rows) / plain
+        members = group(layout.ranks, 1, where.cluster, physics)
+        comm = all_reduce_s(grown.sent_bytes, members, physics, grown.outputs * (grown.levels + 1.0))
+        memory = self.memory(layout, where)
+        streamed = rows * grown.columns * grown.levels / physics.input_bytes_s if self.on_disk else 0.0
+        time = StepTime(
+            compute_s=work,
+            comm_s=comm,
+            exposed_s=comm,
+            bubble_s=0.0,
+            update_s=0.0,
+            overhead_s=0.0,
+            waiting_s=0.0,
+            data_s=max(0.0, streamed - work),
+        )
+        values = min(grown.bin_rows, grown.rows) * SKETCH_FLOPS + rows * BINNING_FLOPS
+        return Price(layout, where, time, memory, START_S + values * grown.columns / plain)
+
+    def advice(self, plan: Plan) -> Iterator[str]:
+        """Whether more ranks pay."""
+        assert plan.chosen is not None
+        chosen, most = plan.chosen, plan.rows[-1]
+        p = chosen.price
+        if most.devices == 1:
+            yield f"One rank: a round takes {duration(p.step_s)}."
+        elif chosen.devices == 1:
+            slow = most.price.time
+            yield (
+                f"Stay on one rank, where a round takes {duration(p.step_s)}: {most.devices} would run at "
+                f"{times(most.speedup)}. Each would work {duration(slow.compute_s)} and wait "
+                f"{duration(slow.exposed_s)} for the histograms of the others."
+            )
+        else:
+            yield (
+                f"{chosen.devices} ranks will run at {times(chosen.speedup)}: in each round one works "
+                f"{duration(p.time.compute_s)}, and adds up {size(self.grown.sent_bytes)} of histograms with the "
+                f"others in {duration(p.time.comm_s)}."
+            )
+
+
+def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TreesSubject:
+    if tokens is not None:
+        raise UserError("--tokens: a table has no texts; leave it out")
+    steps = spec.train.steps or spec.train.epochs
+    if not steps:
+        raise UserError("how many rounds? give their number as  train.steps=200")
+    grown, assumptions = _grown(spec, samples)
+    return TreesSubject(
+        name=spec.name,
+        workload=spec.workload,
+        global_batch=grown.rows,
+        numbers=NUMBERS["fp32"],
+        steps=steps,
+        samples=grown.rows,
+        unit="rows",
+        assumptions=tuple(assumptions),
+        grown=grown,
+        on_disk=getattr(spec.data, "memory", "") == "disk",
+    )
+
+
+def _grown(spec: RunSpec, samples: int | None) -> tuple[Grown, list[str]]:
+    model: Any = spec.model
+    data: Any = spec.data
+    levels = model.max_depth or (model.max_leaves.bit_length() if model.max_leaves else USUAL[model.library])
+    if samples is not None:
+        bins = float(data.columns * (model.max_bin or 256))
+        told = [f"{data.columns} columns of numbers (data.columns=N says otherwise), two classes"]
+        return Grown(samples, data.columns, bins, False, levels, 1, data.bin_rows), told
+    from paceline.workloads.trees.table import table_of
+    from paceline.workloads.trees.targets import target_of
+
+    facts = table_of(data, lambda text: None).facts
+    outputs = target_of(model.objective, data.label, facts).outputs
+    return Grown(facts.rows, len(facts.columns), float(facts.bins), facts.gaps, levels, outputs, data.bin_rows), []

@@ -1,0 +1,226 @@
+"""Tables as blocks of columns, from csv, Parquet, Arrow and .npz files, or made up: numbers, or words by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data.files import check_file
+from paceline.errors import UserError, did_you_mean, listed
+from paceline.workloads.trees import generated
+from paceline.workloads.trees.sections import TreesData
+
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "ipc",
+    ".feather": "feather",
+    ".npz": "npz",
+}
+MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
+"""What a csv file has where a value is missing."""
+BLOCK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Words:
+    """A column of names: their numbers, -1 where one is missing, and what each number stands for."""
+
+    codes: np.ndarray
+    words: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+Column = np.ndarray | Words
+Block = Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table that can be read from its beginning, any number of times."""
+
+    name: str
+    columns: Sequence[str]
+    blocks: Callable[[], Iterator[Block]]
+
+
+def open_tables(data: TreesData) -> tuple[TableSource, TableSource | None]:
+    """What to learn from and, where it is another table, what to test on."""
+    if data.path is None:
+        if data.test_path is not None:
+            raise UserError(f"data.test_path={data.test_path}, but data.path is missing; give both, or neither")
+        return _made_up(data), None
+    path = check_file(data.path, "data.path")
+    if _format_of(path, "data.path") == "npz":
+        return _of_npz(path)
+    train = _of_arrow(path, "data.path", data)
+    return train, None if data.test_path is None else _of_arrow(data.test_path, "data.test_path", data)
+
+
+def open_inputs(path: Path, data: TreesData) -> TableSource:
+    """A table of new rows, in which the label need not be."""
+    return _of_arrow(path, "predict", data)
+
+
+def _made_up(data: TreesData) -> TableSource:
+    def blocks() -> Iterator[Block]:
+        for block in generated.blocks(data.rows, data.columns):
+            yield {name: words_of(column) if column.dtype.kind == "U" else column for name, column in block.items()}
+
+    return TableSource("the made-up table", [*generated.names(data.columns), generated.LABEL], blocks)
+
+
+def words_of(values: Sequence[Any] | np.ndarray) -> Words:
+    words, codes = np.unique(np.asarray(values, str), return_inverse=True)
+    return Words(np.where(np.isin(words, MISSING)[codes], -1, codes), words.tolist())
+
+
+def _format_of(path: Path, key: str) -> str:
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if (kind := FORMATS.get(suffix.lower())) is None:
+        raise UserError(f"{key}={path}: the name must end in one of {', '.join(FORMATS)}; .gz may follow .csv and .tsv")
+    return kind
+
+
+def _of_npz(path: Path) -> tuple[TableSource, TableSource | None]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.path={path}: cannot be read as arrays of numbers ({error})") from None
+    for name in ("X", "y"):
+        if name not in found:
+            there = ", ".join(found) or "nothing"
+            raise UserError(f"data.path={path}: there is no array {name!r} (there: {there}); give X and y")
+    names = [str(name) for name in found["names"]] if "names" in found else None
+    train = _arrays(str(path), found, ("X", "y", "weight"), names)
+    return train, _arrays(str(path), found, ("X_test", "y_test", "weight_test"), names) if "X_test" in found else None
+
+
+def _arrays(name: str, found: Mapping[str, np.ndarray], keys: Sequence[str], names: list[str] | None) -> TableSource:
+    X, y, w = (found.get(key) for key in keys)
+    assert X is not None
+    if X.ndim != 2 or X.dtype.kind not in "biuf":
+        raise UserError(f"{name}: {keys[0]} is {X.dtype} of shape {list(X.shape)}; it must be numbers, rows × columns")
+    for key, array in ((keys[1], y), (keys[2], w)):
+        if array is not None and array.shape != X.shape[:1]:
+            raise UserError(f"{name}: {key} has shape {list(array.shape)}, and {keys[0]} has {len(X)} rows")
+    if y is None:
+        raise UserError(f"{name}: there is no array {keys[1]!r} beside {keys[0]}")
+    columns = names or [f"f{number}" for number in range(X.shape[1])]
+    if len(columns) != X.shape[1]:
+        raise UserError(f"{name}: there are {len(columns)} names for {X.shape[1]} columns of {keys[0]}")
+
+    def blocks() -> Iterator[Block]:
+        for first in range(0, len(X), BLOCK_ROWS):
+            some = slice(first, first + BLOCK_ROWS)
+            block: dict[str, Column] = {c: X[some, j].astype(np.float32) for j, c in enumerate(columns)}
+            block["label"] = words_of(y[some]) if y.dtype.kind in "US" else y[some].astype(np.float64)
+            yield block if w is None else {**block, "weight": w[some].astype(np.float64)}
+
+    return TableSource(name, [*columns, "label", *(["weight"] if w is not None else [])], blocks)
+
+
+def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
+    try:
+        import pyarrow
+        import pyarrow.dataset
+    except ImportError:
+        raise UserError("workload=trees reads tables with pyarrow; type  pip install 'paceline[trees]'") from None
+    path = check_file(path, key)
+    kind = _format_of(path, key)
+    if kind == "npz":
+        raise UserError(
+            f"{key}={path}: give the table as .csv or .parquet; an .npz file holds X_test and y_test itself"
+        )
+    try:
+        opened = _dataset(path, kind, data)
+    except (pyarrow.ArrowException, OSError) as error:
+        _, named, twice = _first_line(error).rpartition("multiple columns named ")
+        if named:
+            raise UserError(f"{key}={path}: two columns are called {twice!r}; give each its own name") from None
+        raise UserError(f"{key}={path}: cannot be read as {kind} ({_first_line(error)})") from None
+    schema = opened.schema
+    if len(set(schema.names)) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise UserError(f"{key}={path}: two columns are called {twice!r}; give each its own name")
+    if key == "data.path":
+        column_named(data.label, "data.label", str(path), schema.names)
+    _refuse_words(path, schema, data)
+    wanted = [name for name in schema.names if name not in data.ignore]
+
+    def blocks() -> Iterator[Block]:
+        try:
+            for batch in opened.to_batches(columns=wanted, batch_size=BLOCK_ROWS):
+                if batch.num_rows:
+                    yield {name: _column(batch.column(name), name in data.categories) for name in wanted}
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{path}: {_first_line(error)}") from None
+
+    return TableSource(str(path), wanted, blocks)
+
+
+def _dataset(path: Path, kind: str, data: TreesData) -> Any:
+    import pyarrow
+    from pyarrow import csv, dataset
+
+    if kind not in ("csv", "tsv"):
+        return dataset.dataset(path, format=kind)
+    parse = csv.ParseOptions(delimiter="\t" if kind == "tsv" else ",")
+    options: dict[str, Any] = {"null_values": MISSING, "strings_can_be_null": True}
+    convert = csv.ConvertOptions(**options)
+    found = dataset.dataset(path, format=dataset.CsvFileFormat(parse_options=parse, convert_options=convert)).schema
+    types = {
+        item.name: pyarrow.string() if item.name in data.categories or not _is_number(item.type) else pyarrow.float64()
+        for item in found
+    }
+    convert = csv.ConvertOptions(**options, column_types=types)
+    return dataset.dataset(path, format=dataset.CsvFileFormat(parse_options=parse, convert_options=convert))
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any(asked(kind) for asked in (types.is_integer, types.is_floating, types.is_null, types.is_boolean))
+
+
+def _refuse_words(path: Path, schema: Any, data: TreesData) -> None:
+    known = (*data.categories, *data.ignore, data.label)
+    others = [item.name for item in schema if not _is_number(item.type) and item.name not in known]
+    if others:
+        said = f"{path}: {listed(others)} hold{'s' * (len(others) == 1)} words, and trees compare numbers"
+        raise UserError(f"{said}; type  data.categories=[{','.join([*data.categories, *others])}]  or  data.ignore=…")
+
+
+def _column(array: Any, category: bool) -> Column:
+    import pyarrow
+    import pyarrow.compute
+
+    if not category and _is_number(array.type):
+        return array.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+    if pyarrow.types.is_floating(array.type):  # 3 means the same in every kind of file
+        array = pyarrow.array([None if v is None or v != v else f"{v:g}" for v in array.to_pylist()], pyarrow.string())
+    if not pyarrow.types.is_dictionary(array.type):
+        array = array.cast(pyarrow.string()).dictionary_encode()
+    words = array.dictionary.cast(pyarrow.string()).to_pylist()
+    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return Words(codes, [str(word).strip() for word in words])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def column_named(name: str, key: str, where: str, there: Sequence[str]) -> None:
+    """A column that must be there."""
+    if name not in there:
+        told = f"{did_you_mean(name, there)} (there: {listed(there, 12)})"
+        raise UserError(f"{key}={name}: {where} has no such column{told}")

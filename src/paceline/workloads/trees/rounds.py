@@ -1,0 +1,86 @@
+"""What a library of trees does for a run: a round at a time, on this rank's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.launch.environment import Place
+from paceline.workloads.trees.sections import TreesData, TreesModel
+from paceline.workloads.trees.table import Table
+from paceline.workloads.trees.targets import Target
+
+
+@dataclass(frozen=True)
+class Boosting:
+    """All that the rounds of one rank depend on."""
+
+    model: TreesModel
+    data: TreesData
+    table: Table
+    target: Target
+    seed: int
+    place: Place
+    threads: int
+    timeout_s: float
+    device: str = "cpu"
+
+    @property
+    def rows(self) -> slice:
+        """Those of this rank: the next so many for each, in their order."""
+        count, place = self.table.facts.rows, self.place
+        return slice(count * place.rank // place.world, count * (place.rank + 1) // place.world)
+
+    def some(self, rows: slice) -> dict[str, Any]:
+        """Some rows to learn from, as the libraries call their parts; mapped for as long as they are held."""
+        split = self.table.split("train")
+        weights = None if split.weights is None else split.weights[rows]
+        return {"data": split.X[rows], "label": self.target.labels(split.y[rows]), "weight": weights}
+
+
+class Rounds(Protocol):
+    """The trees so far, and the next ones."""
+
+    def join(self) -> None:
+        """With the other ranks; before the first round."""
+        ...
+
+    def leave(self) -> None: ...
+
+    def load(self, raw: bytes, done: int) -> None:
+        """The trees of the first `done` rounds, as `raw` gave them."""
+        ...
+
+    def make(self, number: int) -> None:
+        """One round: a tree or, of several classes, a tree for each."""
+        ...
+
+    def loss(self) -> float:
+        """The mean over all rows of all ranks that are learned from."""
+        ...
+
+    def hold(self, X: np.ndarray) -> None:
+        """Rows to be asked about now and then; before ranks join, since a rank may have none."""
+        ...
+
+    def margins(self) -> np.ndarray:
+        """What the trees say of those rows, before it is made a probability: (rows, outputs)."""
+        ...
+
+    def raw(self) -> bytes: ...
+
+
+def library_of(name: str) -> Callable[[Boosting], Any]:
+    """UserError where it is not installed."""
+    from importlib import import_module, util
+
+    from paceline.errors import UserError
+
+    if util.find_spec(name) is None:
+        raise UserError(f"model.library={name}: it is not installed; type  pip install 'paceline[trees]'")
+    module = import_module(f"paceline.workloads.trees.{name}_rounds")
+    found: Callable[[Boosting], Any] = module.rounds
+    return found

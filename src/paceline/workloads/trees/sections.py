@@ -1,0 +1,120 @@
+"""What the run file of boosted trees says of its trees and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from paceline.section import Section, contradiction, field
+from paceline.workloads.trees.objectives import NAMES
+
+OTHER_NAMES = {
+    "eta": "model.learning_rate",
+    "shrinkage_rate": "model.learning_rate",
+    "lambda": "model.reg_lambda",
+    "lambda_l2": "model.reg_lambda",
+    "alpha": "model.reg_alpha",
+    "lambda_l1": "model.reg_alpha",
+    "num_leaves": "model.max_leaves",
+    "bagging_fraction": "model.subsample",
+    "feature_fraction": "model.colsample_bytree",
+    "min_split_loss": "model.gamma",
+    "min_gain_to_split": "model.gamma",
+    "min_sum_hessian_in_leaf": "model.min_child_weight",
+    "min_data_in_leaf": "model.min_child_samples",
+    "n_estimators": "train.steps",
+    "num_boost_round": "train.steps",
+    "num_iterations": "train.steps",
+    "early_stopping_rounds": "train.patience",
+    "nthread": "parallel.threads",
+    "n_jobs": "parallel.threads",
+    "num_threads": "parallel.threads",
+    "seed": "train.seed",
+    "random_state": "train.seed",
+    "device": "parallel.device",
+    "max_cat_to_onehot": "",
+    "tree_method": "",
+    "booster": "",
+    "colsample_bylevel": "",
+    "colsample_bynode": "",
+}
+"""What a parameter of the libraries is called here; empty where it is left as it is."""
+ONLY = {"grow_policy": "xgboost", "max_delta_step": "xgboost", "min_child_samples": "lightgbm"}
+
+
+class TreesModel(Section):
+    """A sum of trees, each grown on what those before it left. Where no default is given, it is the library's own."""
+
+    library: Literal["xgboost", "lightgbm"] = field("xgboost", "", "xgboost on any number of ranks, lightgbm on one")
+    objective: Literal[NAMES] = field(  # type: ignore[valid-type]
+        "auto", "", "what is predicted; auto looks at the label: two values, words, or numbers"
+    )
+    learning_rate: float | None = field(
+        None, "", "what each tree adds is multiplied by it; xgboost 0.3, lightgbm 0.1", gt=0, le=1
+    )
+    max_depth: int | None = field(None, "levels", "of a tree; xgboost 6, lightgbm no limit", gt=0, le=16)
+    max_leaves: int | None = field(None, "leaves", "of a tree; xgboost no limit, lightgbm 31", gt=1, le=65536)
+    min_child_weight: float | None = field(
+        None, "sum of hessians", "that a leaf has at least; xgboost 1, lightgbm 0.001", ge=0
+    )
+    min_child_samples: int | None = field(None, "rows", "that a leaf has at least; lightgbm alone, 20", ge=0)
+    gamma: float = field(0.0, "of the loss", "a split gains at least this", ge=0)
+    reg_lambda: float | None = field(None, "", "L2 penalty on what leaves say; xgboost 1, lightgbm 0", ge=0)
+    reg_alpha: float = field(0.0, "", "L1 penalty on what leaves say", ge=0)
+    max_delta_step: float = field(0.0, "", "most that a leaf says, before the learning rate; 0 has no limit", ge=0)
+    subsample: float = field(
+        1.0, "fraction", "of the rows that a round sees, drawn by row number and round", gt=0, le=1
+    )
+    colsample_bytree: float = field(1.0, "fraction", "of the columns that a round sees, drawn by round", gt=0, le=1)
+    max_bin: int | None = field(None, "bins", "of a column; xgboost 256, lightgbm 255", gt=1, le=65535)
+    scale_pos_weight: float = field(1.0, "", "weight of the second of two classes", gt=0)
+    grow_policy: Literal["depthwise", "lossguide"] = field(
+        "depthwise", "", "xgboost alone: level by level, or where the loss falls most"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_by_other_names(cls, values: Any) -> Any:
+        for name in values if isinstance(values, Mapping) else ():
+            here = OTHER_NAMES.get(name)
+            if here:
+                raise contradiction(f"model.{name}: here it is called {here}; type  {here}={values[name]}")
+            if here is not None:
+                raise contradiction(
+                    f"model.{name}: it cannot be chosen, since the answer would depend on the ranks or on a restart; "
+                    "leave it out (rows and columns are drawn by model.subsample and model.colsample_bytree)"
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _of_this_library(self) -> TreesModel:
+        for name, library in ONLY.items():
+            if getattr(self, name) != type(self).model_fields[name].default and self.library != library:
+                raise contradiction(
+                    f"model.{name} is a parameter of {library}, and model.library is {self.library}; leave one out"
+                )
+        return self
+
+
+class TreesData(Section):
+    """A table with a label column. Without a path, one is made up."""
+
+    path: Path | None = field(
+        None, "path", "table: .csv, .tsv, .parquet, .arrow, .feather or .npz; without it one is made up"
+    )
+    test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
+    test_fraction: float = field(0.2, "fraction", "of the rows held out, drawn by row number; 0 holds none", ge=0, lt=1)
+    label: str = field("label", "column", "what is to be predicted")
+    weight: str | None = field(None, "column", "how much a row counts")
+    categories: tuple[str, ...] = field((), "columns", "whose values are names, not amounts")
+    ignore: tuple[str, ...] = field((), "columns", "left out")
+    rows: int = field(20_000, "rows", "of the table that is made up", gt=1)
+    columns: int = field(12, "columns", "of the table that is made up", ge=4, le=4096)
+    bin_rows: int = field(
+        262_144, "rows", "xgboost: bins are found in so many rows, drawn by row number; else in all of them", gt=1
+    )
+    memory: Literal["ram", "disk"] = field("ram", "", "xgboost: where the binned table is during the run")
+    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of read tables, named by file, size and date")

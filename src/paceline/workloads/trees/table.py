@@ -1,0 +1,215 @@
+"""A table as trees take it: rows of 32-bit numbers on disk, read once and then mapped by every rank.
+
+Names are numbers in alphabetical order, what is missing is NaN. Which rows are held out, and which of them bins are
+found from, depends on their numbers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data.cache import ArrayWriter, exclusive, map_array, new_entry, write_synced
+from paceline.data.files import check_file
+from paceline.data.order import mix, stream
+from paceline.errors import UserError, listed
+from paceline.workload import Say
+from paceline.workloads.trees import generated
+from paceline.workloads.trees.building import SplitWriter, TableColumns
+from paceline.workloads.trees.reading import Block, TableSource, column_named, open_tables
+from paceline.workloads.trees.sections import TreesData
+
+FACTS = "facts.json"
+FORMAT = 1
+COPIED_ROWS = 1 << 16
+COUNTED_ROWS, MOST_BINS = 20_000, 256
+HELD_OUT, BINNED = 1, 2
+"""Streams of random numbers."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What the numbers of a row mean."""
+
+    columns: tuple[str, ...]
+    categories: dict[str, list[str]]
+    """By column, its names in the order of their numbers."""
+
+
+@dataclass(frozen=True)
+class TableFacts(Coding):
+    """What is known of a table once it was read."""
+
+    classes: tuple[str, ...]
+    """The names that the label has, in the order of their numbers; empty where it holds numbers."""
+    values: tuple[float, ...]
+    """The different numbers of a label that holds few of them."""
+    rows: int
+    test_rows: int
+    totals: dict[str, Any]
+    """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
+    weighted: bool
+    bins: int
+    """Different values of all columns, those of a column at most 256, in the first rows."""
+    gaps: bool
+    """Values are missing there."""
+    digest: str
+    """Of the numbers."""
+
+
+class Split:
+    """Rows to learn from, or to test on: mapped, not read."""
+
+    def __init__(self, folder: Path, name: str, columns: int) -> None:
+        self.X = map_array(folder / f"{name}.X.npy").reshape(-1, columns)
+        self.y = map_array(folder / f"{name}.y.npy")
+        weights = folder / f"{name}.w.npy"
+        self.weights = map_array(weights) if weights.exists() else None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Table:
+    folder: Path
+    facts: TableFacts
+
+    def split(self, name: str) -> Split:
+        return Split(self.folder, name, len(self.facts.columns))
+
+    def bin_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Those that bins are found from, and their weights."""
+        split = self.split("bins" if (self.folder / "bins.X.npy").exists() else "train")
+        return split.X, split.weights
+
+
+def table_of(data: TreesData, say: Say) -> Table:
+    """The table of a run file, from the cache if it was read before."""
+    entry = data.cache.expanduser() / "trees" / _name_of(data)
+    if (found := _read(entry)) is not None:
+        return found
+    with exclusive(entry, say):
+        if (found := _read(entry)) is None:
+            train, test = open_tables(data)
+            say(f"reading {train.name}")
+            with new_entry(entry) as folder:
+                _build(folder, data, train, test)
+            found = _read(entry)
+    assert found is not None
+    return found
+
+
+def _name_of(data: TreesData) -> str:
+    """By what was asked for, and by size and date of the files."""
+    asked = {**data.model_dump(mode="json", exclude={"cache", "memory", "path", "test_path"}), "format": FORMAT}
+    if data.path is not None:
+        del asked["rows"], asked["columns"]
+    files = [(key, getattr(data, key)) for key in ("path", "test_path")]
+    stats = {key: check_file(path, f"data.{key}").resolve() for key, path in files if path is not None}
+    described = {key: (str(path), path.stat().st_size, path.stat().st_mtime_ns) for key, path in stats.items()}
+    return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _read(entry: Path) -> Table | None:
+    try:
+        return Table(entry, facts_of(json.loads((entry / FACTS).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def facts_of(values: Mapping[str, Any]) -> TableFacts:
+    """As JSON has them."""
+    return TableFacts(**{**values, **{name: tuple(values[name]) for name in ("columns", "classes", "values")}})
+
+
+def drawn(first: int, count: int, fraction: float, purpose: int) -> np.ndarray:
+    """Which of these rows a hash of their number chooses."""
+    ids = np.arange(first, first + count, dtype=np.uint64)
+    return mix(ids + stream(purpose)) < np.uint64(fraction * (2**64 - 2**11))
+
+
+def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource | None) -> None:
+    columns = _columns_of(data, train)
+    writers = {name: SplitWriter(folder, name, columns) for name in ("train", "test")}
+    seen = 0
+    for block in train.blocks():
+        count = len(next(iter(block.values())))
+        X, y, w = columns.numbers(train.name, block, seen)
+        held = drawn(seen, count, 0.0 if test is not None else data.test_fraction, HELD_OUT)
+        writers["train"].add(X[~held], y[~held], None if w is None else w[~held])
+        writers["test"].add(X[held], y[held], None if w is None else w[held])
+        seen += count
+    columns.learned()
+    seen = 0
+    for block in _checked(test, columns) if test is not None else ():
+        X, y, w = columns.numbers(test.name if test else "", block, seen)
+        writers["test"].add(X, y, w)
+        seen += len(y)
+    for writer in writers.values():
+        writer.close()
+    if len(writers["train"]) < 2:
+        raise UserError(f"{train.name}: there are {len(writers['train'])} rows to learn from; at least 2 are needed")
+    facts = {**columns.facts(writers["train"], writers["test"]), **_counted(folder, len(columns.names))}
+    _write_bins(folder, data, len(columns.names), facts["rows"])
+    write_synced(folder / FACTS, json.dumps(asdict(TableFacts(**facts)), ensure_ascii=False).encode())
+
+
+def _counted(folder: Path, columns: int) -> dict[str, Any]:
+    """What a plan wants to know."""
+    few = np.array(Split(folder, "train", columns).X[:COUNTED_ROWS])
+    bins = sum(min(MOST_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
+    return {"bins": bins, "gaps": bool(np.isnan(few).any())}
+
+
+def _checked(test: TableSource, columns: TableColumns) -> Any:
+    if missing := [name for name in columns.needed if name not in test.columns]:
+        raise UserError(f"data.test_path: {test.name} has no column {listed(missing)}, which data.path has")
+    return test.blocks()
+
+
+def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
+    label = data.label
+    column_named(label, "data.label", source.name, source.columns)
+    npz = data.path is not None and data.path.suffix == ".npz"
+    weight = data.weight or ("weight" if npz and "weight" in source.columns else None)
+    if weight is not None:
+        column_named(weight, "data.weight", source.name, source.columns)
+    for key in ("categories", "ignore"):
+        for name in getattr(data, key):
+            if key == "categories" or npz or data.path is None:
+                column_named(name, f"data.{key}", source.name, source.columns)
+    if clash := [name for name in (label, weight) if name in (*data.categories, *data.ignore)]:
+        raise UserError(f"data: column {clash[0]!r} is the label or the weight; leave it out of categories and ignore")
+    names = [name for name in source.columns if name not in (label, weight, *data.ignore)]
+    if not names:
+        raise UserError(f"{source.name}: there is no column to learn from beside {label!r}")
+    made_up = (generated.CATEGORY,) if data.path is None else ()
+    return TableColumns(names, label, weight, [name for name in names if name in (*data.categories, *made_up)])
+
+
+def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
+    """The rows that bins are found from, where these are not all."""
+    if rows <= data.bin_rows:
+        return
+    for kind, width in (("X", columns), ("y", 1), ("w", 1)):
+        if not (folder / f"train.{kind}.npy").exists():
+            continue
+        with ArrayWriter(folder / f"bins.{kind}.npy", np.float32) as writer:
+            for first in range(0, rows, COPIED_ROWS):
+                some = map_array(folder / f"train.{kind}.npy").reshape(rows, width)[first : first + COPIED_ROWS]
+                writer.append(some[drawn(first, len(some), data.bin_rows / rows, BINNED)].ravel())
+
+
+def codes_of(block: Block, coding: Coding) -> np.ndarray:
+    """New rows as those of the table were coded; a name that it did not have is missing."""
+    columns = TableColumns(list(coding.columns), "", None, list(coding.categories))
+    columns.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
+    columns.learned()
+    return columns.matrix("predict", block, 0)

@@ -1,0 +1,117 @@
+"""Boosted trees as a workload of a run file."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.launch.environment import ALONE, detect
+from paceline.layout import Layout
+from paceline.workload import PassWorkload, Say
+from paceline.workloads.trees.fitted import FittedTrees
+from paceline.workloads.trees.passes import TreePasses
+from paceline.workloads.trees.rounds import Boosting, library_of
+from paceline.workloads.trees.sections import TreesData, TreesModel
+from paceline.workloads.trees.table import Table, table_of
+from paceline.workloads.trees.targets import Target, target_of
+
+
+class Trees(PassWorkload):
+    """Reads a table, and adds a tree for each round (of several classes, one for each of them)."""
+
+    Model, Data = TreesModel, TreesData
+
+    @cached_property
+    def table(self) -> Table:
+        return table_of(self._data, self._say)
+
+    @property
+    def target(self) -> Target:
+        return target_of(self._model.objective, self._data.label, self.table.facts)
+
+    def prepare(self, say: Say) -> None:
+        self._say = say
+        library_of(self._model.library)
+        train = self.spec.train
+        if not train.steps and not train.epochs:
+            raise UserError("how many rounds? give their number as  train.steps=200")
+        target, facts = self.target, self.table.facts
+        if self.spec.parallel.ranks > facts.rows:
+            raise UserError(f"parallel.ranks={self.spec.parallel.ranks}: there are {facts.rows} rows; use fewer ranks")
+        if train.patience and not facts.test_rows:
+            raise UserError(
+                f"train.patience={train.patience} needs held-out rows; give data.test_fraction or test_path"
+            )
+        if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
+            raise UserError(f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out")
+
+    _say: Say = staticmethod(lambda text: None)
+
+    def sample_count(self) -> int:
+        return self.table.facts.rows
+
+    def fingerprint(self) -> str:
+        return self.table.facts.digest
+
+    def suits(self, layout: Layout) -> None:
+        if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
+            raise UserError(
+                "workload=trees spreads rows over ranks and nothing else; "
+                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks"
+            )
+        if layout.ranks > 1 and self._model.library == "lightgbm":
+            raise UserError(
+                f"parallel.ranks={layout.ranks}: on several ranks LightGBM grows other trees than on one; "
+                "use  model.library=xgboost, whose trees stay the same,  or  parallel.ranks=1  and parallel.threads"
+            )
+        if self._model.library == "lightgbm" and self._data.memory == "disk":
+            raise UserError("data.memory=disk is for model.library=xgboost; leave one of them out")
+
+    def passes(self, device: Any) -> TreePasses:
+        import torch
+
+        spec = self.spec
+        boosting = Boosting(
+            model=self._model,
+            data=self._data,
+            table=self.table,
+            target=self.target,
+            seed=spec.train.seed,
+            place=detect(os.environ) or ALONE,
+            threads=torch.get_num_threads(),
+            timeout_s=spec.parallel.timeout_s,
+            device=_device(self._model.library, device, spec.parallel.device == "cuda"),
+        )
+        return TreePasses(boosting, spec.train)
+
+    def fitted(self, folder: Path) -> FittedTrees:
+        return FittedTrees.read(folder)
+
+    @property
+    def _data(self) -> TreesData:
+        assert isinstance(self.spec.data, TreesData)
+        return self.spec.data
+
+    @property
+    def _model(self) -> TreesModel:
+        assert isinstance(self.spec.model, TreesModel)
+        return self.spec.model
+
+
+def _device(library: str, device: Any, asked: bool) -> str:
+    """Where the rounds are made: there are two packages of XGBoost, and one is for cores alone."""
+    if device.type == "cpu":
+        return "cpu"
+    import xgboost
+
+    if library == "xgboost" and xgboost.build_info()["USE_CUDA"]:
+        return str(device)
+    if asked:
+        raise UserError(
+            f"parallel.device=cuda: this {library} is made for cores alone; use  parallel.device=cpu  or, for "
+            "xgboost,  pip uninstall xgboost-cpu && pip install xgboost"
+        )
+    return "cpu"

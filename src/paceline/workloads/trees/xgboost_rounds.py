@@ -1,0 +1,193 @@
+"""Rounds of XGBoost whose trees are the same on any number of ranks, bit for bit.
+
+Bins are those that XGBoost itself finds in a table of rows which every rank has: all of them or, of a long table, those
+that a hash of their numbers chooses. Each rank then bins its own rows by them (`ref`), and the histograms are summed
+over ranks in double precision. The rows and columns of a round are drawn by numbers, not by the library, and so are
+the same after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost
+
+from paceline.data.order import mix, stream
+from paceline.workloads.trees.network import Network
+from paceline.workloads.trees.objectives import Task
+from paceline.workloads.trees.rounds import Boosting
+from paceline.workloads.trees.sections import TreesModel
+from paceline.workloads.trees.table import Coding
+
+PAGE_BYTES = 1 << 27
+"""Of numbers that are binned at a time, where the binned table stays on disk."""
+ASKED_ROWS = 1 << 14
+ROWS, COLUMNS = 11, 12
+"""Streams of random numbers."""
+
+
+def parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
+    """As XGBoost calls them; what is not given is left to it."""
+    names = ("learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin")
+    given = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
+    always = ("gamma", "reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy")
+    if model.scale_pos_weight != 1:
+        given["scale_pos_weight"] = model.scale_pos_weight
+    return {"tree_method": "hist", "device": device, **given, **{name: getattr(model, name) for name in always}}
+
+
+def rounds(boosting: Boosting) -> XGBoostRounds:
+    return XGBoostRounds(boosting)
+
+
+class XGBoostRounds:
+    def __init__(self, boosting: Boosting) -> None:
+        self.boosting = boosting
+        self.network = Network(boosting.place, boosting.timeout_s)
+        target, facts = boosting.target, boosting.table.facts
+        self.parameters = {
+            **parameters(boosting.model, boosting.device),
+            "objective": target.objective.xgboost,
+            "eval_metric": target.objective.xgboost_loss,
+            "nthread": boosting.threads,
+            "seed": boosting.seed,
+            **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
+        }
+        self.names, self.kinds = described(facts)
+        self.parameters["base_score"] = self._first_guess()
+        split = boosting.table.split("train")
+        mine = boosting.rows
+        self.weights = None if split.weights is None else split.weights[mine]
+        self.matrix = self._binned()
+
+    def join(self) -> None:
+        self.network.join()
+
+    def leave(self) -> None:
+        self.network.leave()
+
+    def load(self, raw: bytes, done: int) -> None:
+        self.booster.load_model(bytearray(raw))
+        self.booster.set_param(self.parameters)
+
+    def make(self, number: int) -> None:
+        self._draw(number)
+        with self.network.failures():
+            self.booster.update(self.matrix, number)
+
+    def loss(self) -> float:
+        if self.boosting.model.subsample < 1:
+            self._weigh(None)
+        with self.network.failures():
+            told = str(self.booster.eval_set([(self.matrix, "train")]))
+        value = float(told.rpartition(":")[2])
+        return value * value if self.boosting.target.objective.task is Task.NUMBER else value
+
+    def hold(self, X: np.ndarray) -> None:
+        """In memory, what trees said before is remembered and new ones add to it; else all are asked again."""
+        remembered = len(X) and self.boosting.data.memory == "ram"
+        held = [matrix_of(X, self.boosting.table.facts, self.boosting.threads)] if remembered else []
+        self.held, self.asked = held, X
+        self.booster = xgboost.Booster(self.parameters, cache=[self.matrix, *held])
+
+    def margins(self) -> np.ndarray:
+        found = [self.booster.predict(matrix, output_margin=True) for matrix in self.held]
+        for first in range(0, 0 if found else len(self.asked), ASKED_ROWS):
+            some = np.array(self.asked[first : first + ASKED_ROWS])
+            found.append(self.booster.inplace_predict(some, predict_type="margin", validate_features=False))
+        return np.concatenate([np.empty(0), *(part.ravel() for part in found)]).reshape(
+            -1, self.boosting.target.outputs
+        )
+
+    def raw(self) -> bytes:
+        return bytes(self.booster.save_raw("ubj"))
+
+    def _draw(self, number: int) -> None:
+        """The rows and columns of a round, where it does not see all of them."""
+        model, seed = self.boosting.model, self.boosting.seed
+        if model.subsample < 1:
+            first = self.boosting.rows.start
+            ids = np.arange(first, first + self.matrix.num_row(), dtype=np.uint64)
+            self._weigh(mix(ids + stream(seed, number, ROWS)) < np.uint64(model.subsample * (2**64 - 2**11)))
+        if model.colsample_bytree < 1:
+            columns = len(self.kinds)
+            order = np.argsort(mix(np.arange(columns, dtype=np.uint64) + stream(seed, number, COLUMNS)))
+            chosen = np.zeros(columns, np.float32)
+            chosen[order[: max(1, int(model.colsample_bytree * columns))]] = 1  # as many as the library will draw
+            self.matrix.set_info(feature_weights=chosen)
+
+    def _weigh(self, kept: np.ndarray | None) -> None:
+        """A row of weight 0 is not seen."""
+        weights = np.ones(self.matrix.num_row(), np.float32) if self.weights is None else self.weights
+        self.matrix.set_weight(weights if kept is None else weights * kept)
+
+    def _first_guess(self) -> str:
+        """What XGBoost would begin with on one rank: from a row for each class, or one for the mean of all labels."""
+        target, totals = self.boosting.target, self.boosting.table.facts.totals
+        labels = np.arange(len(target.classes)) if target.classes else [totals["mean"]]
+        weights = totals["weights"] if target.classes else [1.0]
+        rows = xgboost.DMatrix(np.zeros((len(labels), 1), np.float32), label=labels, weight=weights)
+        told = ("objective", "num_class", "scale_pos_weight")
+        own = {name: value for name, value in self.parameters.items() if name in told}
+        booster = xgboost.Booster({**own, "max_depth": 1, "nthread": 1}, cache=[rows])
+        booster.update(rows, 0)
+        return str(json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"])
+
+    def _binned(self) -> Any:
+        boosting = self.boosting
+        options = {
+            "enable_categorical": True,
+            "nthread": boosting.threads,
+            **({"max_bin": boosting.model.max_bin} if boosting.model.max_bin else {}),
+        }
+        columns = {"feature_types": self.kinds, "feature_names": self.names}
+        few, weights = boosting.table.bin_rows()
+        facts = boosting.table.facts
+        if len(few) < facts.rows:  # a name that is in none of them has a bin all the same
+            last = [len(facts.categories[name]) - 1 if name in facts.categories else np.nan for name in facts.columns]
+            few = np.concatenate([few, np.array([last], np.float32)])
+            weights = None if weights is None else np.append(weights, np.float32(1))
+        bins = xgboost.QuantileDMatrix(few, weight=weights, **columns, **options)
+        if boosting.data.memory == "ram":
+            return xgboost.QuantileDMatrix(**boosting.some(boosting.rows), ref=bins, **columns, **options)
+        self.folder = tempfile.TemporaryDirectory(prefix="pages-", dir=boosting.table.folder)
+        return xgboost.ExtMemQuantileDMatrix(Pages(boosting, columns, Path(self.folder.name)), ref=bins, **options)
+
+
+def described(coding: Coding) -> tuple[list[str], list[str]]:
+    """The names of columns as XGBoost takes them, which has signs of its own for some signs, and their types."""
+    names = [re.sub(r"[\[\]<]", "_", name) for name in coding.columns]
+    return names, ["c" if name in coding.categories else "q" for name in coding.columns]
+
+
+def matrix_of(X: np.ndarray, coding: Coding, threads: int) -> Any:
+    names, kinds = described(coding)
+    return xgboost.DMatrix(X, feature_names=names, feature_types=kinds, enable_categorical=True, nthread=threads)
+
+
+class Pages(xgboost.DataIter):
+    """A rank's rows a page at a time; XGBoost keeps its own form of them in the folder."""
+
+    def __init__(self, boosting: Boosting, columns: Mapping[str, Any], folder: Path) -> None:
+        self.boosting, self.columns = boosting, columns
+        self.rows = max(1, PAGE_BYTES // (4 * len(boosting.table.facts.columns)))
+        self.first = boosting.rows.start
+        super().__init__(cache_prefix=str(folder / "rows"))
+
+    def reset(self) -> None:
+        self.first = self.boosting.rows.start
+
+    def next(self, input_data: Callable[..., None]) -> bool:
+        last = min(self.first + self.rows, self.boosting.rows.stop)
+        if self.first >= last:
+            return False
+        some = self.boosting.some(slice(self.first, last))
+        input_data(**{**some, "data": np.array(some["data"])}, **self.columns)
+        self.first = last
+        return True

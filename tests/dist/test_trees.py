@@ -1,0 +1,63 @@
+"""Boosted trees on several ranks: the same bytes on any number of them, after a kill, and under the other verbs."""
+
+from pathlib import Path
+
+import pytest
+from dying_trees import MARK
+
+import paceline
+from paceline import train
+from paceline.errors import RunFailed
+from paceline.measuring.sweep import measure
+from paceline.parity import check
+from paceline.reporting.report import report
+from paceline.spec import build
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+DYING = f"{Path(__file__).with_name('dying_trees.py')}:DyingTrees"
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return build(
+        {
+            "name": "trees",
+            "workload": "trees",
+            "model": {"max_depth": 4, "subsample": 0.8, "colsample_bytree": 0.7},
+            "data": {"rows": 1500, "bin_rows": 700, "cache": str(tmp_path_factory.mktemp("tables"))},
+            "train": {"steps": 8, "checkpoint_every": 2},
+            "parallel": {"threads": 1, "device": "cpu", "timeout_s": 40},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(spec, tmp_path_factory):
+    """On 1, 2 and 4 ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    return check(spec, (1, 2, 4), steps=8, out=folder), sorted(folder.iterdir())
+
+
+def test_the_model_is_the_same_bytes_on_any_number_of_ranks(runs):
+    parity, folders = runs
+    assert [(row.loss, row.weights, row.evaluation) for row in parity.rows] == [(0.0, 0.0, 0.0)] * 3
+    assert len({(folder / "model.json").read_bytes() for folder in folders}) == 1
+
+
+def test_a_killed_run_goes_on_with_another_number_of_ranks(spec, runs, tmp_path, monkeypatch):
+    monkeypatch.setenv(MARK, str(tmp_path / "killed"))
+    with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL"):
+        train(spec.replace({"workload": DYING, "parallel.ranks": 2}), tmp_path, show=False)
+    again = paceline.resume(tmp_path / "trees", {"parallel.ranks": 1}, show=False)
+    assert (again.path / "model.json").read_bytes() == (runs[1][0] / "model.json").read_bytes()
+    assert again.summary.trained.steps == 8
+
+
+def test_rounds_are_measured_and_reported(spec, tmp_path):
+    found = measure(spec, (1, 2), repeats=1, steps=6, out=tmp_path / "sweep")
+    one, two = found.rows
+    assert (one.batched, one.parts.exposed_s) == (False, 0.0)
+    assert two.parts.exposed_s > 0
+    made = report([tmp_path / "sweep"], tmp_path / "report")
+    text = made.page.with_name("report.md").read_text()
+    assert "documents" not in text

@@ -1,0 +1,194 @@
+"""Boosted trees on one rank: against the libraries themselves, on every kind of table, and after they are trained."""
+
+import json
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import xgboost
+
+import paceline
+from paceline import train
+from paceline.errors import UserError
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+from paceline.spec import build
+from paceline.using.export import export
+from paceline.workloads.trees.table import table_of
+from paceline.workloads.trees.workload import Trees
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same table as csv, as Parquet and, without its names, as .npz."""
+    folder = tmp_path_factory.mktemp("tables")
+    random = np.random.default_rng(0)
+    X = random.normal(size=(ROWS, 4)).astype(np.float32)
+    X[random.random(ROWS) < 0.1, 1] = np.nan
+    town = np.array(["Oslo", "Rome", "York"])[random.integers(3, size=ROWS)]
+    late = (X[:, 0] + (town == "Rome") + random.normal(size=ROWS) / 2 > 0.5) * 1
+    weight = random.random(ROWS).round(3)
+    columns = {**{f"x{j}": X[:, j] for j in range(4)}, "town": town, "weight": weight}
+    columns |= {"late": np.array(["no", "yes"])[late], "amount": 3 * X[:, 0] + X[:, 2] + 10}
+    columns |= {"size": np.digitize(X[:, 2], [-0.5, 0.5])}
+    columns["x1"] = pa.array(np.where(np.isnan(X[:, 1]), None, X[:, 1].astype(object)).tolist(), pa.float32())
+    table = pa.table(columns)
+    pyarrow.csv.write_csv(table, folder / "table.csv")
+    pyarrow.parquet.write_table(table, folder / "table.parquet")
+    np.savez(folder / "table.npz", X=X, y=late, weight=weight.astype(np.float32))
+    return folder
+
+
+@pytest.fixture
+def spec(folder):
+    def make(label="late", file="table.parquet", **given):
+        others = [name for name in ("late", "amount", "size", "weight") if name != label]
+        data = {"path": str(folder / file), "label": label, "categories": ["town"], "ignore": others}
+        values = {
+            "name": "trees",
+            "workload": "trees",
+            "model": {"max_depth": 3, "learning_rate": 0.3},
+            "data": {**data, "cache": str(folder / "cache")},
+            "train": {"steps": 6},
+            "parallel": {"threads": 1, "device": "cpu"},
+        }
+        return build(values).replace(given)
+
+    return make
+
+
+def data_of(spec):
+    split = table_of(spec.data, lambda text: None).split("train")
+    return split.X, split.y
+
+
+def model_of(run):
+    return (run.path / "model.json").read_bytes()
+
+
+def trees_of(raw):
+    return json.loads(raw)["learner"]["gradient_booster"]
+
+
+def test_the_trees_are_those_of_the_library(spec, tmp_path):
+    """Bins, first guess and trees, to the last bit: nothing is added to what XGBoost does in one process."""
+    asked = spec()
+    run = train(asked, tmp_path, show=False)
+    X, y = data_of(asked)
+    kinds = ["q"] * 4 + ["c"]
+    names = ["x0", "x1", "x2", "x3", "town"]
+    matrix = xgboost.QuantileDMatrix(X, y, feature_types=kinds, feature_names=names, enable_categorical=True)
+    parameters = {"objective": "binary:logistic", "max_depth": 3, "learning_rate": 0.3, "nthread": 1}
+    own = xgboost.train(parameters, matrix, 6)
+    assert trees_of(model_of(run)) == trees_of(own.save_raw("json"))
+    ours = xgboost.Booster(model_file=run.path / "model.json")
+    assert np.array_equal(ours.predict(matrix), own.predict(matrix))
+
+
+def test_every_kind_of_file_gives_the_same_table(spec, folder):
+    tables = [table_of(spec(file=name).data, lambda text: None) for name in ("table.csv", "table.parquet")]
+    one, other = (table.split("train") for table in tables)
+    assert np.array_equal(one.X, other.X, equal_nan=True)
+    assert tables[0].facts.categories == {"town": ["Oslo", "Rome", "York"]}
+    assert tables[0].facts.classes == ("no", "yes")
+    assert len(one) + tables[0].facts.test_rows == ROWS
+    arrays = build({"workload": "trees", "data": {"path": str(folder / "table.npz"), "cache": str(folder / "cache")}})
+    third = table_of(arrays.data, lambda text: None).split("train")
+    assert np.array_equal(third.X, one.X[:, :4], equal_nan=True)
+    assert third.weights is not None
+
+
+@pytest.mark.parametrize(
+    ("label", "objective", "metrics"),
+    [
+        ("late", "auto", {"loss", "accuracy", "macro_f1", "auc", "majority"}),
+        ("size", "multi:softprob", {"loss", "accuracy", "macro_f1", "auc", "majority"}),
+        ("amount", "auto", {"loss", "rmse", "mae", "r2"}),
+        ("size", "count:poisson", {"loss", "rmse", "mae", "r2"}),
+    ],
+)
+def test_each_objective_learns(spec, tmp_path, label, objective, metrics):
+    run = train(spec(label, **{"model.objective": objective}), tmp_path, show=False)
+    assert run.metrics.keys() == metrics
+    steps = [event["loss"] for event in read_events(RunDir(run.path).events_file(0), "step") if "loss" in event]
+    assert steps[-1] < steps[0]
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_run_that_goes_on_for_longer_is_the_longer_run(spec, tmp_path, library):
+    """Rows and columns of a round are drawn, and are the same ones after a restart."""
+    given = {"model.library": library, "model.subsample": 0.5, "model.colsample_bytree": 0.6}
+    whole = train(spec(**given), tmp_path / "whole", show=False)
+    part = train(spec(**given, **{"train.steps": 4}), tmp_path / "part", show=False)
+    longer = paceline.resume(part.path, {"train.steps": "+2"}, show=False)
+    file = {"xgboost": "model.json", "lightgbm": "model.txt"}[library]
+    assert (longer.path / file).read_bytes() == (whole.path / file).read_bytes()
+    assert longer.summary.trained.steps == 6
+
+
+def test_a_table_on_disk_gives_the_same_trees(spec, tmp_path):
+    few = {"data.bin_rows": 300, "model.subsample": 0.5}
+    ram, disk = (train(spec(**few, **{"data.memory": m}), tmp_path / m, show=False) for m in ("ram", "disk"))
+    assert model_of(ram) == model_of(disk)
+    assert ram.metrics == disk.metrics
+
+
+def test_weights_and_early_stopping(spec, tmp_path):
+    """A learning rate of 1 overfits at once; no tree after the best round is used."""
+    given = {"data.weight": "weight", "data.ignore": ["amount", "size"], "model.learning_rate": 1.0}
+    asked = spec(**given, **{"train.steps": 60, "train.evaluate_every": 1, "train.patience": 3, "train.log_every": 5})
+    run = train(asked, tmp_path, show=False)
+    best = run.summary.evaluation.best["step"]
+    assert run.summary.trained.steps == best + 3
+    assert "3 evaluations without a lower loss" in run.summary.why
+    assert xgboost.Booster(model_file=run.path / "model.json").num_boosted_rounds() == best
+
+
+def test_lightgbm_is_lightgbm(spec, tmp_path):
+    asked = spec(**{"model.library": "lightgbm"})
+    run = train(asked, tmp_path, show=False)
+    X, y = data_of(asked)
+    rows = lightgbm.Dataset(X, y, categorical_feature=[4], params={"verbose": -1})
+    parameters = {"objective": "binary", "max_depth": 3, "learning_rate": 0.3, "verbose": -1, "deterministic": True}
+    own = lightgbm.train({**parameters, "num_threads": 1, "force_row_wise": True}, rows, 6)
+    ours = lightgbm.Booster(model_file=run.path / "model.txt")
+    assert np.array_equal(ours.predict(X), own.predict(X))
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_finished_trees_are_used_on_new_rows(spec, folder, tmp_path, library):
+    asked = spec(**{"model.library": library})
+    run = train(asked, tmp_path, show=False)
+    rows = pyarrow.parquet.read_table(folder / "table.parquet").to_pylist()
+    found = paceline.open(run.path).predict(rows)
+    right = np.mean([label == row["late"] for label, row in zip(found.labels, rows, strict=True)])
+    assert right > 0.8
+    written = export(run.path, tmp_path / "model")
+    names = json.loads((written / "names.json").read_text())
+    assert names["categories"]["town"] == ["Oslo", "Rome", "York"]
+    X, _ = data_of(asked)
+    if library == "xgboost":
+        matrix = xgboost.DMatrix(X, feature_names=names["columns"], feature_types=["q"] * 4 + ["c"])
+        alone = xgboost.Booster(model_file=written / "model.json").predict(matrix)
+    else:
+        alone = lightgbm.Booster(model_file=written / "model.txt").predict(X)
+    words = [[None if np.isnan(v) else float(v) for v in row[:4]] for row in X[:50]]
+    again = [
+        {**dict(zip(names["columns"], w, strict=False)), "town": names["categories"]["town"][int(row[4])]}
+        for w, row in zip(words, X[:50], strict=True)
+    ]
+    assert paceline.open(run.path).predict(again).probabilities[:, 1] == pytest.approx(alone[:50], abs=1e-6)
+    unseen = {**again[0], "town": "Paris"}
+    assert len(paceline.open(run.path).predict([unseen])) == 1
+    with pytest.raises(UserError, match="the rows have no column x0, x1"):
+        paceline.open(run.path).predict([{"town": "Oslo"}])
+    assert (run.path / "pictures" / "importance-000006.png").stat().st_size > 1000
+
+
+def test_a_plan_knows_the_run_class_by_its_name():
+    assert paceline.registry.entry_of("trees").run_class() is Trees
