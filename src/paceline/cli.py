@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(arguments.do(arguments))
     except PacelineError as error:
         if who := _speaker(error):
-            print(f"{who}: {error}", file=sys.stderr)
+            print(_visible(f"{who}: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -66,6 +66,11 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         return words, []
     at = words.index("--")
     return words[:at], words[at + 1 :]
+
+
+def _visible(text: str) -> str:
+    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def _speaker(error: PacelineError) -> str:

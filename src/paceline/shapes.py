@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
+
+MOST_TRIED = 100_000
+"""Numbers that are tried as divisors, for a hint."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,13 @@ class DecoderShape:
 
     def _check(self, vocab: int, sequence: int) -> None:
         step = 2 if self.positions == "rotary" else 1  # rotary positions turn pairs of features
-        fits = [h for h in range(1, self.width // step + 1) if self.width % (h * step) == 0]
-        if self.heads not in fits:
+        if self.width % (self.heads * step):
             wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
+            fits = [] if self.width % step else divisors(self.width // step)
             raise UserError(f"model.heads={self.heads} {wrong} model.width={self.width}{_try(self.heads, fits)}")
         if self.heads % self.kv_heads:
-            fits = [h for h in range(1, self.heads + 1) if self.heads % h == 0]
             said = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}"
-            raise UserError(said + _try(self.kv_heads, fits))
+            raise UserError(said + _try(self.kv_heads, divisors(self.heads)))
         if vocab > self.vocab:
             raise UserError(
                 f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
@@ -76,6 +79,12 @@ class DecoderShape:
         if self.positions == "learned":
             tables += self.context * self.width
         return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
+
+
+def divisors(number: int) -> list[int]:
+    """Of a number of any size; of a very large one, the small and the large ones."""
+    small = [d for d in range(1, min(math.isqrt(number), MOST_TRIED) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def _try(given: int, fits: list[int]) -> str:

@@ -82,6 +82,14 @@ def test_a_terminal_without_the_signs_gets_question_marks(run_file):
     assert b"128 global = 128 per pass ? 1 rank ? 1 accumulated" in done.stdout
 
 
+def test_what_a_file_says_does_not_steer_the_terminal(run_file, capsys):
+    run_file.write_text('name: news\ntrain: {"l\\er\\x9b2J": 3}\n')
+    with pytest.raises(SystemExit):
+        main(["explain", str(run_file)])
+    said = capsys.readouterr().err
+    assert r"train.l\x1br\x9b2J: there is no such key" in said
+
+
 def test_a_reader_that_leaves_early_is_no_error(run_file):
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "explain", str(run_file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE

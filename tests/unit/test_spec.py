@@ -1,6 +1,7 @@
 """The run file: what is read, where each value came from, and what an override changes."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UserError
+from paceline.planning.subject import subject_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Train, build, load
 
 TEXT = """\
@@ -253,3 +255,28 @@ def load_text(folder, text):
     file = folder / "other.yaml"
     file.write_text(text)
     return load(file)
+
+
+ALIASES = "k0: &k0 x\n" + "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: {lr: !!int abc}", r"line 1, column 13: 'abc' cannot be read as int"),
+        ("train: {steps: 0x_}", r"'0x_' cannot be read as int"),
+        (f"train: {{steps: {'9' * 6000}}}", r"'9{40}' cannot be read as int"),
+        (ALIASES, "has more than 100,000 values once its aliases are followed"),
+        ("a: &a {b: *a}", "has more than 100,000 values"),
+        (f"data: {'{a: ' * 3000}1{'}' * 3000}", "is nested without end"),
+        ("train: {lr: !!python/object/apply:os.system [ls]}", "could not determine a constructor"),
+        ("workload: lm\nmodel: {width: 2147483648, heads: 2147483647}", "heads=2147483647 does not divide"),
+        ("model: {width: 2147483647, heads: 4}", "model.heads=4 does not divide model.width=2147483647; try 1"),
+        (f"workload: lm\nmodel: {{width: {10**21}, heads: 7}}", "try 8"),
+    ],
+)  # fmt: skip
+def test_small_files_that_ask_for_much_are_answered_at_once(text, said, tmp_path):
+    began = time.process_time()
+    with pytest.raises(UserError, match=said):
+        subject_of(load_text(tmp_path, text))
+    assert time.process_time() - began < 2

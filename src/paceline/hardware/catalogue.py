@@ -135,6 +135,8 @@ def catalogue(own: Path | None = None) -> dict[str, Device]:
 
 
 def _device(row: Mapping[str, str]) -> Device:
+    if not row["name"].isprintable():  # it is written into launch files
+        raise ValueError(f"{row['name']!r} cannot name a device")
     rates = {t: float(row[f"{t}_tflops"]) * TERA for t in ("fp8", "bf16", "fp16", "tf32", "fp32") if row[f"{t}_tflops"]}
     facts: dict[str, Any] = {name: row[name] for name in ("name", "link", "source", "date")}
     facts |= {name: float(row[name]) if row[name] else None for name in ("matmul_fraction", "usd_per_hour")}

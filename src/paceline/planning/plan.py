@@ -244,7 +244,8 @@ def _doublings(site: Site, subject: Subject) -> list[int]:
     """Numbers of devices to try: one, and the last doublings up to all that can be used."""
     most, per_node = site.devices, site.whole.per_node
     if subject.divides_samples_only and subject.global_batch < most:
-        most = max(n for n in range(1, subject.global_batch + 1) if n <= per_node or not n % per_node)
+        batch = subject.global_batch
+        most = batch if batch <= per_node else batch - batch % per_node
     counts = {most, 1}
     step = 2 if most < 1 << MOST_ROWS else 4
     n = most

@@ -45,6 +45,14 @@ class _Loader(yaml.SafeLoader):
     `+2` is a word too: it adds to something.
     """
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, TypeError, KeyError) as error:
+            shown = f"{node.value:.40}" if isinstance(node.value, str) else "this"
+            why = f"{shown!r} cannot be read as {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from error
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [
@@ -57,6 +65,22 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 
+MOST_VALUES = 100_000
+"""In a run file; a few lines of aliases to aliases can stand for billions."""
+
+
+def _expanded(node: Any, known: dict[int, int]) -> int:
+    """How many values a node stands for, with its aliases followed; each is counted once, so this takes no time."""
+    if node is None:
+        return 0
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # for a node inside of itself
+        inside = node.value if isinstance(node.value, list) else []
+        parts = [part for item in inside for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
+
+
 def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a run file, and the line of each."""
     given = f"run file {str(file)!r}"
@@ -64,6 +88,8 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         loader = _Loader(file.read_text(encoding="utf-8"))
         node = loader.get_single_node()
+        if _expanded(node, {}) > MOST_VALUES:
+            raise UserError(f"{given} has more than {MOST_VALUES:,} values once its aliases are followed")
         _note_lines(node, "", file.name, origins)
         values = loader.construct_document(node) if node else None
     except FileNotFoundError:

@@ -144,3 +144,12 @@ def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_pat
     (tmp_path / "mine.csv").write_text("\n".join(mine))
     (tmp_path / "lab.yaml").write_text("device: Mine-16GB\nper_node: 2\ncatalogue: mine.csv\n")
     assert cluster(str(tmp_path / "lab.yaml")).host_bytes == 384e9
+
+
+def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
+    rows = (Path(hardware.__file__).parent / "hardware.csv").read_text().splitlines()
+    mine = [rows[0], rows[1].replace("V100-SXM2-16GB", '"Mine\nrm -rf home"')]
+    (tmp_path / "mine.csv").write_text("\n".join(mine))
+    (tmp_path / "lab.yaml").write_text("device: Mine\ncatalogue: mine.csv\n")
+    with pytest.raises(UserError, match=r"'Mine\\nrm -rf home' cannot name a device"):
+        cluster(str(tmp_path / "lab.yaml"))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from paceline.section import ModelSection, Section, contradiction, field
+from paceline.shapes import divisors
 
 
 class ClassifierModel(ModelSection):
@@ -27,8 +28,7 @@ class ClassifierModel(ModelSection):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ClassifierModel:
         if self.width % self.heads:
-            fits = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            near = min(fits, key=lambda h: abs(h - self.heads))
+            near = min(divisors(self.width), key=lambda h: abs(h - self.heads))
             raise contradiction(f"model.heads={self.heads} does not divide model.width={self.width}; try {near}")
         return self
 
