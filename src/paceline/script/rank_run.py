@@ -33,7 +33,7 @@ from paceline.script.handing import NO_RUN
 from paceline.script.passes import ScriptPasses
 from paceline.script.workload import SCORE, Script
 from paceline.script.wrapped import as_before, guarded, one_pair, with_rates
-from paceline.spec import DEFAULT, RunSpec
+from paceline.spec import RunSpec
 from paceline.training.checkpoints.kept import Stateful
 from paceline.training.evaluation import HeldOut, evaluate, evaluating
 from paceline.training.optim.own_optimizer import taken_over
@@ -43,6 +43,9 @@ from paceline.training.setup import job_around
 from paceline.training.start.match import Start, start_of
 from paceline.training.steps.step import State, Step
 from paceline.workload import Say
+
+AUTO = "auto"
+"""`data.workers` of a run file that leaves it to the script."""
 
 
 @dataclass(eq=False)
@@ -156,7 +159,7 @@ class RankRun(ScriptRun):
         step, context, workload = self._step, self.work.context, cast(Script, self._step.workload)
         workload.given_data = dataset
         workload.collate = collate
-        if workers is not None and self.spec.origin("data.workers") == DEFAULT:
+        if workers is not None and getattr(self.spec.data, "workers", AUTO) == AUTO:
             workload.spec = self.spec.replace({"data.workers": workers}, "the script")
         layout = layout_of(self.spec)
         self.held.enter_context(worker_processes(workload, context.place, -(-layout.global_batch // layout.data)))

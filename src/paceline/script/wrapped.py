@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import UserError
-from paceline.spec import DEFAULT, RunSpec
+from paceline.spec import RunSpec, Train
 
 Model = TypeVar("Model", bound=nn.Module)
 OF_THE_OPTIMIZER = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "momentum")
@@ -61,9 +61,9 @@ def with_rates(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     """The spec with the learning rate of a script's optimiser; what contradicts it is refused."""
     kind = type(optimizer).__name__
     for key in OF_THE_OPTIMIZER:
-        if (origin := spec.origin(f"train.{key}")) != DEFAULT:
+        if (value := getattr(spec.train, key)) != getattr(Train(), key):
             raise UserError(
-                f"train.{key}={getattr(spec.train, key)} ({origin}) has no effect: run.prepare got the script's own "
+                f"train.{key}={value} ({spec.origin(f'train.{key}')}) has no effect: run.prepare got the script's own "
                 f"{kind}; leave the key out, or call  run.prepare(model)  for the optimiser of the run file"
             )
     if changed := [name for name, group in spec.train.groups.items() if group.lr or group.weight_decay is not None]:

@@ -192,7 +192,6 @@ def test_what_is_wrong_is_said_in_one_line(loop, tmp_path):
 )
 def test_keys_that_a_script_leaves_no_room_for_are_refused(sections, said, tmp_path):
     spec = script_spec(script(tmp_path), **sections)
-    spec._origins["train.lr"] = "run.yaml line 3" if "train" in sections and "lr" in sections["train"] else "default"
     with pytest.raises(UserError, match=said):
         paceline.train(spec, tmp_path / "runs", show=False)
     assert not list(Path(tmp_path).glob("runs/*"))
