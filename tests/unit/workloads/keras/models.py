@@ -34,9 +34,8 @@ def frozen():
 def tokens():
     """A class for each token, where the zeros at the end of a text do not count."""
     layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((None,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True), layers.Dense(3)]
-    )
+    words = keras.Input((None,), dtype="int32")
+    model = keras.Sequential([words, layers.Embedding(9, 4, mask_zero=True), layers.Dense(3)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
