@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -387,6 +388,8 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
 
 def workload_of(spec: RunSpec) -> Any:
     """The workload of a run file: an instance of the class that its entry names."""
+    from paceline.nn.keras_backend import as_torch
+
     kind: type[Any] = entry_of(spec.workload).run_class()
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
@@ -394,7 +397,7 @@ def workload_of(spec: RunSpec) -> Any:
     workload = _made(kind, spec)
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
-        workload.model = _torch_model(workload.model, spec.train.seed)  # type: ignore[method-assign]
+        workload.model = partial(as_torch, workload.model, spec.train.seed)  # type: ignore[method-assign]
     return workload
 
 
@@ -413,13 +416,6 @@ def _made(kind: type[Any], spec: RunSpec) -> Any:
         f"workload: {kind.__name__} is made with the spec of its run, and {wrong}; write it as\n"
         "  def __init__(self, spec):\n      super().__init__(spec)"
     )
-
-
-def _torch_model(model: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
-    """A model of Keras is made a plain torch module; any other is what it is."""
-    from paceline.nn.keras_backend import as_torch
-
-    return lambda: as_torch(model, seed)
 
 
 def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:

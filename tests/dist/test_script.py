@@ -48,20 +48,13 @@ def losses(path):
 
 def test_the_answer_is_that_of_one_rank(tmp_path):
     spec = script_spec(script(tmp_path), data={"workers": 1})
-    rows = check(spec, layouts=["single", "ddp:2", "ddp:4", "fsdp:2", "zero1:2"], steps=5).rows
-    rows += check(spec, ranks=(1,), accumulate=(1, 3), steps=5).rows
-    assert [row.accumulate for row in rows] == [1, 1, 1, 1, 1, 1, 3]
+    rows = check(spec, layouts=["single", "ddp:2", "ddp:4", "fsdp:2"], steps=4).rows
+    rows += check(spec, ranks=(1,), accumulate=(1, 3), steps=4).rows
+    assert [row.accumulate for row in rows] == [1, 1, 1, 1, 1, 3]
     for row in rows:
         assert max(row.loss, row.grad_norm) < 1e-6, row.name
         assert row.evaluation < 1e-6, row.name
         assert row.weights < 1e-5, row.name
-
-
-def test_causes_are_found_by_running_the_script_again(tmp_path):
-    loop = LOOP.replace("F.cross_entropy(model(x), y, reduction=\"sum\")", "F.cross_entropy(model(x), y) * 1.0", 1)
-    parity = check(script_spec(script(tmp_path, loop)), ranks=(1, 2), steps=2)
-    assert not parity.holds
-    assert "did you return a mean?" in parity.causes[0]
 
 
 def test_a_script_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import fsum
@@ -30,10 +30,10 @@ from paceline.record.timers import timer_of
 from paceline.script.api import Model, Schedule, ScriptRun, Sums
 from paceline.script.dataset import refuse_unusable, share_of
 from paceline.script.handing import NO_RUN
-from paceline.script.passes import Passes
+from paceline.script.passes import ScriptPasses
 from paceline.script.workload import SCORE, Script
 from paceline.script.wrapped import as_before, guarded, one_pair, with_rates
-from paceline.spec import DEFAULT, RunSpec
+from paceline.spec import RunSpec
 from paceline.training.checkpoints.kept import Stateful
 from paceline.training.evaluation import HeldOut, evaluate, evaluating
 from paceline.training.optim.own_optimizer import taken_over
@@ -43,6 +43,9 @@ from paceline.training.setup import job_around
 from paceline.training.start.match import Start, start_of
 from paceline.training.steps.step import State, Step
 from paceline.workload import Say
+
+AUTO = "auto"
+"""`data.workers` of a run file that leaves it to the script."""
 
 
 @dataclass(eq=False)
@@ -55,6 +58,12 @@ class RankStart:
     """As for `run_rank`."""
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
+
+    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+        here = {key: value for key, value, *_ in self.spec.fields()}
+        lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
+        if lost and self.show and (detect(os.environ) or ALONE).rank == 0:
+            say(f"the script gives paceline.run {', '.join(lost)}: left aside, the run file and command line count")
 
     @contextmanager
     def opened(self) -> Iterator[ScriptRun]:
@@ -88,9 +97,10 @@ class RankRun(ScriptRun):
         """What a data set needs until the run ends: worker processes, batches that are made ahead."""
         self._step: Step | None = None
         self._start: Start | None = None
-        self._passes: Passes | None = None
+        self._passes: ScriptPasses | None = None
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
+        self._unwrap: Callable[[], None] = lambda: None
 
     @property
     def steps(self) -> int:
@@ -120,7 +130,8 @@ class RankRun(ScriptRun):
         self._step = Step(workload, state, spec.train, timer)
         self._step.notice = lambda text: context.event("notice", text=text)
         guarded(state.optimizer, lambda: self._passes is None or self._passes.updating)
-        return cast(Model, as_before(wrapped.net)), state.optimizer
+        own, self._unwrap = as_before(wrapped.net)
+        return cast(Model, own), state.optimizer
 
     @property
     def _execution(self) -> Execution:
@@ -140,7 +151,7 @@ class RankRun(ScriptRun):
             )
         return self._passes.batches(by_epoch=self._by_epochs)
 
-    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> Passes:
+    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptPasses:
         """The job, now that its data are known, where the run stands."""
         if self._step is None:
             raise UserError("run.batches comes after  model, optimizer = run.prepare(model, optimizer)")
@@ -148,7 +159,7 @@ class RankRun(ScriptRun):
         step, context, workload = self._step, self.work.context, cast(Script, self._step.workload)
         workload.given_data = dataset
         workload.collate = collate
-        if workers is not None and self.spec.origin("data.workers") == DEFAULT:
+        if workers is not None and getattr(self.spec.data, "workers", AUTO) == AUTO:
             workload.spec = self.spec.replace({"data.workers": workers}, "the script")
         layout = layout_of(self.spec)
         self.held.enter_context(worker_processes(workload, context.place, -(-layout.global_batch // layout.data)))
@@ -163,7 +174,7 @@ class RankRun(ScriptRun):
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
-        passes = Passes(job, dataset, going=self.work.begin(job))
+        passes = ScriptPasses(job, dataset, going=self.work.begin(job))
         self.held.callback(passes.close)
         return passes
 
@@ -250,5 +261,5 @@ class RankRun(ScriptRun):
 
     def let_go(self) -> None:
         """Of what holds the process group, which is about to end."""
-        self._step = self._passes = None
-        self.work.job = None
+        self._unwrap()
+        self._step = self._passes = self.work.job = None

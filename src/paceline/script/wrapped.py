@@ -11,29 +11,31 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import UserError
-from paceline.spec import DEFAULT, RunSpec
+from paceline.spec import RunSpec, Train
 
 Model = TypeVar("Model", bound=nn.Module)
 OF_THE_OPTIMIZER = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "momentum")
 """Keys of `train` that an optimiser of the script's own leaves without effect."""
 
 
-def as_before(net: nn.Module) -> nn.Module:
-    """A wrapped model under its own class, methods and names: called while training, it is the wrapper that is called.
+def as_before(net: nn.Module) -> tuple[nn.Module, Callable[[], None]]:
+    """(A wrapped model under its own class, methods and names, a function that ends the wrapping.)
 
-    Elsewhere the model itself is, so that an evaluation never waits for other ranks.
+    Called while training, it is the wrapper that is called. Elsewhere the model itself is, so that an evaluation never
+    waits for other ranks.
     """
     if not isinstance(net, DistributedDataParallel):
-        return net
-    inner = net.module
+        return net, lambda: None
+    inner, wrapper = cast(nn.Module, net.module), [net]
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (net if self.training and torch.is_grad_enabled() else inner)(*args, **kwargs)
+        trains = wrapper and self.training and torch.is_grad_enabled()
+        return (wrapper[0] if trains else inner)(*args, **kwargs)
 
     kind = type(type(inner).__name__, (type(inner),), {"__call__": call, "__module__": type(inner).__module__})
     view = cast(nn.Module, object.__new__(kind))
     view.__dict__ = inner.__dict__
-    return view
+    return view, wrapper.clear
 
 
 def one_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:
@@ -59,9 +61,9 @@ def with_rates(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     """The spec with the learning rate of a script's optimiser; what contradicts it is refused."""
     kind = type(optimizer).__name__
     for key in OF_THE_OPTIMIZER:
-        if (origin := spec.origin(f"train.{key}")) != DEFAULT:
+        if (value := getattr(spec.train, key)) != getattr(Train(), key):
             raise UserError(
-                f"train.{key}={getattr(spec.train, key)} ({origin}) has no effect: run.prepare got the script's own "
+                f"train.{key}={value} ({spec.origin(f'train.{key}')}) has no effect: run.prepare got the script's own "
                 f"{kind}; leave the key out, or call  run.prepare(model)  for the optimiser of the run file"
             )
     if changed := [name for name, group in spec.train.groups.items() if group.lr or group.weight_decay is not None]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from paceline.classification import class_sums
 from paceline.errors import UserError, did_you_mean
 from paceline.nn.keras_module import keras, on_device_of
 from paceline.parallel.precision import at_least_fp32
@@ -19,6 +20,7 @@ KEY = "model.loss"
 MEANS = ("sum_over_batch_size", "mean", "none", None)
 """Reductions that agree with a mean over the global batch."""
 LEAST_PROBABILITY = 1e-7
+NOT_COUNTED = -1
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,28 @@ class SampleLoss:
         return keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy
 
     def logits(self, output: Any) -> Tensor | None:
-        """(samples, classes), up to a constant for each sample; None where outputs are not one row of scores."""
-        if not self.of_classes or not isinstance(output, Tensor) or output.ndim != 2:
+        """(…, classes), up to a constant for each row; None where outputs are not rows of scores."""
+        if not self.of_classes or not isinstance(output, Tensor) or output.ndim < 2:
             return None
         output, raw = at_least_fp32(output), self.of.get_config()["from_logits"]
         if isinstance(self.of, self._several):
             return output if raw else output.clamp(min=LEAST_PROBABILITY).log()
-        if output.shape[1] != 1:  # several questions, each with yes or no
+        if output.shape[-1] != 1:  # several questions, each with yes or no
             return None
         odds = output if raw else torch.logit(output, eps=LEAST_PROBABILITY)
-        return torch.cat([torch.zeros_like(odds), odds], 1)
+        return torch.cat([torch.zeros_like(odds), odds], -1)
 
-    def labels(self, y: Tensor, logits: Tensor) -> Tensor:
-        """The class of each sample as a number, from numbers or from rows of scores."""
+    def class_sums(self, output: Any, y: Any) -> dict[str, Tensor]:
+        """What accuracy and the like are made of; empty where outputs are not of classes."""
+        logits = self.logits(output)
+        if logits is None:
+            return {}
         scores = isinstance(self.of, keras.losses.CategoricalCrossentropy)
-        return y.argmax(1) if scores else y.reshape(len(logits)).round().long()
+        labels = y.argmax(-1) if scores else y.reshape(logits.shape[:-1]).round().long()
+        mask = getattr(output, "_keras_mask", None)
+        if mask is not None and mask.shape == labels.shape:
+            labels = torch.where(mask.bool(), labels, NOT_COUNTED)
+        return class_sums(logits.flatten(0, -2), labels.flatten())
 
 
 def first_leaf(structure: Any) -> Tensor:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.classification import class_sums
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 from paceline.layout import Layout
 from paceline.nn.keras_backend import import_keras
 from paceline.parallel.wrapping import refuse_for_keras
 from paceline.record.files import write_atomic
 from paceline.registry import module_of
 from paceline.spec import RunSpec
+from paceline.training.evaluation import ChunkSums, joined
 from paceline.training.keeping import SOURCE
 from paceline.workload import Say, Workload
 from paceline.workloads.keras.own_code import fitting_together, own_code
@@ -65,7 +65,8 @@ class KerasWorkload(Workload):
         samples, module = cast(KeyedSamples, self.data("train")), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), fitting_together():
-            self.evaluate(module.eval(), samples.batch(few, few))
+            sums = ChunkSums.of(self.evaluate(module.eval(), samples.batch(few, few)))
+            self._check_score(self.metrics(joined([sums], 1)))
         optimizer = module.original.optimizer if module.original.compiled else None
         if optimizer is not None:
             train = self.spec.train
@@ -73,6 +74,17 @@ class KerasWorkload(Workload):
                 f"of compile() the loss and the metrics are used; not its optimiser, {optimizer.name} with a learning "
                 f"rate of {float(optimizer.learning_rate):g}: the run file has {train.optimizer} with {train.lr:g}"
             )
+
+    def _check_score(self, metrics: Mapping[str, Any]) -> None:
+        known = [name for name, value in metrics.items() if isinstance(value, int | float)]
+        known += ["auc"] * ("macro_f1" in known)  # which takes samples of two classes
+        if self.section.score.removeprefix("-") not in ("", *known):
+            hint = did_you_mean(self.section.score, known) or f"; there are {', '.join(known)}"
+            raise UserError(f"model.score={self.section.score}: there is no such metric{hint}")
+
+    def goodness(self, metrics: Mapping[str, Any]) -> float:
+        self.score = self.section.score or ("accuracy" if "accuracy" in metrics else "-loss")  # type: ignore[misc]
+        return super().goodness(metrics)
 
     def data(self, split: str) -> KeyedSamples | None:
         place = self.section.build.rpartition(":")[0]
@@ -92,8 +104,6 @@ class KerasWorkload(Workload):
         module = build(self.spec, self.section, self._an_input)
         self.sample_loss = loss_of(self.section, module.original)
         self.keras_metrics = SummedMetrics.of(self.section, module.original, self.sample_loss)
-        usual = "accuracy" if self.sample_loss.of_classes else "-loss"
-        self.score = self.section.score or usual  # type: ignore[misc]
         return module
 
     def _an_input(self) -> Any:
@@ -114,10 +124,8 @@ class KerasWorkload(Workload):
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
         total, count, output = self._computed(model, batch)
         (_, y, *weight), _ = batch
-        logits = self.sample_loss.logits(output)
-        by_class = class_sums(logits, self.sample_loss.labels(y, logits)) if logits is not None else {}
-        others = self.keras_metrics.sums(output, y, *weight)
-        return {"loss": total.double(), "count": count, **by_class, **others}
+        by_class = self.sample_loss.class_sums(output, y)
+        return {"loss": total.double(), "count": count, **by_class, **self.keras_metrics.sums(output, y, *weight)}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         mine = self.keras_metrics.among(sums)
@@ -146,7 +154,7 @@ class KerasWorkload(Workload):
             batch = batch.reshape(-1, *shape[1:])
         output = model(batch)
         logits = self.sample_loss.logits(output)
-        if logits is not None:
+        if logits is not None and logits.ndim == 2:
             return {"probabilities": logits.softmax(1), "logits": logits}
         if isinstance(output, Tensor):
             return {"output": output}

@@ -31,6 +31,22 @@ def frozen():
     return keras.Sequential([base, keras.layers.Dense(3)])
 
 
+def tokens():
+    """A class for each token, where the zeros at the end of a text do not count."""
+    layers = keras.layers
+    words = keras.Input((None,), dtype="int32")
+    model = keras.Sequential([words, layers.Embedding(9, 4, mask_zero=True), layers.Dense(3)])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def noisy():
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((4, 4, 1)), layers.Flatten(), layers.GaussianNoise(0.5), layers.Dense(1)])
+    model.compile(loss="mse")
+    return model
+
+
 class Unbuilt(keras.Model):
     def __init__(self):
         super().__init__()
@@ -61,6 +77,12 @@ def data(split):
     labels = draw.integers(0, 3, 41 if split == "train" else 17)
     images = draw.normal(size=(len(labels), 4, 4, 1)) + labels[:, None, None, None]
     return images, labels
+
+
+def texts(split):
+    words = np.random.default_rng(0).integers(1, 9, (14, 6))
+    words[np.arange(6) >= 1 + np.arange(14)[:, None] % 6] = 0
+    return words, words % 3
 
 
 def both():

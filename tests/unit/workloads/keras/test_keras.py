@@ -152,11 +152,29 @@ def test_a_plan_sees_the_real_model():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"), [({"norm": True}, "batch_normalization (BatchNormalization)"), ({"dropout": 0.5}, None)]
+    ("model", "named"),
+    [
+        ({"build": "build", "arguments": {"norm": True}}, "batch_normalization (BatchNormalization)"),
+        ({"build": "noisy"}, "gaussian_noise (GaussianNoise)"),
+        ({"build": "build", "arguments": {"dropout": 0.5}}, None),
+    ],
 )
-def test_causes_name_layers_and_dropout_is_none(arguments, named):
-    found = causes_of(run({"build": "build", "arguments": arguments}))
-    assert [cause.names for cause in found] == ([] if named is None else [(named,)])
+def test_causes_name_layers_and_dropout_is_none(model, named):
+    assert [cause.names for cause in causes_of(run(model))] == ([] if named is None else [(named,)])
+
+
+def test_what_a_mask_leaves_out_does_not_count():
+    """The mean is over the tokens of all texts, as a pass over all of them has it, however they are divided."""
+    workload = workload_of(run("tokens", f"{MODELS}:texts"))
+    module, samples = workload.model(), workload.data("train")
+    with torch.no_grad():
+        parts = [workload.evaluate(module, samples.batch(ids, ids)) for ids in np.array_split(np.arange(14), 3)]
+    words, classes = samples.samples.columns
+    assert sum(int(part["count"]) for part in parts) == int((words > 0).sum())
+    assert sum(int(part["confusion"].sum()) for part in parts) == int((words > 0).sum())
+    module.original.compile(loss=module.original.loss)
+    mean = sum(float(part["loss"]) for part in parts) / int((words > 0).sum())
+    assert mean == pytest.approx(module.original.evaluate(words, classes, batch_size=14, verbose=0), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +187,7 @@ def test_causes_name_layers_and_dropout_is_none(arguments, named):
         ({"build": "frozen"}, None, "model.loss is not given, and the model is not compiled with one"),
         ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
         ({"build": "build", "metrics": ["acuracy"]}, None, "model.metrics: .*'acuracy'"),
+        ({"build": "build", "score": "acuracy"}, None, "model.score=acuracy: there is no such metric, did you mean"),
         (
             {"build": "build", "loss": f"{MODELS}:one_number"},
             f"{MODELS}:numbers",
