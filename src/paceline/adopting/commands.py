@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.adopting.sources import Source, Vocabulary
-from paceline.adopting.verdicts import Outcome, Verdict, file_too
-from paceline.adopting.vocabularies.accelerate import ACCELERATE, FLAGS, OPTIONS
-from paceline.adopting.vocabularies.launchers import (
+from paceline.adopting.rules import Outcome, Ruling, file_too
+from paceline.adopting.sources import KeyTable, Settings
+from paceline.adopting.tables.accelerate import ACCELERATE, FLAGS, OPTIONS
+from paceline.adopting.tables.launchers import (
     DEEPSPEED,
     ENVIRONMENT,
     HOROVODRUN,
@@ -22,8 +22,8 @@ from paceline.adopting.vocabularies.launchers import (
     TORCHRUN,
     Launcher,
 )
-from paceline.adopting.vocabularies.script_options import SCRIPT
-from paceline.adopting.vocabularies.trainer import TRAINER
+from paceline.adopting.tables.script_options import SCRIPT
+from paceline.adopting.tables.trainer import TRAINER
 from paceline.errors import UserError
 from paceline.spec.yaml_file import overrides_of, put
 
@@ -43,7 +43,7 @@ MODULES = {
     "horovod.runner.launch": "horovodrun",
 }
 """Modules that are launchers, as in `python -m torch.distributed.run`."""
-OPAQUE = Launcher(Vocabulary("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
+OPAQUE = Launcher(KeyTable("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
 BEFORE = ("exec", "time", "nohup", "sudo", "nice", "command")
 """Words before a command that change nothing of what it starts."""
 LAST_WORD = 1
@@ -60,7 +60,7 @@ class Command:
 
     words: list[str]
     folder: Path
-    sources: list[Source] = field(default_factory=list)
+    sources: list[Settings] = field(default_factory=list)
 
 
 def tool_of(words: Sequence[str]) -> str:
@@ -83,7 +83,7 @@ def split(text: str, name: str) -> list[str]:
         raise UserError(f"{name}: {text.strip()!r} is not a command: {str(error).lower()}") from None
 
 
-def read_command(words: Sequence[str], folder: Path) -> list[Source]:
+def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
     """The settings of a command, one source per tool that takes part in it."""
     command = Command(list(words), folder)
     while command.words:
@@ -103,10 +103,10 @@ def _read_environment(command: Command) -> None:
     own = command.words[: len(command.words) - len(_without_prefix(command.words))]
     given = dict(word.split("=", 1) for word in own if ASSIGNED.fullmatch(word))
     known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
-    shell = Verdict(Outcome.NOTED, why="for the shell: set it as before")
+    shell = Ruling(Outcome.NOTED, why="for the shell: set it as before")
     extra = tuple((key, value, shell) for key, value in given.items() if key not in known)
     if given and tool_of(command.words):
-        command.sources.append(Source("the shell", ENVIRONMENT, known, command.folder, extra=extra))
+        command.sources.append(Settings("the shell", ENVIRONMENT, known, command.folder, extra=extra))
 
 
 def _without_prefix(words: list[str]) -> list[str]:
@@ -134,9 +134,9 @@ def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
     launcher = LAUNCHERS[tool]
     found, rest = options_of(words, launcher)
     module = found.pop("module", None)
-    extra: tuple[tuple[str, Any, Verdict], ...] = ()
+    extra: tuple[tuple[str, Any, Ruling], ...] = ()
     if tool in ("srun", "sbatch") and tool_of(rest) not in ("torchrun", "accelerate", "deepspeed"):
-        extra = (("tasks", "each", Verdict(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")),) * (
+        extra = (("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")),) * (
             tool == "srun"
         )
     python = bool(rest) and rest[0].endswith(".py")
@@ -144,7 +144,7 @@ def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
         extra = (("script", rest[0], file_too()(rest[0])),)
         rest = []
     if found or extra:
-        command.sources.append(Source(tool, launcher.vocabulary, found, command.folder, prefix="--", extra=extra))
+        command.sources.append(Settings(tool, launcher.table, found, command.folder, prefix="--", extra=extra))
     if tool in ("torchrun", "deepspeed") or python:
         _read_program(command, tool, ["-m", *rest] if module else rest)
         rest = []
@@ -155,7 +155,7 @@ def _read_accelerate(command: Command, words: list[str]) -> None:
     found, rest = options_of(words, OPAQUE)
     module = found.pop("module", None)
     values: dict[str, Any] = {}
-    extra: list[tuple[str, Any, Verdict]] = []
+    extra: list[tuple[str, Any, Ruling]] = []
     for name, value in found.items():
         if name == "config_file":
             extra.append((name, value, file_too()(value)))
@@ -164,7 +164,7 @@ def _read_accelerate(command: Command, words: list[str]) -> None:
         else:
             put(values, OPTIONS.get(name, name), value)
     command.sources.append(
-        Source("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
+        Settings("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
     )
     _read_program(command, "accelerate launch", ["-m", *rest] if module else rest)
 
@@ -188,15 +188,15 @@ def _read_program(command: Command, tool: str, words: list[str], *, alone: bool 
     script = words[0]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
     if module:
-        verdict = Verdict(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
+        ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
         why = "once it calls paceline.run()"
         claims |= {"workload": script, **({"data.arguments": words[1:]} if words[1:] else {})}
-        verdict = Verdict(Outcome.TRANSLATED, claims, why)
+        ruling = Ruling(Outcome.TRANSLATED, claims, why)
     else:
-        verdict = Verdict(Outcome.NOTED, claims, "not a Python script")
-    extra = (("script", script, verdict),)
-    command.sources.append(Source(tool, SCRIPT, {}, command.folder, extra=extra))
+        ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
+    extra = (("script", script, ruling),)
+    command.sources.append(Settings(tool, SCRIPT, {}, command.folder, extra=extra))
     _read_script_options(command, Path(script).name, words[1:])
 
 
@@ -206,13 +206,13 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
         return
     if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
         theirs = {key: value for key, value in found.items() if TRAINER.rule(key) and key not in ("deepspeed_config",)}
-        command.sources.append(Source(script, TRAINER, theirs, command.folder, prefix="--"))
+        command.sources.append(Settings(script, TRAINER, theirs, command.folder, prefix="--"))
         found = {key: value for key, value in found.items() if key not in theirs}
-    own = Verdict(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
+    own = Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
     extra = [(f"--{key}", value, own) for key, value in found.items() if SCRIPT.rule(key) is None]
     extra += [("argument", word, own) for word in rest]
     known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
-    command.sources.append(Source(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
+    command.sources.append(Settings(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
 
 
 def _read_own(command: Command, words: list[str]) -> None:
@@ -223,8 +223,8 @@ def _read_own(command: Command, words: list[str]) -> None:
     extra = [("RUN.yaml", file, file_too()(file)) for file in files[:1]]
     for key, value in overrides.items():
         claims = {} if value is None else {key: value}
-        extra.append((key, value, Verdict(Outcome.KEPT, claims, weight=LAST_WORD)))
-    command.sources.append(Source("paceline train", SCRIPT, {}, command.folder, extra=tuple(extra)))
+        extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=LAST_WORD)))
+    command.sources.append(Settings("paceline train", SCRIPT, {}, command.folder, extra=tuple(extra)))
 
 
 def options_of(words: list[str], launcher: Launcher, *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -258,7 +258,7 @@ def _option(text: str, following: list[str], launcher: Launcher) -> tuple[str, A
     key = launcher.aliases.get(short, short.replace("-", "_"))
     if equals:
         return key, value, 0
-    known = launcher.vocabulary.rule(key) is not None
+    known = launcher.table.rule(key) is not None
     if key in launcher.flags or not following or (following[0].startswith("-") and not _is_number(following[0])):
         return key, True, 0
     if not known and following[0].endswith(".py"):
@@ -304,6 +304,6 @@ def _command_words(line: str, name: str) -> list[str]:
     return words[: ends[0]] if ends else words
 
 
-def as_one(sources: Sequence[Source], name: str) -> list[Source]:
+def as_one(sources: Sequence[Settings], name: str) -> list[Settings]:
     """Sources of a file, named by it."""
     return [replace(source, name=f"{name}: {source.name}") for source in sources]

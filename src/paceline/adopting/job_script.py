@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.adopting import commands
-from paceline.adopting.sources import Source
-from paceline.adopting.verdicts import Outcome, Verdict
-from paceline.adopting.vocabularies.launchers import ENVIRONMENT, SBATCH
+from paceline.adopting.rules import Outcome, Ruling
+from paceline.adopting.sources import Settings
+from paceline.adopting.tables.launchers import ENVIRONMENT, SBATCH
 from paceline.errors import UserError
 
 ASKED = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
@@ -36,10 +36,10 @@ def looks_like(text: str) -> bool:
     return first.startswith("export ") or bool(commands.tool_of(re.split(r"\s+", first)))
 
 
-def read_job(text: str, name: str, folder: Path) -> list[Source]:
+def read_job(text: str, name: str, folder: Path) -> list[Settings]:
     """All that a script says; one command that starts ranks, or the same one for several nodes."""
     asked = _asked(text, name)
-    sources = [Source(name, SBATCH.vocabulary, asked, folder, prefix="--")] if asked else []
+    sources = [Settings(name, SBATCH.table, asked, folder, prefix="--")] if asked else []
     body = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     variables = _variables(body)
     sources += _environment(body, variables, name, folder)
@@ -96,12 +96,10 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\{?([A-Za-z_]\w*)(?::-[^}]*)?\}?", lambda match: variables.get(match[1], match[0]), text)
 
 
-def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Source]:
+def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Settings]:
     exported = re.findall(r"^\s*export\s+([A-Za-z_]\w*)=", body, re.MULTILINE)
     known = {key: variables.get(key) for key in exported if ENVIRONMENT.rule(key) is not None}
-    shell = Verdict(Outcome.NOTED, why="for the shell: export it as before")
+    shell = Ruling(Outcome.NOTED, why="for the shell: export it as before")
     extra = [(f"export {key}", variables.get(key, "…"), shell) for key in exported if key not in known]
-    extra += [
-        (match.split()[0], match, Verdict(Outcome.NOTED, why="for the shell")) for match in PREPARES.findall(body)
-    ]
-    return [Source(name, ENVIRONMENT, known, folder, extra=tuple(extra))] if known or extra else []
+    extra += [(match.split()[0], match, Ruling(Outcome.NOTED, why="for the shell")) for match in PREPARES.findall(body)]
+    return [Settings(name, ENVIRONMENT, known, folder, extra=tuple(extra))] if known or extra else []

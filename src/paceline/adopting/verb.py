@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.adopting.adopt import Adopted, adopt
 from paceline.adopting.draft import Row
+from paceline.adopting.rules import Outcome, is_off
 from paceline.adopting.run_file import plain
-from paceline.adopting.verdicts import Outcome, is_off
 from paceline.record.files import as_json, finite
 
 LONGEST = 40

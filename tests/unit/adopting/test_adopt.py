@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
-from paceline.adopting.verdicts import Outcome
+from paceline.adopting.rules import Outcome
 from paceline.cli import main
 from paceline.errors import UserError
 
