@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.adopting import shell
 from paceline.adopting.rules import Outcome, Ruling, file_too
 from paceline.adopting.sources import KeyTable, Settings
 from paceline.adopting.tables.accelerate import ACCELERATE, FLAGS, OPTIONS
@@ -24,7 +24,6 @@ from paceline.adopting.tables.launchers import (
 )
 from paceline.adopting.tables.script_options import SCRIPT
 from paceline.adopting.tables.trainer import TRAINER
-from paceline.errors import UserError
 from paceline.spec.yaml_file import overrides_of, put
 
 LAUNCHERS = {
@@ -65,7 +64,7 @@ class Command:
 
 def tool_of(words: Sequence[str]) -> str:
     """The launcher or Python that a command begins with; empty where it is neither."""
-    rest = _without_prefix(list(words))
+    rest = shell.inner(_without_prefix(list(words)))
     if not rest:
         return ""
     name = Path(rest[0]).name
@@ -76,19 +75,12 @@ def tool_of(words: Sequence[str]) -> str:
     return "python" if PYTHON.fullmatch(name) else ""
 
 
-def split(text: str, name: str) -> list[str]:
-    try:
-        return shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserError(f"{name}: {text.strip()!r} is not a command: {str(error).lower()}") from None
-
-
 def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
     """The settings of a command, one source per tool that takes part in it."""
     command = Command(list(words), folder)
     while command.words:
         _read_environment(command)
-        command.words = _without_prefix(command.words)
+        command.words = shell.inner(_without_prefix(command.words))
         tool = tool_of(command.words)
         if not tool:
             break
@@ -132,6 +124,8 @@ def _read_tool(command: Command, tool: str) -> None:
 
 def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
     launcher = LAUNCHERS[tool]
+    if words[:1] and words[0] in shell.CALLED_WITH:
+        words = words[1:]
     found, rest = options_of(words, launcher)
     module = found.pop("module", None)
     extra: tuple[tuple[str, Any, Ruling], ...] = ()
@@ -185,19 +179,22 @@ def _read_program(command: Command, tool: str, words: list[str], *, alone: bool 
     if module and words[0] == "paceline":
         _read_own(command, words[1:])
         return
-    script = words[0]
+    script, given = words[0], [word for word in words[1:] if word not in shell.CALLED_WITH]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
     if module:
         ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
         why = "once it calls paceline.run()"
-        claims |= {"workload": script, **({"data.arguments": words[1:]} if words[1:] else {})}
+        claims |= {"workload": script, **({"data.arguments": given} if given else {})}
         ruling = Ruling(Outcome.TRANSLATED, claims, why)
     else:
         ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
-    extra = (("script", script, ruling),)
+    extra: tuple[tuple[str, Any, Ruling], ...] = (("script", script, ruling),)
+    if len(given) < len(words) - 1:
+        ruling = Ruling(Outcome.NOTED, why="what the shell script is called with; write it into data.arguments")
+        extra = (*extra, ("argument", "$@", ruling))
     command.sources.append(Settings(tool, SCRIPT, {}, command.folder, extra=extra))
-    _read_script_options(command, Path(script).name, words[1:])
+    _read_script_options(command, Path(script).name, given)
 
 
 def _read_script_options(command: Command, script: str, words: list[str]) -> None:
@@ -272,36 +269,6 @@ def _is_number(text: str) -> bool:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def node_free(words: Sequence[str]) -> tuple[str, ...]:
-    """A command without what differs between the nodes of one run."""
-    text = shlex.join(words)
-    return tuple(shlex.split(re.sub(r"--(node|machine)[-_]rank[= ]\S+", "", text)))
-
-
-def commands_in(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, words) of the commands in a shell script that start Python or ranks."""
-    number, lines = 0, text.splitlines()
-    while number < len(lines):
-        start, line = number, lines[number]
-        while line.endswith("\\") and number + 1 < len(lines):
-            number += 1
-            line = f"{line[:-1]} {lines[number].strip()}"
-        number += 1
-        stripped = line.strip().lstrip("$ ").strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        first = re.split(r"[\s|;&]+", stripped)
-        if tool_of(_without_prefix(first)) or tool_of(first):
-            yield start + 1, _command_words(stripped, name)
-
-
-def _command_words(line: str, name: str) -> list[str]:
-    """Up to the end of the command: what is piped or redirected is the shell's."""
-    words = split(line, name)
-    ends = [i for i, word in enumerate(words) if word in ("|", "&&", "||", ";", "&") or re.match(r"\d?>{1,2}", word)]
-    return words[: ends[0]] if ends else words
 
 
 def as_one(sources: Sequence[Settings], name: str) -> list[Settings]:

@@ -174,6 +174,8 @@ def _judged(source: Settings, key: str, value: Any) -> Ruling:
     try:
         return rule(value)
     except UnreadableValue as kind:
+        if isinstance(value, str) and "$" in value:
+            return Ruling(Outcome.NOTED, why="known only when the job runs", ask=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}") from None
 
 

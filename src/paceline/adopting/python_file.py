@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,14 @@ def parsed(text: str) -> ast.Module | None:
 def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
     """Dictionaries that are DeepSpeed's, and calls whose arguments are settings."""
     found: list[Settings] = []
+    calls = 0
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict) and (values := _dictionary(node)) and DEEPSPEED.likeness(values):
             found.append(Settings(name, DEEPSPEED, values, folder))
         elif isinstance(node, ast.Call) and node.keywords:
-            found += _call(node, name, folder)
+            function = _function(node)
+            found += _call(node, function, Settings(name, TORCH, {}, folder, -calls))
+            calls += 1  # a second loader is for evaluation, a second optimiser for another case: the first counts
     if found and name.endswith(".py"):
         claims = {"workload": str(folder / name)}
         found.append(
@@ -55,10 +59,13 @@ def _dictionary(node: ast.Dict) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
 
 
-def _call(node: ast.Call, name: str, folder: Path) -> Iterator[Settings]:
-    function = _name(node.func).split(".")[-1]
-    if function == "partial" and node.args:
-        function = _name(node.args[0]).split(".")[-1]
+def _function(node: ast.Call) -> str:
+    """The name of what is called, or of what `partial` will call."""
+    name = _name(node.func).split(".")[-1]
+    return _name(node.args[0]).split(".")[-1] if name == "partial" and node.args else name
+
+
+def _call(node: ast.Call, function: str, around: Settings) -> Iterator[Settings]:
     given = {word.arg: word.value for word in node.keywords if word.arg is not None}
     table, above = _table(function, given)
     if table is None:
@@ -77,7 +84,7 @@ def _call(node: ast.Call, name: str, folder: Path) -> Iterator[Settings]:
             values[f"{above}{key}"] = literal
     if claims := called(function):
         extra.insert(0, (function, "…", Ruling(Outcome.TRANSLATED, claims, weight=-1)))
-    yield Settings(name, table, values, folder, extra=tuple(extra))
+    yield replace(around, table=table, values=values, extra=tuple(extra))
 
 
 def _table(function: str, given: dict[str, Any]) -> tuple[KeyTable | None, str]:

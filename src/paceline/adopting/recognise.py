@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from paceline.adopting import commands, job_script, python_file
+from paceline.adopting import commands, job_script, python_file, shell
 from paceline.adopting.sources import KeyTable, Settings, json_of, text_of, yaml_of
 from paceline.adopting.tables.accelerate import ACCELERATE
 from paceline.adopting.tables.deepspeed import DEEPSPEED
@@ -52,7 +52,7 @@ def sources_of(file: Path) -> list[Settings]:
 
 def sources_of_command(text: str) -> list[Settings]:
     """The settings in a command line."""
-    words = commands.split(text, "--command")
+    words = shell.split(text, "--command")
     found = commands.read_command(words, Path())
     if not found:
         start = shlex.join(words[:1]) or "an empty command"
@@ -67,7 +67,7 @@ def _likest(tables: tuple[KeyTable, ...], values: dict[str, object], name: str) 
     likeness = {table.tool: table.likeness(values) for table in tables}
     best = max(tables, key=lambda table: likeness[table.tool])
     if not likeness[best.tool]:
-        keys = ", ".join(list(values)[:4]) or "nothing"
+        keys = ", ".join(map(str, list(values)[:4])) or "nothing"
         raise UserError(f"{name} is not recognised by its keys ({keys}); adopt reads {KNOWN}")
     return best
 

@@ -35,6 +35,8 @@ def _ranks(draft: Draft) -> int | None:
     """Of all machines together; None where nothing says it."""
     nodes, per_node = draft.value("nodes"), draft.value("per_node")
     ranks, equation = draft.value("ranks"), ""
+    if per_node and ranks and nodes is None and ranks % per_node == 0:
+        nodes = ranks // per_node
     if per_node is not None:
         made = (nodes or 1) * per_node
         equation = f"{nodes or 1} node{'s' * ((nodes or 1) > 1)} × {per_node} processes"

@@ -90,6 +90,7 @@ FSDP: dict[str, Rule] = {
     "fsdp_min_num_params": _least,
     "fsdp_activation_checkpointing": when({"parallel.checkpointing": "full"}),
     "fsdp_activation_checkpointing_offload": no("activations stay on the device"),
+    "fsdp_ignored_modules": no("all parameters are sharded"),
     "fsdp_version": always("FSDP2 is used; the answer is the same"),
     "fsdp_backward_prefetch": always("the next layer is gathered ahead", "BACKWARD_PRE", "BACKWARD_POST"),
     "fsdp_backward_prefetch_policy": always("the next layer is gathered ahead"),
@@ -155,6 +156,7 @@ RULES: dict[str, Rule] = {
     "gradient_clipping": to("train.clip", number),
     **{f"fsdp_config.{key}": rule for key, rule in FSDP.items()},
     **{f"deepspeed_config.{key}": rule for key, rule in ZERO.items()},
+    **all_of(("fsdp_config", "deepspeed_config"), no("a section is meant")),
     "dynamo_config.dynamo_backend": choice(
         {"no": {}, "eager": {}, "inductor": {"train.compile": "on"}}, "train.compile uses inductor"
     ),

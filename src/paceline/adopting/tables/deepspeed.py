@@ -198,6 +198,7 @@ OPTIMIZER: dict[str, Rule] = {
     "params.nesterov": when({"train.nesterov": True}),
     "params.dampening": always("momentum is not dampened", 0),
     "legacy_fusion": no(OWN_TUNING),
+    "params.*": no("it belongs to an optimiser that is not offered"),
 }
 SCHEDULER: dict[str, Rule] = {
     "type": choice(SCHEDULES, "schedules are a warm-up, then constant, linear or cosine"),

@@ -45,6 +45,8 @@ def _epochs(value: Any) -> Ruling:
     if number(value) != int(number(value)):
         why = "a run has whole epochs; give its length as train.steps"
         return Ruling(Outcome.NOT_SUPPORTED, why=why)
+    if number(value) < 1:
+        return Ruling(Outcome.NOT_SUPPORTED, why="a run has at least one epoch")
     return Ruling(Outcome.TRANSLATED, {"train.epochs": int(number(value))})
 
 
