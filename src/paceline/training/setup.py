@@ -13,7 +13,7 @@ from paceline.data.samples import training_samples, traits_of
 from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
-from paceline.parallel.precision import use_tf32
+from paceline.parallel.precision import lack_of_tf32
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
@@ -60,7 +60,6 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     refuse_contradictions(workload, held_out)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
-    unlike = use_tf32(train.precision, context.device)
     if (start := start_of(workload, context)) is not None:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
     torch.manual_seed(train.seed)
@@ -76,7 +75,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     collate = step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
-    said += [unlike] if unlike else []
+    said += filter(None, [lack_of_tf32(train.precision, context.device)])
     facts = JobFacts(
         order,
         steps,
