@@ -7,6 +7,7 @@ from paceline.parity import check as check
 from paceline.planning.plan import Plan as Plan
 from paceline.planning.plan import plan as plan
 from paceline.reporting.report import report as report
+from paceline.script.run import run as run
 from paceline.spec import RunSpec as RunSpec
 from paceline.spec import load as load
 from paceline.training.run import RunResult as RunResult

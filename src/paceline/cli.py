@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 COLUMNS = 100
+RUN_A_COMMAND = ("launch",)  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
@@ -38,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows a question mark
-    words = sys.argv[1:] if argv is None else argv
+    words, command = _split(list(sys.argv[1:] if argv is None else argv))
     commands = parser(words)
     arguments, extra = commands.parse_known_args(words)
+    arguments.command = command
     if arguments.verb is None:
         commands.error("what to do? the verbs are listed by  paceline --help")
     options = [word for word in extra if word.startswith("-") or not hasattr(arguments, "words")]
@@ -56,6 +58,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the user's command after `--` for the verbs that run one."""
+    if not words or words[0] not in RUN_A_COMMAND or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def _visible(text: str) -> str:
@@ -280,6 +290,19 @@ def do_report(arguments: argparse.Namespace) -> int:
     return run(arguments, _console())
 
 
+def launch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", "-np", "-n", type=int, metavar="N", help="processes to start on this machine (1)")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="of all ranks, after one failed (0)")
+    parser.add_argument("before", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+
+def do_launch(arguments: argparse.Namespace) -> int:
+    from paceline.launch.command import launch
+
+    own = ["--", *arguments.command] if arguments.before and arguments.command else arguments.command
+    return launch([*arguments.before, *own], arguments.ranks, arguments.restarts)
+
+
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--once", action="store_true", help="show the present state and leave")
@@ -342,6 +365,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "calibrate": ("measure this machine; plans for it then use what was measured", calibrate_arguments, do_calibrate),
     "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
+    "launch": ("start a command of your own as several ranks of this machine", launch_arguments, do_launch),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
     "predict": ("say what a trained model makes of new texts, rows or images", predict_arguments, do_predict),
     "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),

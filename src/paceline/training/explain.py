@@ -6,8 +6,8 @@ from typing import Any
 
 from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
-from paceline.registry import entry_of
-from paceline.spec import RunSpec, Section
+from paceline.registry import entry_of, is_script
+from paceline.spec import DEFAULT, RunSpec, Section
 from paceline.training.optim.schedule import scaled_lr, warmup_samples
 from paceline.workload import BaseWorkload, Workload
 
@@ -20,7 +20,9 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
     if not entry_of(spec.workload).batched:
         return [] if samples is None else [shared_documents(samples, layout.ranks)]
     lines = [] if layout.plain else [layout.grid()]
-    lines += [layout.equation(), scaled_lr(train)[1]]
+    lines.append(layout.equation())
+    if not is_script(spec.workload) or spec.origin("train.lr") != DEFAULT:  # else the script may have its own
+        lines.append(scaled_lr(train)[1])
     if samples is None:
         return lines
     from paceline.data.order import Order, total_steps
