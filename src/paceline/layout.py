@@ -214,11 +214,10 @@ def _check_options(parallel: Parallel, strategy: str) -> None:
         raise UserError(
             f"parallel.reduce={parallel.reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
         )
-    if parallel.wrap != "layers" and (strategy not in gathers or parallel.engine != "torch"):
-        what = f"parallel.engine={parallel.engine}" if strategy in gathers else f"parallel.strategy={strategy}"
+    if parallel.wrap != "layers" and parallel.engine != "torch" and strategy in gathers:
         raise UserError(
-            f"parallel.wrap={parallel.wrap} says what is gathered together under zero2, fsdp and hsdp of "
-            f"parallel.engine=torch, not under {what}; leave it out"
+            f"parallel.wrap={parallel.wrap}: parallel.engine={parallel.engine} has its own way to choose what is "
+            "gathered together; leave it out, or use parallel.engine=torch"
         )
     if parallel.backend == "nccl" and parallel.device == "cpu":
         raise UserError("parallel.backend=nccl joins CUDA devices, but parallel.device=cpu; use parallel.backend=gloo")

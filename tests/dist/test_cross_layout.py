@@ -57,7 +57,7 @@ def test_any_layout_goes_on_from_any_other(halfway, tmp_path, saved, resumed):
     folder = tmp_path / "run"
     shutil.copytree(halfway(saved), folder)
     shutil.rmtree(folder / "checkpoints" / f"step-{STEPS:08d}")
-    result = resume(folder, parallel(resumed), show=False)
+    result = resume(folder, parallel(resumed) | {"train.checkpoint": "sharded"}, show=False)
     assert result.status == "finished"
     whole = read_steps(RunDir(halfway("single")).events_file(0))
     ours = read_steps(RunDir(folder).events_file(0))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     "name",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint_every", "nonfinite")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
     *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers")),
 )

@@ -13,7 +13,8 @@ from paceline.data.samples import training_samples, traits_of
 from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
-from paceline.parallel.precision import use_tf32
+from paceline.nn.keras_backend import holds_keras
+from paceline.parallel.precision import lack_of_tf32
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
@@ -60,7 +61,6 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     refuse_contradictions(workload, evaluates=held_out is not None)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
-    use_tf32(train.precision, context.device)
     if (start := start_of(workload, context)) is not None:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
     torch.manual_seed(train.seed)
@@ -90,7 +90,7 @@ def job_around(
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
-    said += [unlike] if (unlike := use_tf32(train.precision, context.device)) else []
+    said += filter(None, [lack_of_tf32(train.precision, context.device)])
     facts = JobFacts(
         order,
         steps,
@@ -144,7 +144,8 @@ def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> t
     if found.reason is not Reason.RECORDED:
         return step, Execution(reason=found.reason, detail=found.detail)
     if execution.compiling is None and found.work is not None:
-        traits, target = Traits(few_shapes=True), ability(setup.device)
+        compiles = not holds_keras(step.state.model.unwrapped)
+        traits, target = Traits(few_shapes=True, compiles=compiles), ability(setup.device)
         weighed = compiling(found.work, steps, layout)
         execution = execution_of(setup.spec.train, layout, target, traits, weighed)
     recorded = recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))
