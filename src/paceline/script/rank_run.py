@@ -98,6 +98,7 @@ class RankRun(ScriptRun):
         self._passes: ScriptPasses | None = None
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
+        self._unwrap: Callable[[], None] = lambda: None
 
     @property
     def steps(self) -> int:
@@ -127,7 +128,8 @@ class RankRun(ScriptRun):
         self._step = Step(workload, state, spec.train, timer)
         self._step.notice = lambda text: context.event("notice", text=text)
         guarded(state.optimizer, lambda: self._passes is None or self._passes.updating)
-        return cast(Model, as_before(wrapped.net)), state.optimizer
+        own, self._unwrap = as_before(wrapped.net)
+        return cast(Model, own), state.optimizer
 
     @property
     def _execution(self) -> Execution:
@@ -257,5 +259,5 @@ class RankRun(ScriptRun):
 
     def let_go(self) -> None:
         """Of what holds the process group, which is about to end."""
-        self._step = self._passes = None
-        self.work.job = None
+        self._unwrap()
+        self._step = self._passes = self.work.job = None

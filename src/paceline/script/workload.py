@@ -32,7 +32,7 @@ class Script(OwnLoop):
 
     Data = ScriptArguments
     asks_for_values = True
-    data_words = "run.batches(dataset)"
+    data_words = "run.batches: the data set"
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)

@@ -18,22 +18,24 @@ OF_THE_OPTIMIZER = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "moment
 """Keys of `train` that an optimiser of the script's own leaves without effect."""
 
 
-def as_before(net: nn.Module) -> nn.Module:
-    """A wrapped model under its own class, methods and names: called while training, it is the wrapper that is called.
+def as_before(net: nn.Module) -> tuple[nn.Module, Callable[[], None]]:
+    """(A wrapped model under its own class, methods and names, a function that ends the wrapping.)
 
-    Elsewhere the model itself is, so that an evaluation never waits for other ranks.
+    Called while training, it is the wrapper that is called. Elsewhere the model itself is, so that an evaluation never
+    waits for other ranks.
     """
     if not isinstance(net, DistributedDataParallel):
-        return net
-    inner = net.module
+        return net, lambda: None
+    inner, wrapper = cast(nn.Module, net.module), [net]
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (net if self.training and torch.is_grad_enabled() else inner)(*args, **kwargs)
+        trains = wrapper and self.training and torch.is_grad_enabled()
+        return (wrapper[0] if trains else inner)(*args, **kwargs)
 
     kind = type(type(inner).__name__, (type(inner),), {"__call__": call, "__module__": type(inner).__module__})
     view = cast(nn.Module, object.__new__(kind))
     view.__dict__ = inner.__dict__
-    return view
+    return view, wrapper.clear
 
 
 def one_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:

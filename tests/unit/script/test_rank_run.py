@@ -115,6 +115,18 @@ def test_a_loop_that_is_left_ends_the_run(tmp_path):
     assert len(losses(result.path)) == 1
 
 
+def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys):
+    loop = f"import os, signal\n{BATCHES}        {STEP}\n"
+    loop += "        if run.steps == 4: os.kill(os.getpid(), signal.SIGTERM)\n"
+    spec = script_spec(script(tmp_path, loop))
+    stopped = paceline.train(spec, tmp_path / "runs")
+    assert stopped.status == "stopped"
+    assert len(losses(stopped.path)) == 5  # the request is seen at the end of the next step
+    assert f"go on with  paceline train --resume {stopped.path}" in capsys.readouterr().out
+    assert paceline.resume(stopped.path, show=False).status == "finished"
+    assert len(losses(stopped.path)) == 8
+
+
 def test_an_average_of_the_weights_is_what_is_evaluated(tmp_path):
     loop = f"{BATCHES}        {STEP}\n    found = run.evaluate(test_set, sums)\n"
     loop += "    with run.evaluating():\n        own = sums(*test_set.tensors)\n"
