@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from programs import loss_of, save_model
+from programs import loss_after, losses_before, save_model
 
 import hf_models
 import paceline
@@ -30,18 +30,22 @@ def folder(tmp_path_factory, warm_ranks):
     return folder
 
 
-def test_the_trainers_program_runs_before_and_after(folder):
-    (before,) = run_ranks(loss_of, (folder, "hf_trainer_before.py"), 1)
-    (after,) = run_ranks(loss_of, (folder, "hf_trainer_after.py"), 1)
-    assert after == pytest.approx(before, rel=0.15)
+@pytest.fixture(scope="module")
+def before(folder):
+    ((trainer, deepspeed),) = run_ranks(losses_before, (folder,), 1)
+    return {"hf_trainer": trainer, "deepspeed": deepspeed}
 
 
-def test_deepspeeds_program_runs_before_and_after(folder, monkeypatch):
-    (before,) = run_ranks(loss_of, (folder, "deepspeed_before.py"), 1)
+def test_the_trainers_program_runs_before_and_after(folder, before):
+    (after,) = run_ranks(loss_after, (folder,), 1)
+    assert after == pytest.approx(before["hf_trainer"], rel=0.15)
+
+
+def test_deepspeeds_program_runs_before_and_after(folder, before, monkeypatch):
     monkeypatch.chdir(folder)
     result = paceline.train(paceline.load("deepspeed_after.yaml", ["parallel.threads=1"]), show=False)
     assert result.status == "finished"
-    assert result.summary.loss_last == pytest.approx(before, rel=0.2)
+    assert result.summary.loss_last == pytest.approx(before["deepspeed"], rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import yaml
 from paceline.adopting import run_file
 from paceline.adopting.draft import Draft, Row
 from paceline.adopting.recognise import sources_of, sources_of_command
+from paceline.adopting.rules import Outcome
 from paceline.adopting.settle import settle
-from paceline.adopting.verdicts import Outcome
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.record.files import write_atomic

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.adopting.sources import Source, Vocabulary
-from paceline.adopting.verdicts import Outcome, Verdict, file_too
-from paceline.adopting.vocabularies.accelerate import ACCELERATE, FLAGS, OPTIONS
-from paceline.adopting.vocabularies.launchers import (
+from paceline.adopting import shell
+from paceline.adopting.rules import Outcome, Ruling, file_too
+from paceline.adopting.sources import KeyTable, Settings
+from paceline.adopting.tables.accelerate import ACCELERATE, FLAGS, OPTIONS
+from paceline.adopting.tables.launchers import (
     DEEPSPEED,
     ENVIRONMENT,
     HOROVODRUN,
@@ -22,9 +22,8 @@ from paceline.adopting.vocabularies.launchers import (
     TORCHRUN,
     Launcher,
 )
-from paceline.adopting.vocabularies.script_options import SCRIPT
-from paceline.adopting.vocabularies.trainer import TRAINER
-from paceline.errors import UserError
+from paceline.adopting.tables.script_options import SCRIPT
+from paceline.adopting.tables.trainer import TRAINER
 from paceline.spec.yaml_file import overrides_of, put
 
 LAUNCHERS = {
@@ -43,7 +42,7 @@ MODULES = {
     "horovod.runner.launch": "horovodrun",
 }
 """Modules that are launchers, as in `python -m torch.distributed.run`."""
-OPAQUE = Launcher(Vocabulary("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
+OPAQUE = Launcher(KeyTable("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
 BEFORE = ("exec", "time", "nohup", "sudo", "nice", "command")
 """Words before a command that change nothing of what it starts."""
 LAST_WORD = 1
@@ -60,12 +59,12 @@ class Command:
 
     words: list[str]
     folder: Path
-    sources: list[Source] = field(default_factory=list)
+    sources: list[Settings] = field(default_factory=list)
 
 
 def tool_of(words: Sequence[str]) -> str:
     """The launcher or Python that a command begins with; empty where it is neither."""
-    rest = _without_prefix(list(words))
+    rest = shell.inner(_without_prefix(list(words)))
     if not rest:
         return ""
     name = Path(rest[0]).name
@@ -76,19 +75,12 @@ def tool_of(words: Sequence[str]) -> str:
     return "python" if PYTHON.fullmatch(name) else ""
 
 
-def split(text: str, name: str) -> list[str]:
-    try:
-        return shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserError(f"{name}: {text.strip()!r} is not a command: {str(error).lower()}") from None
-
-
-def read_command(words: Sequence[str], folder: Path) -> list[Source]:
+def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
     """The settings of a command, one source per tool that takes part in it."""
     command = Command(list(words), folder)
     while command.words:
         _read_environment(command)
-        command.words = _without_prefix(command.words)
+        command.words = shell.inner(_without_prefix(command.words))
         tool = tool_of(command.words)
         if not tool:
             break
@@ -103,10 +95,10 @@ def _read_environment(command: Command) -> None:
     own = command.words[: len(command.words) - len(_without_prefix(command.words))]
     given = dict(word.split("=", 1) for word in own if ASSIGNED.fullmatch(word))
     known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
-    shell = Verdict(Outcome.NOTED, why="for the shell: set it as before")
+    shell = Ruling(Outcome.NOTED, why="for the shell: set it as before")
     extra = tuple((key, value, shell) for key, value in given.items() if key not in known)
     if given and tool_of(command.words):
-        command.sources.append(Source("the shell", ENVIRONMENT, known, command.folder, extra=extra))
+        command.sources.append(Settings("the shell", ENVIRONMENT, known, command.folder, extra=extra))
 
 
 def _without_prefix(words: list[str]) -> list[str]:
@@ -132,11 +124,13 @@ def _read_tool(command: Command, tool: str) -> None:
 
 def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
     launcher = LAUNCHERS[tool]
+    if words[:1] and words[0] in shell.CALLED_WITH:
+        words = words[1:]
     found, rest = options_of(words, launcher)
     module = found.pop("module", None)
-    extra: tuple[tuple[str, Any, Verdict], ...] = ()
+    extra: tuple[tuple[str, Any, Ruling], ...] = ()
     if tool in ("srun", "sbatch") and tool_of(rest) not in ("torchrun", "accelerate", "deepspeed"):
-        extra = (("tasks", "each", Verdict(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")),) * (
+        extra = (("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")),) * (
             tool == "srun"
         )
     python = bool(rest) and rest[0].endswith(".py")
@@ -144,7 +138,7 @@ def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
         extra = (("script", rest[0], file_too()(rest[0])),)
         rest = []
     if found or extra:
-        command.sources.append(Source(tool, launcher.vocabulary, found, command.folder, prefix="--", extra=extra))
+        command.sources.append(Settings(tool, launcher.table, found, command.folder, prefix="--", extra=extra))
     if tool in ("torchrun", "deepspeed") or python:
         _read_program(command, tool, ["-m", *rest] if module else rest)
         rest = []
@@ -155,7 +149,7 @@ def _read_accelerate(command: Command, words: list[str]) -> None:
     found, rest = options_of(words, OPAQUE)
     module = found.pop("module", None)
     values: dict[str, Any] = {}
-    extra: list[tuple[str, Any, Verdict]] = []
+    extra: list[tuple[str, Any, Ruling]] = []
     for name, value in found.items():
         if name == "config_file":
             extra.append((name, value, file_too()(value)))
@@ -164,7 +158,7 @@ def _read_accelerate(command: Command, words: list[str]) -> None:
         else:
             put(values, OPTIONS.get(name, name), value)
     command.sources.append(
-        Source("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
+        Settings("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
     )
     _read_program(command, "accelerate launch", ["-m", *rest] if module else rest)
 
@@ -185,19 +179,22 @@ def _read_program(command: Command, tool: str, words: list[str], *, alone: bool 
     if module and words[0] == "paceline":
         _read_own(command, words[1:])
         return
-    script = words[0]
+    script, given = words[0], [word for word in words[1:] if word not in shell.CALLED_WITH]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
     if module:
-        verdict = Verdict(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
+        ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
         why = "once it calls paceline.run()"
-        claims |= {"workload": script, **({"data.arguments": words[1:]} if words[1:] else {})}
-        verdict = Verdict(Outcome.TRANSLATED, claims, why)
+        claims |= {"workload": script, **({"data.arguments": given} if given else {})}
+        ruling = Ruling(Outcome.TRANSLATED, claims, why)
     else:
-        verdict = Verdict(Outcome.NOTED, claims, "not a Python script")
-    extra = (("script", script, verdict),)
-    command.sources.append(Source(tool, SCRIPT, {}, command.folder, extra=extra))
-    _read_script_options(command, Path(script).name, words[1:])
+        ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
+    extra: tuple[tuple[str, Any, Ruling], ...] = (("script", script, ruling),)
+    if len(given) < len(words) - 1:
+        ruling = Ruling(Outcome.NOTED, why="what the shell script is called with; write it into data.arguments")
+        extra = (*extra, ("argument", "$@", ruling))
+    command.sources.append(Settings(tool, SCRIPT, {}, command.folder, extra=extra))
+    _read_script_options(command, Path(script).name, given)
 
 
 def _read_script_options(command: Command, script: str, words: list[str]) -> None:
@@ -206,13 +203,13 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
         return
     if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
         theirs = {key: value for key, value in found.items() if TRAINER.rule(key) and key not in ("deepspeed_config",)}
-        command.sources.append(Source(script, TRAINER, theirs, command.folder, prefix="--"))
+        command.sources.append(Settings(script, TRAINER, theirs, command.folder, prefix="--"))
         found = {key: value for key, value in found.items() if key not in theirs}
-    own = Verdict(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
+    own = Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
     extra = [(f"--{key}", value, own) for key, value in found.items() if SCRIPT.rule(key) is None]
     extra += [("argument", word, own) for word in rest]
     known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
-    command.sources.append(Source(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
+    command.sources.append(Settings(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
 
 
 def _read_own(command: Command, words: list[str]) -> None:
@@ -223,8 +220,8 @@ def _read_own(command: Command, words: list[str]) -> None:
     extra = [("RUN.yaml", file, file_too()(file)) for file in files[:1]]
     for key, value in overrides.items():
         claims = {} if value is None else {key: value}
-        extra.append((key, value, Verdict(Outcome.KEPT, claims, weight=LAST_WORD)))
-    command.sources.append(Source("paceline train", SCRIPT, {}, command.folder, extra=tuple(extra)))
+        extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=LAST_WORD)))
+    command.sources.append(Settings("paceline train", SCRIPT, {}, command.folder, extra=tuple(extra)))
 
 
 def options_of(words: list[str], launcher: Launcher, *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -258,7 +255,7 @@ def _option(text: str, following: list[str], launcher: Launcher) -> tuple[str, A
     key = launcher.aliases.get(short, short.replace("-", "_"))
     if equals:
         return key, value, 0
-    known = launcher.vocabulary.rule(key) is not None
+    known = launcher.table.rule(key) is not None
     if key in launcher.flags or not following or (following[0].startswith("-") and not _is_number(following[0])):
         return key, True, 0
     if not known and following[0].endswith(".py"):
@@ -274,36 +271,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def node_free(words: Sequence[str]) -> tuple[str, ...]:
-    """A command without what differs between the nodes of one run."""
-    text = shlex.join(words)
-    return tuple(shlex.split(re.sub(r"--(node|machine)[-_]rank[= ]\S+", "", text)))
-
-
-def commands_in(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, words) of the commands in a shell script that start Python or ranks."""
-    number, lines = 0, text.splitlines()
-    while number < len(lines):
-        start, line = number, lines[number]
-        while line.endswith("\\") and number + 1 < len(lines):
-            number += 1
-            line = f"{line[:-1]} {lines[number].strip()}"
-        number += 1
-        stripped = line.strip().lstrip("$ ").strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        first = re.split(r"[\s|;&]+", stripped)
-        if tool_of(_without_prefix(first)) or tool_of(first):
-            yield start + 1, _command_words(stripped, name)
-
-
-def _command_words(line: str, name: str) -> list[str]:
-    """Up to the end of the command: what is piped or redirected is the shell's."""
-    words = split(line, name)
-    ends = [i for i, word in enumerate(words) if word in ("|", "&&", "||", ";", "&") or re.match(r"\d?>{1,2}", word)]
-    return words[: ends[0]] if ends else words
-
-
-def as_one(sources: Sequence[Source], name: str) -> list[Source]:
+def as_one(sources: Sequence[Settings], name: str) -> list[Settings]:
     """Sources of a file, named by it."""
     return [replace(source, name=f"{name}: {source.name}") for source in sources]

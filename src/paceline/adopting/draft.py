@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.adopting.sources import Source, flat
-from paceline.adopting.verdicts import Outcome, UnreadableValue, Verdict
+from paceline.adopting.rules import Outcome, Ruling, UnreadableValue
+from paceline.adopting.sources import Settings, flat
 from paceline.errors import UserError
 
 SECRET = re.compile(r"(^|[_. ])(token|secret|password|api_key)$", re.IGNORECASE)
@@ -32,7 +32,7 @@ class Row:
     given: bool = True
     """False for what a tool does unasked and Paceline would not."""
     ask: bool = False
-    """See `Verdict.ask`."""
+    """See `Ruling.ask`."""
 
     @property
     def said(self) -> str:
@@ -59,7 +59,7 @@ class Line:
 @dataclass
 class Draft:
     rows: list[Row] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
+    sources: list[Settings] = field(default_factory=list)
     claims: dict[str, Claim] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
     """The run file by dotted keys."""
@@ -70,14 +70,14 @@ class Draft:
     files: list[Path] = field(default_factory=list)
     """Named by what was read, and there: to be read as well."""
 
-    def read(self, source: Source) -> None:
+    def read(self, source: Settings) -> None:
         """Every key of a source."""
         values = dict(flat(source.values))
         for key, value in values.items():
-            shown = key.replace("_", "-") if source.vocabulary.dashed else key
+            shown = key.replace("_", "-") if source.table.dashed else key
             self.add(source, f"{source.prefix}{shown}", value, _judged(source, key, value))
-        for key, value, verdict in source.extra:
-            self.add(source, key, value, verdict)
+        for key, value, ruling in source.extra:
+            self.add(source, key, value, ruling)
         self.sources.append(source)
 
     def add_unsaid(self) -> None:
@@ -85,25 +85,25 @@ class Draft:
         if self.has_run_file:
             return
         for source in self.sources:
-            unsaid = source.vocabulary.unsaid
-            for key, value, verdict in unsaid(dict(flat(source.values))) if unsaid else ():
-                self.add(source, key, value, verdict, given=False)
+            unsaid = source.table.unsaid
+            for key, value, ruling in unsaid(dict(flat(source.values))) if unsaid else ():
+                self.add(source, key, value, ruling, given=False)
 
     @property
     def has_run_file(self) -> bool:
-        return any(source.vocabulary.ours for source in self.sources)
+        return any(source.table.ours for source in self.sources)
 
-    def add(self, source: Source, key: str, value: Any, verdict: Verdict, *, given: bool = True) -> None:
-        if verdict.file:
-            verdict = self._file(source, verdict)
-        outcome = verdict.outcome
-        if outcome is Outcome.TRANSLATED and _unchanged(key, value, verdict.claims):
+    def add(self, source: Settings, key: str, value: Any, ruling: Ruling, *, given: bool = True) -> None:
+        if ruling.file:
+            ruling = self._file(source, ruling)
+        outcome = ruling.outcome
+        if outcome is Outcome.TRANSLATED and _unchanged(key, value, ruling.claims):
             outcome = Outcome.KEPT
         value = "…" if SECRET.search(key) and value else value
-        row = Row(source.name, key, value, outcome, tuple(verdict.claims), verdict.why, given, verdict.ask)
+        row = Row(source.name, key, value, outcome, tuple(ruling.claims), ruling.why, given, ruling.ask)
         self.rows.append(row)
-        for name, claimed in verdict.claims.items():
-            self._claim(name, Claim(claimed, len(self.rows) - 1, verdict.weight + source.weight))
+        for name, claimed in ruling.claims.items():
+            self._claim(name, Claim(claimed, len(self.rows) - 1, ruling.weight + source.weight))
 
     def _claim(self, name: str, new: Claim) -> None:
         old = self.claims.get(name)
@@ -121,13 +121,13 @@ class Draft:
         why = f"{self.rows[winner.row].said} has the last word"
         self.rows[loser.row] = replace(self.rows[loser.row], outcome=Outcome.REPLACED, where=(), why=why)
 
-    def _file(self, source: Source, verdict: Verdict) -> Verdict:
+    def _file(self, source: Settings, ruling: Ruling) -> Ruling:
         for folder in (source.folder, Path()):
-            if (path := folder / verdict.file).is_file():
+            if (path := folder / ruling.file).is_file():
                 self.files.append(path)
-                return replace(verdict, why="read as well", file="")
+                return replace(ruling, why="read as well", file="")
         why = "there is no such file here; give it to adopt as well"
-        return Verdict(Outcome.NOT_SUPPORTED, why=why, ask=True)
+        return Ruling(Outcome.NOT_SUPPORTED, why=why, ask=True)
 
     def value(self, name: str) -> Any:
         """What is claimed under a name; None where nothing is."""
@@ -166,14 +166,16 @@ class Draft:
         self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.REPLACED, where=(), why=why)
 
 
-def _judged(source: Source, key: str, value: Any) -> Verdict:
-    rule = source.vocabulary.rule(key)
+def _judged(source: Settings, key: str, value: Any) -> Ruling:
+    rule = source.table.rule(key)
     if rule is None:
-        tool = source.vocabulary.tool
-        return Verdict(Outcome.NOT_SUPPORTED, why=f"{tool} has no such key{source.vocabulary.near(key)}", ask=True)
+        tool = source.table.tool
+        return Ruling(Outcome.NOT_SUPPORTED, why=f"{tool} has no such key{source.table.near(key)}", ask=True)
     try:
         return rule(value)
     except UnreadableValue as kind:
+        if isinstance(value, str) and "$" in value:
+            return Ruling(Outcome.NOTED, why="known only when the job runs", ask=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}") from None
 
 

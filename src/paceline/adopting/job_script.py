@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.adopting import commands
-from paceline.adopting.sources import Source
-from paceline.adopting.verdicts import Outcome, Verdict
-from paceline.adopting.vocabularies.launchers import ENVIRONMENT, SBATCH
+from paceline.adopting import commands, shell
+from paceline.adopting.rules import Outcome, Ruling
+from paceline.adopting.sources import Settings
+from paceline.adopting.tables.launchers import ENVIRONMENT, SBATCH
 from paceline.errors import UserError
 
 ASKED = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
 EXPORT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;#]*)", re.MULTILINE)
 PREPARES = re.compile(r"^\s*((?:module|ml|source|\.|conda|mamba|spack|cd)\s+\S.*)$", re.MULTILINE)
+USUALLY = re.compile(r"^\$\{\w+:?-([^}$]*)\}$")
+"""`${NODES:-1}`: what a variable is unless the user sets it."""
 GIVEN_BY_SLURM = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
     "SLURM_NTASKS": "ntasks",
@@ -36,17 +38,16 @@ def looks_like(text: str) -> bool:
     return first.startswith("export ") or bool(commands.tool_of(re.split(r"\s+", first)))
 
 
-def read_job(text: str, name: str, folder: Path) -> list[Source]:
+def read_job(text: str, name: str, folder: Path) -> list[Settings]:
     """All that a script says; one command that starts ranks, or the same one for several nodes."""
     asked = _asked(text, name)
-    sources = [Source(name, SBATCH.vocabulary, asked, folder, prefix="--")] if asked else []
+    sources = [Settings(name, SBATCH.table, asked, folder, prefix="--")] if asked else []
     body = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     variables = _variables(body)
     sources += _environment(body, variables, name, folder)
-    found = list(commands.commands_in(_expanded(text, {**_slurm(asked), **variables}), name))
-    found = [(line, words) for line, words in found if _starts(words)]
+    found = list(_commands(_expanded(text, {**_slurm(asked), **variables}), name))
     ranks = [(line, words) for line, words in found if commands.tool_of(words) != "python"] or found
-    different = {commands.node_free(words) for _, words in ranks}
+    different = {shell.node_free(words) for _, words in ranks}
     if len(different) > 1:
         lines = ", ".join(str(line) for line, _ in ranks)
         raise UserError(
@@ -61,16 +62,20 @@ def read_job(text: str, name: str, folder: Path) -> list[Source]:
 
 
 def _asked(text: str, name: str) -> dict[str, Any]:
-    words = [word for match in ASKED.findall(text) for word in commands.split(match, name)]
+    words = [word for match in ASKED.findall(text) for word in shell.split(match, name)]
     found, rest = commands.options_of(words, SBATCH)
     if rest:
         raise UserError(f"{name}: {rest[0]!r} is not an option of sbatch; write it as  #SBATCH --{rest[0]}")
     return found
 
 
-def _starts(words: list[str]) -> bool:
-    """Not `python -c`, `python -m venv`, or a look at the machine."""
-    return bool(commands.read_command(words, Path()))
+def _commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, words) of what starts a program or ranks: not `python -c`, and not a look at the machine."""
+    for number, line in shell.lines_of(text):
+        if commands.tool_of(re.split(r"[\s|;&]+", line)) or re.search(r"\b(srun|bash|sh)\b", line):
+            words = shell.first_command(line, name)
+            if commands.tool_of(words) and commands.read_command(words, Path()):
+                yield number, words
 
 
 def _slurm(asked: Mapping[str, Any]) -> dict[str, str]:
@@ -87,7 +92,7 @@ def _slurm(asked: Mapping[str, Any]) -> dict[str, str]:
 
 def _variables(body: str) -> dict[str, str]:
     """Those that are set to a plain text."""
-    found = {name: value.strip("\"'") for name, value in EXPORT.findall(body)}
+    found = {name: USUALLY.sub(r"\1", value.strip("\"'")) for name, value in EXPORT.findall(body)}
     return {name: value for name, value in found.items() if "$" not in value and "`" not in value}
 
 
@@ -96,12 +101,10 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\{?([A-Za-z_]\w*)(?::-[^}]*)?\}?", lambda match: variables.get(match[1], match[0]), text)
 
 
-def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Source]:
+def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Settings]:
     exported = re.findall(r"^\s*export\s+([A-Za-z_]\w*)=", body, re.MULTILINE)
     known = {key: variables.get(key) for key in exported if ENVIRONMENT.rule(key) is not None}
-    shell = Verdict(Outcome.NOTED, why="for the shell: export it as before")
+    shell = Ruling(Outcome.NOTED, why="for the shell: export it as before")
     extra = [(f"export {key}", variables.get(key, "…"), shell) for key in exported if key not in known]
-    extra += [
-        (match.split()[0], match, Verdict(Outcome.NOTED, why="for the shell")) for match in PREPARES.findall(body)
-    ]
-    return [Source(name, ENVIRONMENT, known, folder, extra=tuple(extra))] if known or extra else []
+    extra += [(match.split()[0], match, Ruling(Outcome.NOTED, why="for the shell")) for match in PREPARES.findall(body)]
+    return [Settings(name, ENVIRONMENT, known, folder, extra=tuple(extra))] if known or extra else []

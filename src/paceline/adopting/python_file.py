@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.adopting.sources import Source, Vocabulary
-from paceline.adopting.verdicts import Outcome, Verdict
-from paceline.adopting.vocabularies.accelerate import ACCELERATE
-from paceline.adopting.vocabularies.deepspeed import DEEPSPEED
-from paceline.adopting.vocabularies.lightning import LIGHTNING
-from paceline.adopting.vocabularies.lightning import TRAINER as LIGHTNING_TRAINER
-from paceline.adopting.vocabularies.torch_calls import CALLS, TORCH, called
-from paceline.adopting.vocabularies.trainer import TRAINER
+from paceline.adopting.rules import Outcome, Ruling
+from paceline.adopting.sources import KeyTable, Settings
+from paceline.adopting.tables.accelerate import ACCELERATE
+from paceline.adopting.tables.deepspeed import DEEPSPEED
+from paceline.adopting.tables.lightning import LIGHTNING
+from paceline.adopting.tables.lightning import TRAINER as LIGHTNING_TRAINER
+from paceline.adopting.tables.torch_calls import CALLS, TORCH, called
+from paceline.adopting.tables.trainer import TRAINER
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 CALLS_RUN = "once it calls paceline.run()"
@@ -28,19 +29,22 @@ def parsed(text: str) -> ast.Module | None:
         return None
 
 
-def read_python(tree: ast.Module, name: str, folder: Path) -> list[Source]:
+def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
     """Dictionaries that are DeepSpeed's, and calls whose arguments are settings."""
-    found: list[Source] = []
+    found: list[Settings] = []
+    calls = 0
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict) and (values := _dictionary(node)) and DEEPSPEED.likeness(values):
-            found.append(Source(name, DEEPSPEED, values, folder))
+            found.append(Settings(name, DEEPSPEED, values, folder))
         elif isinstance(node, ast.Call) and node.keywords:
-            found += _call(node, name, folder)
+            function = _function(node)
+            found += _call(node, function, Settings(name, TORCH, {}, folder, -calls))
+            calls += 1  # a second loader is for evaluation, a second optimiser for another case: the first counts
     if found and name.endswith(".py"):
         claims = {"workload": str(folder / name)}
         found.append(
-            Source(
-                name, TORCH, {}, folder, -1, extra=(("script", name, Verdict(Outcome.TRANSLATED, claims, CALLS_RUN)),)
+            Settings(
+                name, TORCH, {}, folder, -1, extra=(("script", name, Ruling(Outcome.TRANSLATED, claims, CALLS_RUN)),)
             )
         )
     return found
@@ -55,32 +59,35 @@ def _dictionary(node: ast.Dict) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
 
 
-def _call(node: ast.Call, name: str, folder: Path) -> Iterator[Source]:
-    function = _name(node.func).split(".")[-1]
-    if function == "partial" and node.args:
-        function = _name(node.args[0]).split(".")[-1]
+def _function(node: ast.Call) -> str:
+    """The name of what is called, or of what `partial` will call."""
+    name = _name(node.func).split(".")[-1]
+    return _name(node.args[0]).split(".")[-1] if name == "partial" and node.args else name
+
+
+def _call(node: ast.Call, function: str, around: Settings) -> Iterator[Settings]:
     given = {word.arg: word.value for word in node.keywords if word.arg is not None}
-    vocabulary, above = _vocabulary(function, given)
-    if vocabulary is None:
+    table, above = _table(function, given)
+    if table is None:
         return
     values: dict[str, Any] = {}
-    extra: list[tuple[str, Any, Verdict]] = []
+    extra: list[tuple[str, Any, Ruling]] = []
     for key, value in given.items():
         literal = _literal(value)
         if literal is None and not (isinstance(value, ast.Constant) and value.value is None):
             text = ast.unparse(value)
             if not isinstance(value, ast.Call):  # which is read where it stands
-                extra.append((f"{function}({key})", text[:60], Verdict(Outcome.NOTED, why=LATER)))
+                extra.append((f"{function}({key})", text[:60], Ruling(Outcome.NOTED, why=LATER)))
         elif isinstance(literal, dict):
             values |= {f"{above}{key}.{inner}": item for inner, item in literal.items()}
         else:
             values[f"{above}{key}"] = literal
     if claims := called(function):
-        extra.insert(0, (function, "…", Verdict(Outcome.TRANSLATED, claims, weight=-1)))
-    yield Source(name, vocabulary, values, folder, extra=tuple(extra))
+        extra.insert(0, (function, "…", Ruling(Outcome.TRANSLATED, claims, weight=-1)))
+    yield replace(around, table=table, values=values, extra=tuple(extra))
 
 
-def _vocabulary(function: str, given: dict[str, Any]) -> tuple[Vocabulary | None, str]:
+def _table(function: str, given: dict[str, Any]) -> tuple[KeyTable | None, str]:
     """Whose settings the arguments of a call are, and what stands before their names in the table."""
     if function == "Accelerator":
         return ACCELERATE, ""

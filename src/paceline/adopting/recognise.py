@@ -7,14 +7,14 @@ from pathlib import Path
 
 import yaml
 
-from paceline.adopting import commands, job_script, python_file
-from paceline.adopting.sources import Source, Vocabulary, json_of, text_of, yaml_of
-from paceline.adopting.vocabularies.accelerate import ACCELERATE
-from paceline.adopting.vocabularies.deepspeed import DEEPSPEED
-from paceline.adopting.vocabularies.lightning import LIGHTNING
-from paceline.adopting.vocabularies.own import OWN
-from paceline.adopting.vocabularies.project import PROJECT
-from paceline.adopting.vocabularies.trainer import TRAINER
+from paceline.adopting import commands, job_script, python_file, shell
+from paceline.adopting.sources import KeyTable, Settings, json_of, text_of, yaml_of
+from paceline.adopting.tables.accelerate import ACCELERATE
+from paceline.adopting.tables.deepspeed import DEEPSPEED
+from paceline.adopting.tables.lightning import LIGHTNING
+from paceline.adopting.tables.own import OWN
+from paceline.adopting.tables.project import PROJECT
+from paceline.adopting.tables.trainer import TRAINER
 from paceline.errors import UserError
 
 IN_JSON = (DEEPSPEED, TRAINER)
@@ -25,14 +25,14 @@ KNOWN = (
 )
 
 
-def sources_of(file: Path) -> list[Source]:
+def sources_of(file: Path) -> list[Settings]:
     """The settings in a file."""
     text, name, folder = text_of(file), file.name, file.parent
     if not text.strip():
         raise UserError(f"{file} is empty")
     if text.lstrip().startswith(("{", "[")):
         values = json_of(text, name)
-        return [Source(name, _likest(IN_JSON, values, name), values, folder)]
+        return [Settings(name, _likest(IN_JSON, values, name), values, folder)]
     if job_script.looks_like(text):
         return job_script.read_job(text, name, folder)
     tree = python_file.parsed(text)
@@ -43,16 +43,16 @@ def sources_of(file: Path) -> list[Source]:
             raise UserError(f"{name} is not recognised: {_why(error)}; adopt reads {KNOWN}") from None
         found = None
     if isinstance(found, dict):
-        return [Source(name, _likest(IN_YAML, found, name), found, folder)]
+        return [Settings(name, _likest(IN_YAML, found, name), found, folder)]
     literals = python_file.read_python(tree, name, folder) if tree is not None else []
     if not literals:
         raise UserError(f"{name} is not recognised; adopt reads {KNOWN}")
     return literals
 
 
-def sources_of_command(text: str) -> list[Source]:
+def sources_of_command(text: str) -> list[Settings]:
     """The settings in a command line."""
-    words = commands.split(text, "--command")
+    words = shell.split(text, "--command")
     found = commands.read_command(words, Path())
     if not found:
         start = shlex.join(words[:1]) or "an empty command"
@@ -63,11 +63,11 @@ def sources_of_command(text: str) -> list[Source]:
     return found
 
 
-def _likest(vocabularies: tuple[Vocabulary, ...], values: dict[str, object], name: str) -> Vocabulary:
-    likeness = {vocabulary.tool: vocabulary.likeness(values) for vocabulary in vocabularies}
-    best = max(vocabularies, key=lambda vocabulary: likeness[vocabulary.tool])
+def _likest(tables: tuple[KeyTable, ...], values: dict[str, object], name: str) -> KeyTable:
+    likeness = {table.tool: table.likeness(values) for table in tables}
+    best = max(tables, key=lambda table: likeness[table.tool])
     if not likeness[best.tool]:
-        keys = ", ".join(list(values)[:4]) or "nothing"
+        keys = ", ".join(map(str, list(values)[:4])) or "nothing"
         raise UserError(f"{name} is not recognised by its keys ({keys}); adopt reads {KNOWN}")
     return best
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from paceline.adopting.draft import Draft, Line, Row
-from paceline.adopting.verdicts import Outcome
+from paceline.adopting.rules import Outcome
 from paceline.spec import Parallel, Train
 
 ORDER = ("name", "workload", "cluster", "model", "data", "train", "parallel")

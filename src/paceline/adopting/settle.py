@@ -35,6 +35,8 @@ def _ranks(draft: Draft) -> int | None:
     """Of all machines together; None where nothing says it."""
     nodes, per_node = draft.value("nodes"), draft.value("per_node")
     ranks, equation = draft.value("ranks"), ""
+    if per_node and ranks and nodes is None and ranks % per_node == 0:
+        nodes = ranks // per_node
     if per_node is not None:
         made = (nodes or 1) * per_node
         equation = f"{nodes or 1} node{'s' * ((nodes or 1) > 1)} × {per_node} processes"
@@ -100,7 +102,7 @@ def _batch(draft: Draft, ranks: int | None) -> None:
     if batch and micro and passes and batch != micro * passes * world:
         raise UserError(
             f"{draft.shown('global_batch')} is not {micro} per pass × {passes} accumulated × {world} "
-            f"rank{'s' * (world > 1)} = {micro * passes * world}; change one of them"
+            f"rank{'s' * (world > 1)} = {micro * passes * world}; write that, or change the others"
         )
     if batch:
         if micro is None and passes:
@@ -244,8 +246,16 @@ def _sharded_only(draft: Draft) -> None:
 def _offload(draft: Draft) -> None:
     """Who can keep state in host memory."""
     strategy = draft.value("parallel.strategy")
-    if draft.value("parallel.offload") and strategy == "zero1":
+    if not draft.value("parallel.offload") or strategy in ("zero2", "zero3", "fsdp", "hsdp"):
+        return
+    if strategy == "zero1" and draft.value("workload") in BUILT_IN:
         draft.put("parallel.engine", "deepspeed", "offload with ZeRO 1 is DeepSpeed's alone")
-    elif draft.value("parallel.offload") and strategy not in ("zero2", "zero3", "fsdp", "hsdp"):
-        del draft.lines["parallel.offload"]
-        draft.reject("parallel.offload", "nothing is sharded, so nothing is offloaded; DeepSpeed ignores it too")
+        return
+    del draft.lines["parallel.offload"]
+    nothing = "nothing is sharded, so nothing is offloaded; DeepSpeed ignores it too"
+    why = (
+        "ZeRO 1 keeps its state on the device here; parallel.strategy=zero2 offloads"
+        if strategy == "zero1"
+        else nothing
+    )
+    draft.reject("parallel.offload", why)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from paceline.adopting.verdicts import Rule, Verdict
+from paceline.adopting.rules import Rule, Ruling
 from paceline.errors import UserError, did_you_mean
 
 MOST_BYTES = 1 << 20
@@ -20,17 +20,20 @@ MOST_KEYS = 5000
 """Of a configuration; aliases of YAML can stand for billions."""
 
 
+Unsaid = Callable[[Mapping[str, Any]], Iterable[tuple[str, Any, Ruling]]]
+"""From flat values to (key, value, ruling)."""
+
+
 @dataclass(frozen=True)
-class Vocabulary:
+class KeyTable:
     """The keys of one tool. A key that ends with `.*` stands for all below it."""
 
     tool: str
     rules: Mapping[str, Rule]
     marks: frozenset[str] = frozenset()
     """Keys by which a file of this tool is recognised: top-level ones, or dotted."""
-    unsaid: Any = None
-    """(flat values) -> (key, value, verdict) of what the tool does where nothing is said, and Paceline would not."""
-
+    unsaid: Unsaid | None = None
+    """What the tool does where nothing is said, and Paceline would not."""
     ours: bool = False
     """A run file of Paceline, whose defaults are its own."""
     dashed: bool = False
@@ -52,12 +55,12 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Source:
+class Settings:
     """Settings of one tool, from a file, a part of one, or a command line."""
 
     name: str
     """As it is shown: the file, or the tool of a command."""
-    vocabulary: Vocabulary
+    table: KeyTable
     values: Mapping[str, Any]
     folder: Path = Path()
     """What other files it names are relative to."""
@@ -65,8 +68,8 @@ class Source:
     """Added to that of its claims."""
     prefix: str = ""
     """Before each key, as it is shown: the dashes of an option."""
-    extra: tuple[tuple[str, Any, Verdict], ...] = field(default=())
-    """(key, value, verdict) of what no table says."""
+    extra: tuple[tuple[str, Any, Ruling], ...] = field(default=())
+    """(key, value, ruling) of what no table says."""
 
 
 def flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -10,14 +10,17 @@ from typing import Any
 
 from paceline.adopting.adopt import Adopted, adopt
 from paceline.adopting.draft import Row
+from paceline.adopting.rules import Outcome, is_off
 from paceline.adopting.run_file import plain
-from paceline.adopting.verdicts import Outcome, is_off
+from paceline.errors import UserError
 from paceline.record.files import as_json, finite
 
 LONGEST = 40
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
+    if arguments.line and arguments.command:
+        raise UserError("one command is given with --command and another after --; leave one of them out")
     command = arguments.line or shlex.join(arguments.command)
     adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
     if arguments.json:

@@ -41,12 +41,13 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=HALF[precision])
 
 
-def use_tf32(precision: str, device: torch.device) -> str:
-    """Let products of this process take TF32, or not: convolutions would, whatever was asked for.
-
-    Returns what is to be said where the device has none.
-    """
+def set_tf32(precision: str) -> None:
+    """Let the products of this process take TF32, or not: by itself, torch takes it in convolutions."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def lack_of_tf32(precision: str, device: torch.device) -> str:
+    """What is to be said where it was asked for and the device has none."""
     if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_TF32):
         return ""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"

@@ -40,7 +40,7 @@ from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.groups import Groups, groups_of
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
-from paceline.parallel.precision import IN_BF16, use_fp8
+from paceline.parallel.precision import IN_BF16, set_tf32, use_fp8
 from paceline.parallel.without_memory import (
     give_memory,
     has_passing_buffers,
@@ -264,6 +264,7 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     if holds_keras(found):
         refuse_for_keras(setup.spec, setup.layout)
     train = setup.spec.train
+    set_tf32(train.precision)
     groups = groups_of(setup.workload, train, found)
     model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
     if train.precision in IN_BF16 and setup.spec.parallel.engine == "torch":

@@ -71,9 +71,10 @@ class RankStart:
         if self.used:
             raise UserError("paceline.run was called a second time; a script that paceline starts has one run")
         self.used, spec, place = True, self.spec, detect(os.environ) or ALONE
+        parallel = spec.parallel
         with (
             StopRequest(impatient=place is ALONE) as stop,
-            joined(place, device_kind(spec), spec.parallel.threads, spec.parallel.timeout_s) as device,
+            joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend) as device,
         ):
             speak = say if self.show and place.rank == 0 else silent
             folder = self.folder

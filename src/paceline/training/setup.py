@@ -14,7 +14,7 @@ from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
 from paceline.nn.keras_backend import holds_keras
-from paceline.parallel.precision import use_tf32
+from paceline.parallel.precision import lack_of_tf32
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
@@ -61,7 +61,6 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     refuse_contradictions(workload, evaluates=held_out is not None)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
-    use_tf32(train.precision, context.device)
     if (start := start_of(workload, context)) is not None:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
     torch.manual_seed(train.seed)
@@ -91,7 +90,7 @@ def job_around(
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
-    said += [unlike] if (unlike := use_tf32(train.precision, context.device)) else []
+    said += filter(None, [lack_of_tf32(train.precision, context.device)])
     facts = JobFacts(
         order,
         steps,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
-from paceline.adopting.verdicts import Outcome
+from paceline.adopting.rules import Outcome
 from paceline.cli import main
 from paceline.errors import UserError
 
@@ -96,6 +96,15 @@ def test_batch_and_passes_give_the_ranks(written):
     adopted = paceline.adopt(written("ds.json", {**ZERO, "train_batch_size": 64}))
     assert adopted.values["parallel"]["ranks"] == 4
     assert "parallel.ranks" not in adopted.fill_in
+
+
+@pytest.mark.parametrize(("stage", "offload"), [(0, None), (1, None), (2, True), (3, True)])
+def test_what_cannot_be_offloaded_is_said(written, stage, offload):
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    adopted = paceline.adopt(written("ds.json", {"zero_optimization": zero}))
+    assert adopted.values["parallel"].get("offload") is offload
+    outcome = row(adopted, "zero_optimization.offload_optimizer.device").outcome
+    assert outcome is (Outcome.TRANSLATED if offload else Outcome.NOT_SUPPORTED)
 
 
 def test_an_unknown_key_has_a_row_and_the_nearest_name(written, capsys):

@@ -20,7 +20,7 @@ train: {{steps: 1000, global_batch: {batch}, precision: bf16, clip: 0.5}}
 """
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     kind=st.sampled_from(["torchrun", "slurm", "accelerate", "deepspeed"]),
     where=st.sampled_from(["4xA100", "2x8xA100", "8xH100", "2x2xA40", "1xH200"]),

@@ -258,6 +258,33 @@ def test_a_command(command, expected):
     assert not [row for row in adopted.rows if row.ask]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("""srun "$@" sh -xeuc '\n  torchrun --nnodes 2 \\\n  --nproc-per-node 3 t.py'\n""", {"parallel.ranks": 6}),
+        (
+            'srun bash -c "torchrun --nnodes=2 --nproc_per_node=4 --x=\\$(((ID)) && echo 0) t.py"\n',
+            {"parallel.ranks": 8},
+        ),
+        (
+            "#!/bin/sh\nN=${N:-2}\ntorchrun --nproc_per_node=$N --master_addr=$(f a | head -n 1) t.py $@\n",
+            {"parallel.ranks": 2},
+        ),
+        ("#!/bin/sh\ntorchrun --nnodes=$UNKNOWN --nproc_per_node=2 t.py\n", {"parallel.ranks": 2}),
+        ("torchrun --node_rank=0 t.py\ntorchrun --node_rank=1 t.py\n", {}),
+        ("mpirun -np 16 -ppn 4 python t.py\n", {"parallel.ranks": 16}),
+    ],
+)
+def test_a_shell_script(tmp_path, text, expected):
+    adopted = adopted_of(tmp_path, "start.sh", text)
+    assert flat(adopted) | expected | {"workload": "t.py"} == flat(adopted)
+
+
+def test_a_second_loader_of_a_script_is_not_the_one_that_trains(tmp_path):
+    adopted = adopted_of(tmp_path, "train.py", "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n")
+    assert adopted.values["train"]["global_batch"] == 16
+
+
 def test_options_of_accelerate_launch_replace_its_file(tmp_path):
     (tmp_path / "acc.yaml").write_text(ACCELERATE_ZERO)
     command = f"accelerate launch --config_file {tmp_path / 'acc.yaml'} --num_processes 2 t.py"

@@ -7,7 +7,7 @@ from torch import nn
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.parallel import precision
-from paceline.parallel.precision import Fp8Linear, scaled, use_fp8, use_tf32
+from paceline.parallel.precision import Fp8Linear, lack_of_tf32, scaled, set_tf32, use_fp8
 from paceline.spec import build
 
 CPU = torch.device("cpu")
@@ -82,7 +82,9 @@ def products_as_before():
 
 @pytest.mark.usefixtures("products_as_before")
 def test_products_take_tf32_only_where_it_was_asked_for():
-    assert use_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
+    assert lack_of_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
+    assert lack_of_tf32("fp32", CPU) == ""
+    set_tf32("tf32")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)
-    assert use_tf32("fp32", CPU) == ""
+    set_tf32("fp32")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, False)

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
-    Verdict,
+    Ruling,
     all_of,
     always,
     choice,
@@ -24,7 +23,8 @@ from paceline.adopting.verdicts import (
     whole,
     workers,
 )
-from paceline.adopting.vocabularies.deepspeed import OPTIMIZER
+from paceline.adopting.sources import KeyTable
+from paceline.adopting.tables.deepspeed import OPTIMIZER
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     **all_of(("32", "32-true"), {}),
@@ -41,77 +41,77 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
 
 
-def _strategy(value: Any) -> Verdict:
+def _strategy(value: Any) -> Ruling:
     text = str(value).lower().removesuffix("strategy").split(".")[-1]
     if stage := re.fullmatch(r"deepspeed_stage_([123])(_offload)?", text):
         claims: dict[str, Any] = {"parallel.strategy": f"zero{stage[1]}"}
-        return Verdict(Outcome.TRANSLATED, {**claims, "parallel.offload": True} if stage[2] else claims)
+        return Ruling(Outcome.TRANSLATED, {**claims, "parallel.offload": True} if stage[2] else claims)
     name = re.sub(r"_(spawn|fork|notebook|find_unused_parameters_(true|false))", "", text)
     if text in ("auto", "singledevice", "single_device"):
-        return Verdict(Outcome.KEPT, why="auto is ddp above one rank")
+        return Ruling(Outcome.KEPT, why="auto is ddp above one rank")
     if name in STRATEGIES:
-        return Verdict(Outcome.TRANSLATED, {"parallel.strategy": STRATEGIES[name]})
-    return Verdict(Outcome.NOT_SUPPORTED, why="the strategies are ddp, fsdp and deepspeed's stages")
+        return Ruling(Outcome.TRANSLATED, {"parallel.strategy": STRATEGIES[name]})
+    return Ruling(Outcome.NOT_SUPPORTED, why="the strategies are ddp, fsdp and deepspeed's stages")
 
 
-def _precision(value: Any) -> Verdict:
+def _precision(value: Any) -> Ruling:
     if str(value) in ("16-true", "bf16-true"):
         claims = {"train.precision": "fp16" if str(value).startswith("16") else "bf16"}
-        return Verdict(Outcome.TRANSLATED, claims, "weights stay in fp32")
+        return Ruling(Outcome.TRANSLATED, claims, "weights stay in fp32")
     return choice(PRECISIONS, "the precisions are fp32, bf16, fp16, fp64 and fp8")(value)
 
 
-def _devices(value: Any) -> Verdict:
+def _devices(value: Any) -> Ruling:
     if value in ("auto", -1, "-1", None):
-        return Verdict(Outcome.NOT_SUPPORTED, why="write how many as parallel.ranks")
+        return Ruling(Outcome.NOT_SUPPORTED, why="write how many as parallel.ranks")
     if isinstance(value, list):
         why = f"export CUDA_VISIBLE_DEVICES={','.join(map(str, value))}"
-        return Verdict(Outcome.DERIVED, {"per_node": len(value)}, why)
-    return Verdict(Outcome.DERIVED, {"per_node": whole(value)})
+        return Ruling(Outcome.DERIVED, {"per_node": len(value)}, why)
+    return Ruling(Outcome.DERIVED, {"per_node": whole(value)})
 
 
 def _length(key: str) -> Rule:
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         if value is None or whole(value) < 0:
-            return Verdict(Outcome.KEPT, why="off")
-        return Verdict(Outcome.TRANSLATED, {key: whole(value)}, weight=int(key == "train.steps"))
+            return Ruling(Outcome.KEPT, why="off")
+        return Ruling(Outcome.TRANSLATED, {key: whole(value)}, weight=int(key == "train.steps"))
 
     return rule
 
 
-def _seed(value: Any) -> Verdict:
+def _seed(value: Any) -> Ruling:
     if value is None or isinstance(value, bool):
-        return Verdict(Outcome.KEPT, why="train.seed is 0")
-    return Verdict(Outcome.TRANSLATED, {"train.seed": whole(value)})
+        return Ruling(Outcome.KEPT, why="train.seed is 0")
+    return Ruling(Outcome.TRANSLATED, {"train.seed": whole(value)})
 
 
-def _accelerator(value: Any) -> Verdict:
+def _accelerator(value: Any) -> Ruling:
     if value in ("auto", "gpu", "cuda", None):
-        return Verdict(Outcome.KEPT, why="CUDA devices are taken where there are any")
+        return Ruling(Outcome.KEPT, why="CUDA devices are taken where there are any")
     return choice({"cpu": {"parallel.device": "cpu"}}, "devices are CPUs and CUDA devices")(value)
 
 
-def _between(value: Any) -> Verdict:
+def _between(value: Any) -> Ruling:
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return Verdict(Outcome.TRANSLATED, {"train.evaluate_every": value})
+        return Ruling(Outcome.TRANSLATED, {"train.evaluate_every": value})
     return always("the run is evaluated at the end of each epoch", 1, 1.0, None)(value)
 
 
-def _logger(value: Any) -> Verdict:
+def _logger(value: Any) -> Ruling:
     if value is None or isinstance(value, bool):
-        return Verdict(Outcome.KEPT, why="events are in the run folder")
+        return Ruling(Outcome.KEPT, why="events are in the run folder")
     known = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
     found = next((name for part, name in known.items() if part in str(value).lower()), None)
     if found is None:
-        return Verdict(Outcome.NOT_SUPPORTED, why="loggers are tensorboard, wandb and mlflow")
-    return Verdict(Outcome.TRANSLATED, {"train.loggers": [found]})
+        return Ruling(Outcome.NOT_SUPPORTED, why="loggers are tensorboard, wandb and mlflow")
+    return Ruling(Outcome.TRANSLATED, {"train.loggers": [found]})
 
 
 def _classes(options: Mapping[str, Mapping[str, Any]], why: str) -> Rule:
     return lambda value: choice(options, why)(str(value).split(".")[-1])
 
 
-def _batch_norm(value: Any) -> Verdict:
+def _batch_norm(value: Any) -> Ruling:
     return no("statistics are those of each rank's samples; use a norm without a batch")(truth(value))
 
 
@@ -191,28 +191,28 @@ RULES: dict[str, Rule] = {
     "data.init_args.num_workers": workers,
     "data.*": noted("a field of your Workload.Data"),
     "ckpt_path": lambda value: (
-        Verdict(Outcome.KEPT, why="off")
+        Ruling(Outcome.KEPT, why="off")
         if is_off(value)
-        else Verdict(Outcome.NOTED, why="model.start begins with weights")
+        else Ruling(Outcome.NOTED, why="model.start begins with weights")
     ),
     "lightning.pytorch": always(""),
     "verbose": always(""),
 }
 
 
-def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
+def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     if not values.get("trainer.gradient_clip_val"):
         yield (
             "trainer.gradient_clip_val",
             0,
-            Verdict(Outcome.DERIVED, {"train.clip": 0.0}, "Lightning does not clip", -1),
+            Ruling(Outcome.DERIVED, {"train.clip": 0.0}, "Lightning does not clip", -1),
         )
     if not any(key.startswith("lr_scheduler") for key in values):
         claims = {"train.schedule": "constant", "train.warmup": 0.0}
-        yield "lr_scheduler", None, Verdict(Outcome.DERIVED, claims, "without a scheduler the learning rate stays", -1)
+        yield "lr_scheduler", None, Ruling(Outcome.DERIVED, claims, "without a scheduler the learning rate stays", -1)
 
 
-LIGHTNING = Vocabulary(
+LIGHTNING = KeyTable(
     "Lightning",
     {**RULES, **{f"fit.{key}": rule for key, rule in RULES.items()}},
     frozenset(

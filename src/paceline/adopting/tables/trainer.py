@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
+    Ruling,
     UnreadableValue,
-    Verdict,
     all_of,
     always,
     backend,
@@ -27,8 +26,9 @@ from paceline.adopting.verdicts import (
     word,
     workers,
 )
-from paceline.adopting.vocabularies.accelerate import FSDP
-from paceline.adopting.vocabularies.deepspeed import DEEPSPEED
+from paceline.adopting.sources import KeyTable
+from paceline.adopting.tables.accelerate import FSDP
+from paceline.adopting.tables.deepspeed import DEEPSPEED
 
 WORKLOAD = "transformers"
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -41,64 +41,66 @@ SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hy
 LAST_WORD = 1
 
 
-def _epochs(value: Any) -> Verdict:
+def _epochs(value: Any) -> Ruling:
     if number(value) != int(number(value)):
         why = "a run has whole epochs; give its length as train.steps"
-        return Verdict(Outcome.NOT_SUPPORTED, why=why)
-    return Verdict(Outcome.TRANSLATED, {"train.epochs": int(number(value))})
-
-
-def _steps(value: Any) -> Verdict:
-    if whole(value) <= 0:
-        return Verdict(Outcome.KEPT, why="off")
-    return Verdict(Outcome.TRANSLATED, {"train.steps": whole(value)}, weight=LAST_WORD)
-
-
-def _warmup_steps(value: Any) -> Verdict:
-    if number(value) == 0:
-        return Verdict(Outcome.KEPT, why="off")
+        return Ruling(Outcome.NOT_SUPPORTED, why=why)
     if number(value) < 1:
-        return Verdict(Outcome.TRANSLATED, {"train.warmup": number(value)})
-    return Verdict(Outcome.TRANSLATED, {"train.warmup_steps": whole(value)}, weight=LAST_WORD)
+        return Ruling(Outcome.NOT_SUPPORTED, why="a run has at least one epoch")
+    return Ruling(Outcome.TRANSLATED, {"train.epochs": int(number(value))})
+
+
+def _steps(value: Any) -> Ruling:
+    if whole(value) <= 0:
+        return Ruling(Outcome.KEPT, why="off")
+    return Ruling(Outcome.TRANSLATED, {"train.steps": whole(value)}, weight=LAST_WORD)
+
+
+def _warmup_steps(value: Any) -> Ruling:
+    if number(value) == 0:
+        return Ruling(Outcome.KEPT, why="off")
+    if number(value) < 1:
+        return Ruling(Outcome.TRANSLATED, {"train.warmup": number(value)})
+    return Ruling(Outcome.TRANSLATED, {"train.warmup_steps": whole(value)}, weight=LAST_WORD)
 
 
 def _every(key: str) -> Rule:
     """A rhythm in steps; as a fraction of the run it depends on the length."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         if value is None:
-            return Verdict(Outcome.KEPT, why="not set")
+            return Ruling(Outcome.KEPT, why="not set")
         if number(value) < 1:
-            return Verdict(Outcome.NOT_SUPPORTED, why="give it in steps")
-        return Verdict(Outcome.DERIVED if "." not in key else Outcome.TRANSLATED, {key: whole(value)})
+            return Ruling(Outcome.NOT_SUPPORTED, why="give it in steps")
+        return Ruling(Outcome.DERIVED if "." not in key else Outcome.TRANSLATED, {key: whole(value)})
 
     return rule
 
 
-def _update(value: Any) -> Verdict:
+def _update(value: Any) -> Ruling:
     text = str(value).lower()
     if text.startswith("adamw_torch") or text in ("adamw_hf", "adamw_apex_fused", "adamw"):
-        return Verdict(Outcome.TRANSLATED, {"train.optimizer": "adamw"})
+        return Ruling(Outcome.TRANSLATED, {"train.optimizer": "adamw"})
     if text == "sgd":
-        return Verdict(Outcome.TRANSLATED, {"train.optimizer": "sgd", "train.momentum": 0.0})
-    return Verdict(Outcome.NOT_SUPPORTED, why="the optimisers are adamw, sgd, lars and lamb")
+        return Ruling(Outcome.TRANSLATED, {"train.optimizer": "sgd", "train.momentum": 0.0})
+    return Ruling(Outcome.NOT_SUPPORTED, why="the optimisers are adamw, sgd, lars and lamb")
 
 
-def _report(value: Any) -> Verdict:
+def _report(value: Any) -> Ruling:
     names = [value] if isinstance(value, str) else list(value or [])
     if not names or names in (["none"], ["all"]):
-        return Verdict(Outcome.KEPT, why="events are in the run folder")
+        return Ruling(Outcome.KEPT, why="events are in the run folder")
     if unknown := [name for name in names if name not in ("tensorboard", "wandb", "mlflow")]:
-        return Verdict(Outcome.NOT_SUPPORTED, why=f"loggers are tensorboard, wandb and mlflow, not {unknown[0]}")
-    return Verdict(Outcome.TRANSLATED, {"train.loggers": names})
+        return Ruling(Outcome.NOT_SUPPORTED, why=f"loggers are tensorboard, wandb and mlflow, not {unknown[0]}")
+    return Ruling(Outcome.TRANSLATED, {"train.loggers": names})
 
 
-def _fsdp(value: Any) -> Verdict:
+def _fsdp(value: Any) -> Ruling:
     """`full_shard auto_wrap offload`, or a list of these words, or true."""
     if is_off(value):
-        return Verdict(Outcome.KEPT, why="off")
+        return Ruling(Outcome.KEPT, why="off")
     if value is True:
-        return Verdict(Outcome.TRANSLATED, {"parallel.strategy": "fsdp"}, weight=-1)
+        return Ruling(Outcome.TRANSLATED, {"parallel.strategy": "fsdp"}, weight=-1)
     if not isinstance(value, str | list):
         raise UnreadableValue("words such as 'full_shard auto_wrap'")
     words = value.split() if isinstance(value, str) else [str(part) for part in value]
@@ -106,11 +108,11 @@ def _fsdp(value: Any) -> Verdict:
     claims: dict[str, Any] = {"parallel.strategy": ways[0]} if ways else {}
     if "offload" in words:
         claims["parallel.offload"] = True
-    return Verdict(Outcome.TRANSLATED if claims else Outcome.NOT_SUPPORTED, claims, "" if claims else "no known word")
+    return Ruling(Outcome.TRANSLATED if claims else Outcome.NOT_SUPPORTED, claims, "" if claims else "no known word")
 
 
-def _model(value: Any) -> Verdict:
-    return Verdict(Outcome.TRANSLATED, {"model.start": word(value)}, "a folder; a name of the Hub is downloaded first")
+def _model(value: Any) -> Ruling:
+    return Ruling(Outcome.TRANSLATED, {"model.start": word(value)}, "a folder; a name of the Hub is downloaded first")
 
 
 LENGTH: dict[str, Rule] = {
@@ -240,7 +242,7 @@ NEVER = {
 }
 
 
-def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
+def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     """What TrainingArguments has where nothing is said, and a run file has otherwise."""
     why = "the Trainer's default"
     said = {key.rsplit(".", 1)[-1] for key in values}
@@ -255,14 +257,14 @@ def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
     }
     for key, (value, claims) in defaults.items():
         if key not in said:
-            yield key, value, Verdict(Outcome.DERIVED, claims, why, weight=-1)
+            yield key, value, Ruling(Outcome.DERIVED, claims, why, weight=-1)
     if not said & {"warmup_steps", "warmup_ratio"} or not any(values.get(k) for k in ("warmup_steps", "warmup_ratio")):
-        yield "warmup_steps", 0, Verdict(Outcome.DERIVED, {"train.warmup": 0.0}, why, weight=-1)
+        yield "warmup_steps", 0, Ruling(Outcome.DERIVED, {"train.warmup": 0.0}, why, weight=-1)
     claims = {"workload": WORKLOAD}
-    yield "model", None, Verdict(Outcome.DERIVED, claims, "a model of the library transformers", weight=LAST_WORD)
+    yield "model", None, Ruling(Outcome.DERIVED, claims, "a model of the library transformers", weight=LAST_WORD)
 
 
-TRAINER = Vocabulary(
+TRAINER = KeyTable(
     "TrainingArguments",
     {
         **LENGTH,

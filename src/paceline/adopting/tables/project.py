@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
-    Verdict,
+    Ruling,
     all_of,
     always,
     backend,
@@ -27,6 +26,7 @@ from paceline.adopting.verdicts import (
     whole,
     word,
 )
+from paceline.adopting.sources import KeyTable
 
 MODEL: dict[str, Rule] = {
     **all_of(("d_model", "hidden_size", "embed_dim", "width"), to("model.width", whole)),
@@ -42,11 +42,11 @@ MODEL: dict[str, Rule] = {
 }
 
 
-def _dataset(value: Any) -> Verdict:
+def _dataset(value: Any) -> Ruling:
     name = word(value).lower().replace("-", "_").removeprefix("fancyzhx/")
     if name in ("ag_news", "agnews"):
-        return Verdict(Outcome.TRANSLATED, {"data.source": "ag_news"})
-    return Verdict(Outcome.NOT_SUPPORTED, why="give the texts as data.source: csv, jsonl or parquet, and data.path")
+        return Ruling(Outcome.TRANSLATED, {"data.source": "ag_news"})
+    return Ruling(Outcome.NOT_SUPPORTED, why="give the texts as data.source: csv, jsonl or parquet, and data.path")
 
 
 DATA: dict[str, Rule] = {
@@ -60,12 +60,12 @@ DATA: dict[str, Rule] = {
 }
 
 
-def _mixed(value: Any) -> Verdict:
+def _mixed(value: Any) -> Ruling:
     if isinstance(value, str) and value.lower() in ("bf16", "fp16", "fp32"):
-        return Verdict(Outcome.TRANSLATED, {"train.precision": value.lower()})
+        return Ruling(Outcome.TRANSLATED, {"train.precision": value.lower()})
     if is_off(value) or not truth(value):
-        return Verdict(Outcome.KEPT, why="off")
-    return Verdict(Outcome.TRANSLATED, {"train.precision": "fp16"}, "torch's autocast takes fp16 unless told otherwise")
+        return Ruling(Outcome.KEPT, why="off")
+    return Ruling(Outcome.TRANSLATED, {"train.precision": "fp16"}, "torch's autocast takes fp16 unless told otherwise")
 
 
 TRAINING: dict[str, Rule] = {
@@ -106,8 +106,8 @@ TRAINING: dict[str, Rule] = {
 }
 
 
-def _use_ddp(value: Any) -> Verdict:
-    return Verdict(Outcome.TRANSLATED, {"parallel.strategy": "ddp" if truth(value) else "single"})
+def _use_ddp(value: Any) -> Ruling:
+    return Ruling(Outcome.TRANSLATED, {"parallel.strategy": "ddp" if truth(value) else "single"})
 
 
 DISTRIBUTED: dict[str, Rule] = {
@@ -123,7 +123,7 @@ DISTRIBUTED: dict[str, Rule] = {
     "bucket_cap_mb": to("parallel.bucket_mb", number),
     "gradient_as_bucket_view": always("so it is"),
 }
-PROJECT = Vocabulary(
+PROJECT = KeyTable(
     "the project",
     {
         **all_of(("experiment_name", "name", "run_name"), to("name", word)),
@@ -149,6 +149,6 @@ PROJECT = Vocabulary(
         )
     ),
     lambda values: [
-        ("experiment", None, Verdict(Outcome.DERIVED, {"workload": "classifier"}, "it classifies texts", 1))
+        ("experiment", None, Ruling(Outcome.DERIVED, {"workload": "classifier"}, "it classifies texts", 1))
     ],
 )

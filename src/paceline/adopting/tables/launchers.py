@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
+    Ruling,
     UnreadableValue,
-    Verdict,
     all_of,
     always,
     no,
@@ -22,6 +21,7 @@ from paceline.adopting.verdicts import (
     whole,
     word,
 )
+from paceline.adopting.sources import KeyTable
 
 MEETING = "ranks find each other by what the launcher tells them"
 SCHEDULER = "for the scheduler"
@@ -32,30 +32,30 @@ EVENTS = "every rank's events are in the run folder"
 class Launcher:
     """A command that starts other commands. Names of options are without dashes, with `_` for `-`."""
 
-    vocabulary: Vocabulary
+    table: KeyTable
     flags: frozenset[str] = frozenset()
     """Options without a value."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Short forms."""
 
 
-def _nodes(value: Any) -> Verdict:
+def _nodes(value: Any) -> Ruling:
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)[:-](\d+)", value)):
         if ends[1] != ends[2]:
             why = f"between {ends[1]} and {ends[2]} nodes: a run has one number of ranks, and resumes on any other"
-            return Verdict(Outcome.NOT_SUPPORTED, why=why)
+            return Ruling(Outcome.NOT_SUPPORTED, why=why)
         value = ends[1]
     return quantity("nodes")(value)
 
 
-def _per_node(value: Any) -> Verdict:
+def _per_node(value: Any) -> Ruling:
     if value in ("gpu", "cpu", "auto"):
-        return Verdict(Outcome.NOT_SUPPORTED, why="write how many as parallel.ranks")
+        return Ruling(Outcome.NOT_SUPPORTED, why="write how many as parallel.ranks")
     return quantity("per_node")(value)
 
 
 TORCHRUN = Launcher(
-    Vocabulary(
+    KeyTable(
         "torchrun",
         {
             "nproc_per_node": _per_node,
@@ -94,7 +94,7 @@ TORCHRUN = Launcher(
     {"r": "redirects", "t": "tee", "m": "module"},
 )
 DEEPSPEED = Launcher(
-    Vocabulary(
+    KeyTable(
         "deepspeed",
         {
             "num_gpus": quantity("per_node"),
@@ -124,19 +124,19 @@ DEEPSPEED = Launcher(
 )
 
 
-def _hosts(value: Any) -> Verdict:
+def _hosts(value: Any) -> Ruling:
     """`one:4,two:4`: nodes and slots; the ranks are said by -np."""
     hosts = [host.partition(":") for host in word(value).split(",")]
     slots = {slot for _, _, slot in hosts if slot}
     claims: dict[str, Any] = {"nodes": len(hosts)}
     if len(slots) == 1 and all(slot for _, _, slot in hosts):
         claims["slots_per_node"] = whole(slots.pop())
-    return Verdict(Outcome.DERIVED, claims)
+    return Ruling(Outcome.DERIVED, claims)
 
 
 BINDING = ("bind_to", "map_by", "rank_by", "mca", "tag_output", "allow_run_as_root", "oversubscribe", "report_bindings")
 MPIRUN = Launcher(
-    Vocabulary(
+    KeyTable(
         "mpirun",
         {
             **all_of(("n",), quantity("ranks")),
@@ -151,7 +151,7 @@ MPIRUN = Launcher(
     {"np": "n", "c": "n", "H": "host", "machinefile": "hostfile", "f": "hostfile", "genv": "x", "gmca": "mca"},
 )
 HOROVODRUN = Launcher(
-    Vocabulary(
+    KeyTable(
         "horovodrun",
         {
             "np": quantity("ranks"),
@@ -186,38 +186,38 @@ HOROVODRUN = Launcher(
 def _devices(claim: str) -> Rule:
     """`gpu:a100:2`, `a100:2`, `gpu:2` or `2`."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         parts = [part for part in word(value).split("(")[0].split(":") if part]
         if parts[:1] == ["gpu"]:
             parts = parts[1:] or ["1"]
         if "," in word(value) or len(parts) > 2 or not parts:
-            return Verdict(Outcome.NOTED, why=SCHEDULER)
+            return Ruling(Outcome.NOTED, why=SCHEDULER)
         if len(parts) == 1 and not parts[0].isdecimal():
             parts.append("1")
         claims: dict[str, Any] = {claim: whole(parts[-1])}
         if len(parts) == 2:
             claims["device_name"] = parts[0]
-        return Verdict(Outcome.DERIVED, claims)
+        return Ruling(Outcome.DERIVED, claims)
 
     return rule
 
 
-def _gres(value: Any) -> Verdict:
+def _gres(value: Any) -> Ruling:
     if not word(value).startswith("gpu"):
-        return Verdict(Outcome.NOTED, why=SCHEDULER)
+        return Ruling(Outcome.NOTED, why=SCHEDULER)
     return _devices("gpus_per_node")(value)
 
 
-def _job_name(value: Any) -> Verdict:
-    return Verdict(Outcome.TRANSLATED, {"name": word(value)}, weight=-1)
+def _job_name(value: Any) -> Ruling:
+    return Ruling(Outcome.TRANSLATED, {"name": word(value)}, weight=-1)
 
 
 def _count(name: str) -> Rule:
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         try:
             return quantity(name)(value)
         except UnreadableValue:
-            return Verdict(Outcome.NOTED, why=SCHEDULER)
+            return Ruling(Outcome.NOTED, why=SCHEDULER)
 
     return rule
 
@@ -283,24 +283,24 @@ SLURM_SHORT = {
     "l": "label",
     "u": "unbuffered",
 }
-SRUN = Launcher(Vocabulary("srun", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
-SBATCH = Launcher(Vocabulary("sbatch", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
+SRUN = Launcher(KeyTable("srun", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
+SBATCH = Launcher(KeyTable("sbatch", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
 
 
-def _threads(value: Any) -> Verdict:
+def _threads(value: Any) -> Ruling:
     try:
-        return Verdict(Outcome.TRANSLATED, {"parallel.threads": whole(value)})
+        return Ruling(Outcome.TRANSLATED, {"parallel.threads": whole(value)})
     except UnreadableValue:
-        return Verdict(Outcome.NOTED, why="for the shell")
+        return Ruling(Outcome.NOTED, why="for the shell")
 
 
-def _timeout(value: Any) -> Verdict:
+def _timeout(value: Any) -> Ruling:
     if value is None:
-        return Verdict(Outcome.NOTED, why="for the shell")
-    return Verdict(Outcome.TRANSLATED, {"parallel.timeout_s": number(value)}, "NCCL itself has no such variable")
+        return Ruling(Outcome.NOTED, why="for the shell")
+    return Ruling(Outcome.TRANSLATED, {"parallel.timeout_s": number(value)}, "NCCL itself has no such variable")
 
 
-ENVIRONMENT = Vocabulary(
+ENVIRONMENT = KeyTable(
     "the environment",
     {
         "OMP_NUM_THREADS": _threads,

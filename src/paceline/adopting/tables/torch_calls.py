@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
-    Verdict,
+    Ruling,
     all_of,
     always,
     backend,
@@ -21,8 +20,9 @@ from paceline.adopting.verdicts import (
     to,
     workers,
 )
-from paceline.adopting.vocabularies.accelerate import SHARDING, offloaded
-from paceline.adopting.vocabularies.deepspeed import OPTIMIZER
+from paceline.adopting.sources import KeyTable
+from paceline.adopting.tables.accelerate import SHARDING, offloaded
+from paceline.adopting.tables.deepspeed import OPTIMIZER
 
 ORDER = "the order of samples is Paceline's"
 
@@ -30,11 +30,11 @@ ORDER = "the order of samples is Paceline's"
 def _dtype(key: str) -> Rule:
     names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         found = names.get(str(value).removeprefix("torch."))
         if found is None:
-            return Verdict(Outcome.NOT_SUPPORTED, why="bfloat16, float16 or float32")
-        return Verdict(Outcome.TRANSLATED, {key: found})
+            return Ruling(Outcome.NOT_SUPPORTED, why="bfloat16, float16 or float32")
+        return Ruling(Outcome.TRANSLATED, {key: found})
 
     return rule
 
@@ -98,7 +98,7 @@ CALLS: dict[str, dict[str, Rule]] = {
     WHOLE: all_of(("offload_to_cpu", "rank0_only"), always("the main rank joins and writes it")),
     **all_of(OPTIMIZERS, UPDATE),
 }
-TORCH = Vocabulary("torch", {f"{call}.{key}": rule for call, rules in CALLS.items() for key, rule in rules.items()})
+TORCH = KeyTable("torch", {f"{call}.{key}": rule for call, rules in CALLS.items() for key, rule in rules.items()})
 
 
 def called(name: str) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
-    Verdict,
+    Ruling,
     all_of,
     always,
     choice,
@@ -22,6 +21,7 @@ from paceline.adopting.verdicts import (
     when,
     whole,
 )
+from paceline.adopting.sources import KeyTable
 
 FULL, GRADIENTS, NONE = (
     {"parallel.strategy": "fsdp"},
@@ -51,34 +51,34 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _kind(value: Any) -> Verdict:
+def _kind(value: Any) -> Ruling:
     why = "Paceline runs on CPUs and CUDA devices, under ddp, ZeRO and FSDP"
     claims = KINDS.get(str(value).upper())
     if claims is None:
-        return Verdict(Outcome.NOT_SUPPORTED, why=why)
-    return Verdict(Outcome.TRANSLATED if claims else Outcome.KEPT, claims, weight=LIGHT)
+        return Ruling(Outcome.NOT_SUPPORTED, why=why)
+    return Ruling(Outcome.TRANSLATED if claims else Outcome.KEPT, claims, weight=LIGHT)
 
 
-def offloaded(value: Any) -> Verdict:
+def offloaded(value: Any) -> Ruling:
     if is_off(value) or value == "false":
-        return Verdict(Outcome.KEPT, why="off")
+        return Ruling(Outcome.KEPT, why="off")
     if value == "cpu" or value is True or value == "true":
-        return Verdict(Outcome.TRANSLATED, {"parallel.offload": True}, "parameters and optimiser go together")
-    return Verdict(Outcome.NOT_SUPPORTED, why=f"state can live in host memory, not on {value}")
+        return Ruling(Outcome.TRANSLATED, {"parallel.offload": True}, "parameters and optimiser go together")
+    return Ruling(Outcome.NOT_SUPPORTED, why=f"state can live in host memory, not on {value}")
 
 
-def _policy(value: Any) -> Verdict:
+def _policy(value: Any) -> Ruling:
     if str(value).upper() == "TRANSFORMER_BASED_WRAP":
-        return Verdict(Outcome.KEPT, why="the repeated layers are gathered one by one")
+        return Ruling(Outcome.KEPT, why="the repeated layers are gathered one by one")
     if str(value).upper() == "SIZE_BASED_WRAP":
-        return Verdict(Outcome.KEPT, why="fsdp_min_num_params says the size")
-    return Verdict(Outcome.NOT_SUPPORTED, why="the repeated layers are gathered one by one")
+        return Ruling(Outcome.KEPT, why="fsdp_min_num_params says the size")
+    return Ruling(Outcome.NOT_SUPPORTED, why="the repeated layers are gathered one by one")
 
 
-def _least(value: Any) -> Verdict:
+def _least(value: Any) -> Ruling:
     if not whole(value):
-        return Verdict(Outcome.KEPT, why="off")
-    return Verdict(Outcome.TRANSLATED, {"parallel.wrap": whole(value)})
+        return Ruling(Outcome.KEPT, why="off")
+    return Ruling(Outcome.TRANSLATED, {"parallel.wrap": whole(value)})
 
 
 FSDP: dict[str, Rule] = {
@@ -90,6 +90,7 @@ FSDP: dict[str, Rule] = {
     "fsdp_min_num_params": _least,
     "fsdp_activation_checkpointing": when({"parallel.checkpointing": "full"}),
     "fsdp_activation_checkpointing_offload": no("activations stay on the device"),
+    "fsdp_ignored_modules": no("all parameters are sharded"),
     "fsdp_version": always("FSDP2 is used; the answer is the same"),
     "fsdp_backward_prefetch": always("the next layer is gathered ahead", "BACKWARD_PRE", "BACKWARD_POST"),
     "fsdp_backward_prefetch_policy": always("the next layer is gathered ahead"),
@@ -134,9 +135,9 @@ LAUNCHING: dict[str, Rule] = {
         always(MEETING),
     ),
     "gpu_ids": lambda value: (
-        Verdict(Outcome.KEPT, why="all devices")
+        Ruling(Outcome.KEPT, why="all devices")
         if value in (None, "all")
-        else Verdict(Outcome.NOTED, why=f"export CUDA_VISIBLE_DEVICES={value}")
+        else Ruling(Outcome.NOTED, why=f"export CUDA_VISIBLE_DEVICES={value}")
     ),
     "use_cpu": when({"parallel.device": "cpu"}),
     "num_cpu_threads_per_process": to("parallel.threads", whole),
@@ -155,6 +156,7 @@ RULES: dict[str, Rule] = {
     "gradient_clipping": to("train.clip", number),
     **{f"fsdp_config.{key}": rule for key, rule in FSDP.items()},
     **{f"deepspeed_config.{key}": rule for key, rule in ZERO.items()},
+    **all_of(("fsdp_config", "deepspeed_config"), no("a section is meant")),
     "dynamo_config.dynamo_backend": choice(
         {"no": {}, "eager": {}, "inductor": {"train.compile": "on"}}, "train.compile uses inductor"
     ),
@@ -173,7 +175,7 @@ RULES: dict[str, Rule] = {
     "split_batches": choice({"false": {}}, "a batch is counted over all ranks; give global_batch the whole of it"),
     "device_placement": always("batches are moved to the rank's device"),
     "log_with": lambda value: (
-        Verdict(Outcome.TRANSLATED, {"train.loggers": [value]})
+        Ruling(Outcome.TRANSLATED, {"train.loggers": [value]})
         if value in ("tensorboard", "wandb", "mlflow")
         else no("loggers are tensorboard, wandb and mlflow")(value)
     ),
@@ -187,7 +189,7 @@ RULES: dict[str, Rule] = {
         no("an object; write it as a configuration file, or set the run file's own key"),
     ),
 }
-ACCELERATE = Vocabulary(
+ACCELERATE = KeyTable(
     "Accelerate",
     RULES,
     frozenset(("compute_environment", "distributed_type", "num_processes", "num_machines", "mixed_precision")),

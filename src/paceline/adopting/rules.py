@@ -25,7 +25,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """`claims` are values of the run file by dotted key, or quantities without a dot that others are derived from."""
 
     outcome: Outcome
@@ -39,7 +39,7 @@ class Verdict:
     """The user must look at it: a word that is not known, a file that is not there."""
 
 
-Rule = Callable[[Any], Verdict]
+Rule = Callable[[Any], Ruling]
 """From the value of a key; ValueError where the value cannot be read."""
 
 
@@ -85,10 +85,10 @@ def is_off(value: Any) -> bool:
 def to(key: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> Rule:
     """A value of the run file; null leaves the default."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         if value is None:
-            return Verdict(Outcome.KEPT, why="not set")
-        return Verdict(Outcome.TRANSLATED, {key: convert(value)}, why)
+            return Ruling(Outcome.KEPT, why="not set")
+        return Ruling(Outcome.TRANSLATED, {key: convert(value)}, why)
 
     return rule
 
@@ -96,10 +96,10 @@ def to(key: str, convert: Callable[[Any], Any] = lambda value: value, why: str =
 def quantity(name: str, convert: Callable[[Any], Any] = whole, why: str = "") -> Rule:
     """Something that values of the run file are derived from."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         if value is None:
-            return Verdict(Outcome.KEPT, why="not set")
-        return Verdict(Outcome.DERIVED, {name: convert(value)}, why)
+            return Ruling(Outcome.KEPT, why="not set")
+        return Ruling(Outcome.DERIVED, {name: convert(value)}, why)
 
     return rule
 
@@ -107,11 +107,11 @@ def quantity(name: str, convert: Callable[[Any], Any] = whole, why: str = "") ->
 def choice(options: Mapping[Any, Mapping[str, Any]], why: str, outcome: Outcome = Outcome.TRANSLATED) -> Rule:
     """One of several words, each with what it claims; `why` the others are not supported."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         for known, claims in options.items():
             if str(value).lower() == str(known).lower():
-                return Verdict(outcome if claims else Outcome.KEPT, claims)
-        return Verdict(Outcome.NOT_SUPPORTED, why=why)
+                return Ruling(outcome if claims else Outcome.KEPT, claims)
+        return Ruling(Outcome.NOT_SUPPORTED, why=why)
 
     return rule
 
@@ -119,10 +119,10 @@ def choice(options: Mapping[Any, Mapping[str, Any]], why: str, outcome: Outcome 
 def when(claims: Mapping[str, Any], why: str = "", weight: int = 0) -> Rule:
     """A switch: where it is on, it claims something; off is as things are without it."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         if value is None or not truth(value):
-            return Verdict(Outcome.KEPT, why="off")
-        return Verdict(Outcome.TRANSLATED, claims, why, weight)
+            return Ruling(Outcome.KEPT, why="off")
+        return Ruling(Outcome.TRANSLATED, claims, why, weight)
 
     return rule
 
@@ -130,12 +130,12 @@ def when(claims: Mapping[str, Any], why: str = "", weight: int = 0) -> Rule:
 def always(why: str, *values: Any, otherwise: str = "") -> Rule:
     """What Paceline does in any case, where the value is one of these, or whatever it is if none are named."""
 
-    def rule(value: Any) -> Verdict:
+    def rule(value: Any) -> Ruling:
         known = [str(v).lower() for v in values] + [repr(v) for v in values]
         same = isinstance(value, int | float) and any(value == v for v in values)
         if not values or value is None or same or str(value).lower() in known:
-            return Verdict(Outcome.KEPT, why=why)
-        return Verdict(Outcome.NOT_SUPPORTED, why=otherwise or f"here {why}")
+            return Ruling(Outcome.KEPT, why=why)
+        return Ruling(Outcome.NOT_SUPPORTED, why=otherwise or f"here {why}")
 
     return rule
 
@@ -143,49 +143,49 @@ def always(why: str, *values: Any, otherwise: str = "") -> Rule:
 def no(why: str) -> Rule:
     """Not supported, unless it asks for nothing."""
 
-    def rule(value: Any) -> Verdict:
-        return Verdict(Outcome.KEPT, why="off") if is_off(value) else Verdict(Outcome.NOT_SUPPORTED, why=why)
+    def rule(value: Any) -> Ruling:
+        return Ruling(Outcome.KEPT, why="off") if is_off(value) else Ruling(Outcome.NOT_SUPPORTED, why=why)
 
     return rule
 
 
 def noted(why: str) -> Rule:
-    return lambda value: Verdict(Outcome.KEPT, why="not set") if value is None else Verdict(Outcome.NOTED, why=why)
+    return lambda value: Ruling(Outcome.KEPT, why="not set") if value is None else Ruling(Outcome.NOTED, why=why)
 
 
-def backend(value: Any) -> Verdict:
+def backend(value: Any) -> Ruling:
     """What carries messages. NCCL is taken for CUDA devices anyway, and a run file without it runs on CPUs too."""
     if value is None or str(value).lower() in ("nccl", "auto", ""):
-        return Verdict(Outcome.KEPT, why="NCCL for CUDA devices, gloo for CPUs")
+        return Ruling(Outcome.KEPT, why="NCCL for CUDA devices, gloo for CPUs")
     if str(value).lower() in ("gloo", "mpi"):
-        return Verdict(Outcome.TRANSLATED, {"parallel.backend": str(value).lower()})
-    return Verdict(Outcome.NOT_SUPPORTED, why="parallel.backend is nccl, gloo or mpi")
+        return Ruling(Outcome.TRANSLATED, {"parallel.backend": str(value).lower()})
+    return Ruling(Outcome.NOT_SUPPORTED, why="parallel.backend is nccl, gloo or mpi")
 
 
-def sums_in(value: Any) -> Verdict:
+def sums_in(value: Any) -> Ruling:
     """The type in which gradients are summed over ranks."""
     names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
     text = str(value).removeprefix("torch.").lower()
     found = names.get(text, text)
     if value is None or found == "fp32":
-        return Verdict(Outcome.KEPT, why="gradients are summed in fp32")
+        return Ruling(Outcome.KEPT, why="gradients are summed in fp32")
     if found in ("bf16", "fp16"):
-        return Verdict(Outcome.TRANSLATED, {"parallel.reduce": found})
-    return Verdict(Outcome.NOT_SUPPORTED, why="gradients are summed in fp32, bf16 or fp16")
+        return Ruling(Outcome.TRANSLATED, {"parallel.reduce": found})
+    return Ruling(Outcome.NOT_SUPPORTED, why="gradients are summed in fp32, bf16 or fp16")
 
 
-def workers(value: Any) -> Verdict:
+def workers(value: Any) -> Ruling:
     """Processes that make samples."""
     if value is None or whole(value) == 0:
-        return Verdict(Outcome.KEPT, why="off")
-    return Verdict(Outcome.DERIVED, {"workers": whole(value)})
+        return Ruling(Outcome.KEPT, why="off")
+    return Ruling(Outcome.DERIVED, {"workers": whole(value)})
 
 
 def file_too(why: str = "") -> Rule:
     """Another file with settings."""
 
-    def rule(value: Any) -> Verdict:
-        return Verdict(Outcome.KEPT, why="off") if is_off(value) else Verdict(Outcome.KEPT, why=why, file=str(value))
+    def rule(value: Any) -> Ruling:
+        return Ruling(Outcome.KEPT, why="off") if is_off(value) else Ruling(Outcome.KEPT, why=why, file=str(value))
 
     return rule
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import (
+from paceline.adopting.rules import (
     Outcome,
     Rule,
-    Verdict,
+    Ruling,
     all_of,
     always,
     choice,
@@ -23,6 +22,7 @@ from paceline.adopting.verdicts import (
     when,
     whole,
 )
+from paceline.adopting.sources import KeyTable
 
 AUTO = "auto"
 OWN_TUNING = "it tunes DeepSpeed's own engine; parallel.engine=deepspeed with engine_config takes it"
@@ -41,51 +41,51 @@ LAST_WORD = 1
 """A scheduler sets the learning rate that the optimiser was given."""
 
 
-def _betas(value: Any) -> Verdict:
+def _betas(value: Any) -> Ruling:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        return Verdict(Outcome.NOT_SUPPORTED, why="two numbers are meant, as in [0.9, 0.999]")
+        return Ruling(Outcome.NOT_SUPPORTED, why="two numbers are meant, as in [0.9, 0.999]")
     beta1, beta2 = map(number, value)
-    return Verdict(Outcome.TRANSLATED, {"train.beta1": beta1, "train.beta2": beta2})
+    return Ruling(Outcome.TRANSLATED, {"train.beta1": beta1, "train.beta2": beta2})
 
 
-def decay_of_all(value: Any) -> Verdict:
+def decay_of_all(value: Any) -> Ruling:
     """torch and DeepSpeed decay every parameter; a run file, unless it says so, matrices alone."""
     claims = {"train.weight_decay": number(value)}
-    return Verdict(Outcome.TRANSLATED, {**claims, "train.decay": "all"} if number(value) else claims)
+    return Ruling(Outcome.TRANSLATED, {**claims, "train.decay": "all"} if number(value) else claims)
 
 
-def _offload(value: Any) -> Verdict:
+def _offload(value: Any) -> Ruling:
     if is_off(value):
-        return Verdict(Outcome.KEPT, why="off")
+        return Ruling(Outcome.KEPT, why="off")
     if value == "cpu":
-        return Verdict(Outcome.TRANSLATED, {"parallel.offload": True}, "parameters and optimiser go together")
-    return Verdict(Outcome.NOT_SUPPORTED, why=f"state can live in host memory, not on {value}")
+        return Ruling(Outcome.TRANSLATED, {"parallel.offload": True}, "parameters and optimiser go together")
+    return Ruling(Outcome.NOT_SUPPORTED, why=f"state can live in host memory, not on {value}")
 
 
-def _loss_scale(value: Any) -> Verdict:
+def _loss_scale(value: Any) -> Ruling:
     if number(value) == 0:
-        return Verdict(Outcome.TRANSLATED, {"train.loss_scale": "dynamic"})
-    return Verdict(Outcome.TRANSLATED, {"train.loss_scale": number(value)})
+        return Ruling(Outcome.TRANSLATED, {"train.loss_scale": "dynamic"})
+    return Ruling(Outcome.TRANSLATED, {"train.loss_scale": number(value)})
 
 
 def _start(value: Any) -> float:
     return 2.0 ** whole(value)
 
 
-def _bucket(value: Any) -> Verdict:
+def _bucket(value: Any) -> Ruling:
     """Elements, of 4 bytes: gradients are fp32 here."""
-    return Verdict(Outcome.TRANSLATED, {"parallel.bucket_mb": number(value) * 4 / 1e6}, "as MB of fp32")
+    return Ruling(Outcome.TRANSLATED, {"parallel.bucket_mb": number(value) * 4 / 1e6}, "as MB of fp32")
 
 
-def _uncoupled(value: Any) -> Verdict:
+def _uncoupled(value: Any) -> Ruling:
     """Whether weight decay is AdamW's, which it is unless it is said otherwise, whatever the type is called."""
     if truth(value):
-        return Verdict(Outcome.KEPT, why="weight decay is AdamW's")
-    return Verdict(Outcome.TRANSLATED, {"train.optimizer": "adam"}, weight=LAST_WORD)
+        return Ruling(Outcome.KEPT, why="weight decay is AdamW's")
+    return Ruling(Outcome.TRANSLATED, {"train.optimizer": "adam"}, weight=LAST_WORD)
 
 
-def _peak(value: Any) -> Verdict:
-    return Verdict(Outcome.TRANSLATED, {"train.lr": number(value)}, weight=LAST_WORD)
+def _peak(value: Any) -> Ruling:
+    return Ruling(Outcome.TRANSLATED, {"train.lr": number(value)}, weight=LAST_WORD)
 
 
 def _logger(name: str) -> Rule:
@@ -95,9 +95,9 @@ def _logger(name: str) -> Rule:
 def unless_auto(rule: Rule) -> Rule:
     """`auto` means: as the Trainer's or Accelerate's own settings say."""
 
-    def wrapped(value: Any) -> Verdict:
+    def wrapped(value: Any) -> Ruling:
         if value == AUTO:
-            return Verdict(Outcome.DERIVED, why="auto: as the other files say, or Paceline's default")
+            return Ruling(Outcome.DERIVED, why="auto: as the other files say, or Paceline's default")
         return rule(value)
 
     return wrapped
@@ -109,7 +109,7 @@ BATCH: dict[str, Rule] = {
     "gradient_accumulation_steps": quantity("accumulation"),
     "gradient_clipping": to("train.clip", number),
     "steps_per_print": lambda value: (
-        Verdict(Outcome.KEPT, why="off")
+        Ruling(Outcome.KEPT, why="off")
         if is_off(value) or value == float("inf")
         else to("train.log_every", whole)(value)
     ),
@@ -198,6 +198,7 @@ OPTIMIZER: dict[str, Rule] = {
     "params.nesterov": when({"train.nesterov": True}),
     "params.dampening": always("momentum is not dampened", 0),
     "legacy_fusion": no(OWN_TUNING),
+    "params.*": no("it belongs to an optimiser that is not offered"),
 }
 SCHEDULER: dict[str, Rule] = {
     "type": choice(SCHEDULES, "schedules are a warm-up, then constant, linear or cosine"),
@@ -254,28 +255,28 @@ OTHERS: dict[str, Rule] = {
 }
 
 
-def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
+def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     """DeepSpeed clips nothing and keeps the learning rate where it is not asked to."""
     if "gradient_clipping" not in values:
-        yield "gradient_clipping", 0.0, Verdict(Outcome.DERIVED, {"train.clip": 0.0}, "DeepSpeed does not clip", -1)
+        yield "gradient_clipping", 0.0, Ruling(Outcome.DERIVED, {"train.clip": 0.0}, "DeepSpeed does not clip", -1)
     if not any(key.startswith("scheduler") for key in values):
         why = "without a scheduler the learning rate stays"
-        yield "scheduler", None, Verdict(Outcome.DERIVED, {"train.schedule": "constant", "train.warmup": 0.0}, why, -1)
+        yield "scheduler", None, Ruling(Outcome.DERIVED, {"train.schedule": "constant", "train.warmup": 0.0}, why, -1)
     elif values.get("scheduler.type") in SCHEDULES:
         yield from _unsaid_schedule(values)
     if "optimizer.type" in values and "optimizer.params.weight_decay" not in values:
         why = "DeepSpeed decays nothing"
-        yield "optimizer.params.weight_decay", 0.0, Verdict(Outcome.DERIVED, {"train.weight_decay": 0.0}, why, -1)
+        yield "optimizer.params.weight_decay", 0.0, Ruling(Outcome.DERIVED, {"train.weight_decay": 0.0}, why, -1)
 
 
-def _unsaid_schedule(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Verdict]]:
+def _unsaid_schedule(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     defaults: dict[str, tuple[Any, str]] = {"warmup_type": ("log", "train.warmup_shape")}
     defaults["warmup_num_steps"] = (1000, "train.warmup_steps")
     if values["scheduler.type"] == "WarmupCosineLR":
         defaults["cos_min_ratio"] = (0.0001, "train.final_lr")
     for name, (value, key) in defaults.items():
         if (full := f"scheduler.params.{name}") not in values:
-            yield full, value, Verdict(Outcome.DERIVED, {key: value}, "DeepSpeed's default", -1)
+            yield full, value, Ruling(Outcome.DERIVED, {key: value}, "DeepSpeed's default", -1)
 
 
 def _sections() -> dict[str, Rule]:
@@ -284,12 +285,12 @@ def _sections() -> dict[str, Rule]:
     return {key: unless_auto(rule) for key, rule in {**BATCH, **PRECISION, **nested, **OTHERS}.items()}
 
 
-def zero_enabled(value: Any) -> Verdict:
+def zero_enabled(value: Any) -> Ruling:
     """Old files say `zero_optimization: true` for stage 1."""
-    return Verdict(Outcome.TRANSLATED, {"parallel.strategy": "zero1" if truth(value) else "ddp"})
+    return Ruling(Outcome.TRANSLATED, {"parallel.strategy": "zero1" if truth(value) else "ddp"})
 
 
-DEEPSPEED = Vocabulary(
+DEEPSPEED = KeyTable(
     "DeepSpeed",
     {**_sections(), "zero_optimization": zero_enabled},
     frozenset(

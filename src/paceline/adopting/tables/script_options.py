@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import Rule, all_of, always, file_too, quantity, to, whole, workers
+from paceline.adopting.rules import Rule, all_of, always, file_too, quantity, to, whole, workers
+from paceline.adopting.sources import KeyTable
 
 BY_NAME = "taken by its name"
 RULES: dict[str, Rule] = {
@@ -25,4 +25,4 @@ RULES: dict[str, Rule] = {
         always("DeepSpeed is asked for by its file")(value) if value is True else file_too()(value)
     ),
 }
-SCRIPT = Vocabulary("the script", RULES)
+SCRIPT = KeyTable("the script", RULES)

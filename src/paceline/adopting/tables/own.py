@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.adopting.sources import Vocabulary
-from paceline.adopting.verdicts import Outcome, Rule, Verdict
+from paceline.adopting.rules import Outcome, Rule, Ruling
+from paceline.adopting.sources import KeyTable
 from paceline.spec import Parallel, RunSpec, Train
 
 
 def _kept(key: str) -> Rule:
-    def rule(value: Any) -> Verdict:
-        return Verdict(Outcome.KEPT, {} if value is None else {key: value})
+    def rule(value: Any) -> Ruling:
+        return Ruling(Outcome.KEPT, {} if value is None else {key: value})
 
     return rule
 
 
-class _Own(Vocabulary):
+class _Own(KeyTable):
     """Sections `model` and `data` have the keys of their workload, whatever these are."""
 
     def rule(self, key: str) -> Rule | None:
