@@ -89,11 +89,10 @@ def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
 
 
 def _join(place: Place, own: torch.device, timeout_s: float) -> None:
-    host = f"[{place.address}]" if ":" in place.address else place.address
     try:
         dist.init_process_group(
             BACKEND[own.type],
-            init_method=f"tcp://{host}:{place.port}",
+            store=_store(place, timeout_s),
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
@@ -110,6 +109,14 @@ def _join(place: Place, own: torch.device, timeout_s: float) -> None:
             f"rank {place.rank} could not join the {place.world} ranks at {place.address}:{place.port} "
             f"within {timeout_s:g} s: {reason}"
         ) from error
+
+
+def _store(place: Place, timeout_s: float) -> dist.Store:
+    """Where the ranks meet. That of torchrun outlives its restarts, with the addresses of ranks that are gone."""
+    host = f"[{place.address}]" if ":" in place.address else place.address
+    at = f"tcp://{host}:{place.port}"
+    store, _, _ = next(dist.rendezvous(at, place.rank, place.world, timeout=timedelta(seconds=timeout_s)))
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:
