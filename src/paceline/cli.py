@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   paceline train --from runs/docstrings train.lr=1e-4
   paceline predict runs/docstrings "Returns the sum of an array"
   paceline export runs/docstrings --out model
+  paceline launch --ranks 4 -- python train.py
 """
 
 
