@@ -38,7 +38,7 @@ def commands(page: Path) -> tuple[str, ...]:
 
 def words_of(command: str) -> list[str]:
     """As the shell would split it, with `[optional]` parts of a synopsis taken or, where they are dots, left out."""
-    command = command.replace("[section.key=value ...]", "")
+    command = command.split(" -- ")[0].replace("[section.key=value ...]", "")  # after it comes somebody else's
     return shlex.split(re.sub(r"\[(--[^\]]*)\]", r"\1", command).replace("…", ""))
 
 

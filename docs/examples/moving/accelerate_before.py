@@ -19,7 +19,7 @@ def main():
     train_loader = DataLoader(train_set, batch_size=16, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=64)
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
-    for _epoch in range(3):
+    for _epoch in range(2):
         for x, y in train_loader:
             with accelerator.accumulate(model):
                 accelerator.backward(F.cross_entropy(model(x), y))

@@ -39,6 +39,6 @@ class Digits(L.LightningModule):
 
 if __name__ == "__main__":
     L.seed_everything(0)
-    trainer = L.Trainer(max_epochs=3, accumulate_grad_batches=2, gradient_clip_val=1.0, logger=False)
+    trainer = L.Trainer(max_epochs=2, accumulate_grad_batches=2, gradient_clip_val=1.0, logger=False)
     trainer.fit(Digits())
     print(f"accuracy {trainer.callback_metrics['accuracy']:.4f}")
