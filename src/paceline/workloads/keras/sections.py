@@ -8,7 +8,6 @@ from pydantic import model_validator
 
 from paceline.section import DataSection, ModelSection, contradiction, field
 
-
 SAVED = ".keras"
 
 
