@@ -131,7 +131,8 @@ def execution_of(
     """
     reason = _why_not_recorded(train, layout, target, traits)
     recorded = reason is Reason.RECORDED
-    possible = train.compile == "auto" and target.compiles and train.precision in HALF_PRECISIONS
+    possible = train.compile == "auto" and target.compiles and traits.compiles
+    possible &= train.precision in HALF_PRECISIONS
     possible &= traits.equal_layers or recorded
     wanted = train.compile == "on" or (possible and (weighed is None or weighed.pays))
     whole = wanted and recorded and target.compiles and not traits.equal_layers

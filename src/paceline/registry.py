@@ -69,6 +69,8 @@ class Traits:
     """It can so in half precision alone, for which there are kernels that take batches of these shapes."""
     own_loop: bool = False
     """The loss is computed outside of the step, by a script."""
+    compiles: bool = True
+    """torch's compiler can follow the Python of the model; `auto` leaves others as they are."""
     own_optimizer: bool = False
     """The update is the user's own code (`Workload.optimizer`), which may ask the host."""
 

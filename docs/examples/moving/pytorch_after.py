@@ -62,8 +62,7 @@ def main():
         model, optimizer = run.prepare(model, optimizer)
         for x, y in run.batches(train_set, workers=2):
             run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))
-        metrics = run.evaluate(test_set, lambda x, y: {"accuracy": (model(x).argmax(1) == y).sum(), "count": len(y)})
-    print(f"accuracy {metrics['accuracy']:.4f}")
+        run.evaluate(test_set, lambda x, y: {"accuracy": (model(x).argmax(1) == y).sum(), "count": len(y)})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     paceline launch --ranks 4 -- python train.py --lr 0.1
 
-Each rank finds its place in the variables that torchrun sets, and writes to our standard output and error as it is;
-none reads from the terminal. Each rank is the head of its own process group, so that what it starts ends with it.
+Each rank finds its place in the variables that torchrun sets, or in TF_CONFIG, and writes to our standard output and
+error as it is; none reads from the terminal. Each rank is the head of its own process group, so that what it starts
+ends with it.
 
     a rank fails          its peers get a few seconds to end by themselves, then they are killed; the first is named,
                           and its exit code is ours (128 + the signal, if one killed it)
@@ -24,16 +25,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from paceline.errors import UserError
 from paceline.launch import blame
-from paceline.launch.environment import Place, detect
+from paceline.launch.environment import LOCALHOST, Place, detect
 from paceline.launch.local import POLL_S, attend, rank_environment, reserved_port
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
+from paceline.launch.tf_config import TF_CONFIG, tf_configs
 
 Say = Callable[[str], None]
 EXAMPLE = "paceline launch --ranks 2 -- python train.py"
@@ -78,7 +80,9 @@ def run_command(
     program = _program(command[0], inherited)
     with StopRequest() as stop:
         for tried in range(restarts + 1):
-            with reserved_port() as port, _started(program, command, rank_environments(inherited, ranks, port)) as all_:
+            with ExitStack() as held:
+                ports = [held.enter_context(reserved_port()) for _ in range(1 + ranks)]
+                all_ = held.enter_context(_started(program, command, rank_environments(inherited, ports)))
                 attend(all_, stop)
                 failures = all_.failures()
             if not failures:
@@ -99,10 +103,14 @@ def run_command(
     raise AssertionError("the last try returns")
 
 
-def rank_environments(inherited: Mapping[str, str], ranks: int, port: int) -> list[dict[str, str]]:
-    """The variables of each rank."""
-    shared = rank_environment(inherited, ranks, port)
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+def rank_environments(inherited: Mapping[str, str], ports: Sequence[int]) -> list[dict[str, str]]:
+    """The variables of each rank: torchrun's, which take one port, and TensorFlow's, which take one for each rank."""
+    meeting, *own = ports
+    shared = rank_environment(inherited, len(own), meeting)
+    return [
+        shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), TF_CONFIG: config}
+        for rank, config in enumerate(tf_configs(LOCALHOST, own))
+    ]
 
 
 def become(command: Sequence[str], place: Place) -> None:

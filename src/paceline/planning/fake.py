@@ -7,7 +7,7 @@ and what autograd keeps. A second, larger batch tells what grows with the sample
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from paceline.spec import RunSpec
 from paceline.workload import Workload, workload_of
 
 BATCHES = (4, 8)
-Mode = FakeTensorMode | nullcontext[None]
+Mode = AbstractContextManager[Any]
 
 
 @dataclass
@@ -107,7 +107,7 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         samples or count,
         workload=type(workload).__name__,
         blocks=blocks,
-        traits=traits_of(workload, data),
+        traits=replace(traits_of(workload, data), compiles=not of_keras),
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes),

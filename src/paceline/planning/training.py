@@ -14,7 +14,7 @@ from paceline.planning.advice import advise_training
 from paceline.planning.candidates import Family, Limits, Price, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
 from paceline.planning.formulas.placement import NUMBERS, Numbers, Placement, Reduction, Runtime
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, repeated
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides_of
 from paceline.planning.site import Where
@@ -125,7 +125,7 @@ class TrainingSubject(Subject):
     @property
     def work(self) -> StepWork:
         """What compiling could make shorter."""
-        compiled = [max(self.blocks, key=lambda b: b.repeat)] if self.traits.equal_layers else self.blocks
+        compiled = [repeated(self.blocks)] if self.traits.equal_layers else self.blocks
         times = [1 if self.traits.equal_layers else b.repeat for b in compiled]
         operations = sum(n * b.kernels for n, b in zip(times, compiled, strict=True)) / LAUNCHES_PER_OPERATION
         moved = sum(b.repeat * (b.moved_elements + b.eager_elements) for b in self.blocks)

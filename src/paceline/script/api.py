@@ -34,6 +34,11 @@ class ScriptRun(ABC):
         """Whether this is the rank that prints and writes what is written once."""
         return self.rank == 0
 
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Made so far, over the whole run; each of a global batch."""
+
     @abstractmethod
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,9 @@ class Handed(Protocol):
     """What a script's `paceline.run()` becomes."""
 
     def opened(self) -> AbstractContextManager[ScriptRun]: ...
+
+    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+        """Say what the script gives to `paceline.run` and this run does not have."""
 
 
 _handed: list[Handed] = []

@@ -30,7 +30,7 @@ class OpenPass:
     """Of its global batch on this rank."""
 
 
-class Passes:
+class ScriptPasses:
     def __init__(self, job: GradientJob, dataset: Any, going: bool) -> None:
         self.job, self.dataset, self.going = job, dataset, going
         """`going`: False where all steps were done before."""

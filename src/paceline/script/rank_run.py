@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import fsum
@@ -30,7 +30,7 @@ from paceline.record.timers import timer_of
 from paceline.script.api import Model, Schedule, ScriptRun, Sums
 from paceline.script.dataset import refuse_unusable, share_of
 from paceline.script.handing import NO_RUN
-from paceline.script.passes import Passes
+from paceline.script.passes import ScriptPasses
 from paceline.script.workload import SCORE, Script
 from paceline.script.wrapped import as_before, guarded, one_pair, with_rates
 from paceline.spec import DEFAULT, RunSpec
@@ -55,6 +55,12 @@ class RankStart:
     """As for `run_rank`."""
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
+
+    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+        here = {key: value for key, value, *_ in self.spec.fields()}
+        lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
+        if lost and self.show and (detect(os.environ) or ALONE).rank == 0:
+            say(f"the script gives paceline.run {', '.join(lost)}: left aside, the run file and command line count")
 
     @contextmanager
     def opened(self) -> Iterator[ScriptRun]:
@@ -88,9 +94,13 @@ class RankRun(ScriptRun):
         """What a data set needs until the run ends: worker processes, batches that are made ahead."""
         self._step: Step | None = None
         self._start: Start | None = None
-        self._passes: Passes | None = None
+        self._passes: ScriptPasses | None = None
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
+
+    @property
+    def steps(self) -> int:
+        return self._passes.steps if self._passes is not None else 0
 
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
@@ -136,7 +146,7 @@ class RankRun(ScriptRun):
             )
         return self._passes.batches(by_epoch=self._by_epochs)
 
-    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> Passes:
+    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptPasses:
         """The job, now that its data are known, where the run stands."""
         if self._step is None:
             raise UserError("run.batches comes after  model, optimizer = run.prepare(model, optimizer)")
@@ -159,7 +169,7 @@ class RankRun(ScriptRun):
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
-        passes = Passes(job, dataset, going=self.work.begin(job))
+        passes = ScriptPasses(job, dataset, going=self.work.begin(job))
         self.held.callback(passes.close)
         return passes
 

@@ -43,10 +43,13 @@ def run(
 
     A new run below `out`, or that of the folder `resume` gone on with; "auto" goes on with the newest run of the same
     name that is not finished, if there is one. The ranks are those that torchrun, srun or mpirun started, or this
-    process alone. A script that was started by `paceline train` gets that run, and all arguments are left aside.
+    process alone. A script that was started by `paceline train` gets that run, and the arguments are left aside.
     """
     given = handed()
-    return given.opened() if given is not None else _by_hand(file, overrides, resume, Path(out), show)
+    if given is None:
+        return _by_hand(file, overrides, resume, Path(out), show)
+    given.leave_aside(overrides_of(overrides))
+    return given.opened()
 
 
 @contextmanager

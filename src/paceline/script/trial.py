@@ -7,7 +7,7 @@ what it prints is not shown.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
@@ -37,10 +37,14 @@ class TrialRun(ScriptRun):
     """The run of a script that is asked something: one rank alone, on the CPU."""
 
     device, rank, ranks = torch.device("cpu"), 0, 1
+    steps = 0
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
         self.answer: Any = None
+
+    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+        pass
 
     @contextmanager
     def opened(self) -> Iterator[ScriptRun]:

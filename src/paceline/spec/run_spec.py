@@ -133,12 +133,13 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         put(over, key, value)
-    folders = ((values, file.resolve().parent), (over, Path.cwd()))
-    for given, folder in folders:
+    commanded = {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
+    folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
+    for given, folder, _ in folders:
         _anchor_names(given, folder)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
-    for given, folder in folders:
-        _spell_out(given, sections)
+    for given, folder, known in folders:
+        _spell_out(given, sections, known)
         _anchor_paths(given, folder, {**sections, **OURS})
     if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
@@ -147,12 +148,13 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     for section, value in over.items():
         below = values.get(section)
         if isinstance(value, dict) and isinstance(below, dict):
-            values[section] = {**below, **value}
+            deep = {key.split(".")[1] for key in pairs if key.startswith(f"{section}.") and key.count(".") > 1}
+            both = {name: below[name] | value[name] for name in deep if isinstance(below.get(name), dict)}
+            values[section] = {**below, **value, **both}
         else:  # in place of all that the file says there
             values[section] = value
             origins = {key: origin for key, origin in origins.items() if not key.startswith(f"{section}.")}
-    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
-    return build(values, origins)
+    return build(values, origins | commanded)
 
 
 Source = RunSpec | str | Path | Mapping[str, Any] | type
@@ -170,7 +172,7 @@ def spec_of(source: Source) -> RunSpec:
             values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
             _anchor_names(values, Path.cwd())
             sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
-            _spell_out(values, sections)
+            _spell_out(values, sections, {})
             _anchor_paths(values, Path.cwd(), {**sections, **OURS})
             return build(values)
         case type():
@@ -189,7 +191,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
             origins["parallel.strategy"] = origins["parallel"]
     problems: list[str] = []
     sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
-    _spell_out(values, sections)
+    _spell_out(values, sections, origins)
     everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
     for name, kind in sections.items():
         try:
@@ -258,11 +260,13 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     return hint or f"; known here: {', '.join(here) or 'nothing'}"
 
 
-def _spell_out(values: dict[str, Any], sections: Mapping[str, type[Section]]) -> None:
+def _spell_out(values: dict[str, Any], sections: Mapping[str, type[Section]], origins: dict[str, str]) -> None:
     """A section that is given as one word, with the field that it stands for."""
     for name, kind in sections.items():
         if kind.word and isinstance(values.get(name), str):
             values[name] = {kind.word: values[name]}
+            if name in origins:
+                origins[f"{name}.{kind.word}"] = origins[name]
 
 
 def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:

@@ -13,6 +13,7 @@ from paceline.data.samples import training_samples, traits_of
 from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
+from paceline.nn.keras_backend import holds_keras
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
@@ -141,7 +142,8 @@ def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> t
     if found.reason is not Reason.RECORDED:
         return step, Execution(reason=found.reason, detail=found.detail)
     if execution.compiling is None and found.work is not None:
-        traits, target = Traits(few_shapes=True), ability(setup.device)
+        compiles = not holds_keras(step.state.model.unwrapped)
+        traits, target = Traits(few_shapes=True, compiles=compiles), ability(setup.device)
         weighed = compiling(found.work, steps, layout)
         execution = execution_of(setup.spec.train, layout, target, traits, weighed)
     recorded = recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))

@@ -10,7 +10,7 @@ from paceline.planning.formulas.comm import all_gather_s, all_reduce_s, exposed_
 from paceline.planning.formulas.compute import block_time, optimizer_s
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import Numbers, Placement
-from paceline.planning.formulas.shape import BlockShape
+from paceline.planning.formulas.shape import BlockShape, repeated
 
 BUCKET_BYTES = 25e6
 """Size in which gradients are sent while the backward pass goes on."""
@@ -157,7 +157,7 @@ class _Step:
 
     def _stage(self) -> _Stage:
         stages, device = self.placement.pipeline, self.cluster.device
-        layer = max(self.blocks, key=lambda b: b.repeat)
+        layer = repeated(self.blocks)
         each = block_time(layer, self.placement, device, self.numbers, self.physics)
         others = [b for b in self.blocks if b is not layer]
         ends = [block_time(b, self.placement, device, self.numbers, self.physics) for b in others]

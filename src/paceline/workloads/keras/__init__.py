@@ -7,5 +7,5 @@ ENTRY = Entry(
     model="paceline.workloads.keras.sections:KerasModel",
     data="paceline.workloads.keras.sections:KerasData",
     preload=("paceline.nn.keras_module",),
-    traits=Traits(few_shapes=True),
+    traits=Traits(few_shapes=True, compiles=False),
 )

@@ -154,9 +154,18 @@ class KerasWorkload(Workload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """As Keras saves it, with the user's file beside it: the model may have layers of their own."""
-        cast(Any, model).original.save(folder / f"model{SAVED}")
+        original = cast(Any, model).original
+        if original.compiled and original.optimizer is not None:
+            original.optimizer.build(original.trainable_variables)  # fresh: one without variables is warned of
+        original.save(folder / f"model{SAVED}")
         if self.file is not None:
             write_atomic(folder / self.file.name, self.file.read_bytes())
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        raise UserError(
+            "--onnx: Keras writes ONNX itself; leave --onnx out and type, in Python,  "
+            "keras.saving.load_model('model.keras').export('model.onnx', format='onnx')"
+        )
 
 
 def _numbers(given: Any) -> Tensor:
