@@ -25,7 +25,6 @@ EXAMPLES = """examples:
   paceline check recipes/classifier_docstrings.yaml --ranks 1,2,4
   paceline plan recipes/classifier_agnews.yaml --cluster 4xV100@pcie
   paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4
-  paceline measure --ranks 1,2 -- python train.py --lr 0.1
   paceline report runs/docstrings-measure --out report
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline train --resume runs/docstrings train.epochs=+2
@@ -33,6 +32,7 @@ EXAMPLES = """examples:
   paceline adopt ds_config.json --command "torchrun --nproc_per_node=4 train.py" --out run.yaml
   paceline predict runs/docstrings "Returns the sum of an array"
   paceline export runs/docstrings --out model
+  paceline launch --ranks 4 -- python train.py
 """
 
 

@@ -145,3 +145,5 @@ def test_one_line_of_the_example_changes():
         "- import horovod.torch as hvd",
         "+ import paceline.horovod as hvd",
     ]
+    page = (DOCS / "moving" / "horovod.md").read_text(encoding="utf-8")
+    assert "-import horovod.torch as hvd\n+import paceline.horovod as hvd\n" in page

@@ -24,10 +24,11 @@ from paceline.horovod.compression import Compression, Compressor
 from paceline.horovod.handles import Handle
 from paceline.horovod.reduction import Average, Max, Reduction, Rule, Sum, rule_of
 from paceline.horovod.refused import ProcessSet, only_global
-from paceline.horovod.sending import reduce, sparse_reduce
+from paceline.horovod.sending import reduce, reduce_buffer, sparse_reduce
 from paceline.horovod.world import size
 
 BUCKET_BYTES = 25_000_000
+FIRST_BYTES = 1_000_000  # that one may leave while most of the backward pass is still ahead
 Parameters = list[torch.nn.Parameter]
 
 
@@ -115,8 +116,8 @@ class _Sent:
             gradient = piece.view_as(parameter)
             if has and parameter in self.sparse:
                 parameter.grad = gradient.to_sparse(1)
-            elif has and parameter.grad is None:
-                parameter.grad = gradient.clone()
+            elif has and (parameter.grad is None or parameter.is_contiguous()):
+                parameter.grad = gradient  # a view of the bucket, which saves a copy
             elif has:
                 parameter.grad.copy_(gradient)
 
@@ -199,7 +200,7 @@ class GradientExchange:
         had = [parameter.grad is not None for parameter in bucket]
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
         flat = torch.cat([*(self._flat(parameter) for parameter in bucket), used])
-        self.sent.append(_Sent(bucket, reduce(flat, self.rule, self.compression), had, self.sparse))
+        self.sent.append(_Sent(bucket, reduce_buffer(flat, self.rule, self.compression), had, self.sparse))
 
     def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         if parameter.grad is None:
@@ -252,7 +253,8 @@ def _alike(parameters: Parameters, full: Callable[[Parameters], Any] | None) -> 
     for parameter in parameters:
         last = buckets[-1] if buckets else []
         alike = last and (parameter.dtype, parameter.device) == (last[0].dtype, last[0].device)
-        too_large = full is not None and (held + parameter.nbytes > BUCKET_BYTES or full(last))
+        most = BUCKET_BYTES if len(buckets) > 1 else FIRST_BYTES
+        too_large = full is not None and (held + parameter.nbytes > most or full(last))
         if not alike or too_large:
             buckets.append([])
             held = 0

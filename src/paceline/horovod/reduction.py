@@ -40,24 +40,26 @@ class Rule:
     before: float = 1.0
     after: float = 1.0
 
-    def scaled(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What is sent: a new tensor in one piece."""
-        sent = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return multiplied(sent, self.before)
+    def scaled(self, buffer: torch.Tensor) -> torch.Tensor:
+        """What is sent; floating-point buffers are changed in place."""
+        return multiplied(buffer, self.before)
 
-    def finished(self, reduced: torch.Tensor, ranks: int) -> torch.Tensor:
+    def finished(self, buffer: torch.Tensor, ranks: int) -> torch.Tensor:
+        """What came back, likewise."""
         if self.op is Average:
-            reduced = reduced / ranks if reduced.is_floating_point() else (reduced.double() / ranks).to(reduced.dtype)
-        return multiplied(reduced, self.after)
+            buffer = buffer.div_(ranks) if _in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
+        return multiplied(buffer, self.after)
 
 
-def multiplied(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """In the type of the tensor; whole numbers by way of 64-bit floating point."""
+def multiplied(buffer: torch.Tensor, factor: float) -> torch.Tensor:
+    """In the type of the buffer; whole numbers by way of 64-bit floating point."""
     if factor == 1.0:
-        return tensor
-    if tensor.is_floating_point() or tensor.is_complex():
-        return tensor * factor
-    return (tensor.double() * factor).to(tensor.dtype)
+        return buffer
+    return buffer.mul_(factor) if _in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
+
+
+def _in_place(buffer: torch.Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def rule_of(op: Reduction | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> Rule:

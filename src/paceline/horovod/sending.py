@@ -1,4 +1,4 @@
-"""The collectives themselves, under way over torch.distributed, without gradients; what is given is copied."""
+"""The collectives themselves, under way over torch.distributed, without gradients."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ def reduce(tensor: torch.Tensor, rule: Rule, compression: type[Compressor] = Com
     """A reduction under way; `tensor` is copied, and not touched."""
     if tensor.is_sparse:
         return sparse_reduce(tensor, rule)
-    sent, context = compression.compress(_sendable(rule.scaled(tensor)))
+    return reduce_buffer(tensor.detach().clone(memory_format=torch.contiguous_format), rule, compression)
+
+
+def reduce_buffer(buffer: torch.Tensor, rule: Rule, compression: type[Compressor]) -> Handle[torch.Tensor]:
+    """The same, of a tensor in one piece that may be overwritten: without a copy where it is not compressed."""
+    sent, context = compression.compress(_sendable(rule.scaled(buffer)))
     works = [dist.all_reduce(sent, OPERATIONS[rule.op], async_op=True)] if size() > 1 else []
-    ranks, dtype = size(), tensor.dtype
+    ranks, dtype = size(), buffer.dtype
     return Handle(works, lambda: rule.finished(compression.decompress(sent, context), ranks).to(dtype))
 
 
@@ -30,7 +35,7 @@ def sparse_reduce(tensor: torch.Tensor, rule: Rule) -> Handle[torch.Tensor]:
         raise UserError(f"op=hvd.{rule.op.value}: sparse tensors are summed or averaged; use hvd.Sum or hvd.Average")
     mine = tensor.detach().coalesce()
     shape, ranks = mine.shape, size()
-    indices, values = gather(mine.indices().t().contiguous()), gather(rule.scaled(mine.values()))
+    indices, values = gather(mine.indices().t().contiguous()), gather(rule.scaled(mine.values().clone()))
 
     def finish() -> torch.Tensor:
         summed = torch.sparse_coo_tensor(indices.wait().t(), values.wait(), shape, check_invariants=False).coalesce()

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -36,7 +37,9 @@ class _Membership:
 
     def join(self) -> None:
         place = detect(os.environ) or ALONE
-        if self.held is None and not dist.is_initialized():  # a script may have made the group by itself
+        if dist.is_initialized():  # by an earlier `init`, or by the script itself
+            place = replace(place, rank=dist.get_rank(), world=dist.get_world_size())
+        elif self.held is None:
             held = ExitStack()
             held.enter_context(joined(place, _device_kind(place), 0, TIMEOUT_S))
             self.held = held

@@ -91,6 +91,7 @@ def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
     return own
 
 
+<<<<<<< HEAD
 def _carrier(backend: Backend, device: str) -> str:
     """What carries messages, in torch's words."""
     if backend == "nccl" and device == "cpu":
@@ -110,6 +111,13 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
         dist.init_process_group(
             carrier,
             init_method=f"tcp://{host}:{place.port}",
+=======
+def _join(place: Place, own: torch.device, timeout_s: float) -> None:
+    try:
+        dist.init_process_group(
+            BACKEND[own.type],
+            store=_store(place, timeout_s),
+>>>>>>> horovod
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
@@ -126,6 +134,14 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
             f"rank {place.rank} could not join the {place.world} ranks at {place.address}:{place.port} "
             f"within {timeout_s:g} s: {reason}"
         ) from error
+
+
+def _store(place: Place, timeout_s: float) -> dist.Store:
+    """Where the ranks meet. That of torchrun outlives its restarts, with the addresses of ranks that are gone."""
+    host = f"[{place.address}]" if ":" in place.address else place.address
+    at = f"tcp://{host}:{place.port}"
+    store, _, _ = next(dist.rendezvous(at, place.rank, place.world, timeout=timedelta(seconds=timeout_s)))
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:

@@ -68,7 +68,7 @@ class Command:
             return shlex.join(self.words)
         options = LAUNCHERS[launcher]
         words = list(self.words)
-        for place, word in enumerate(words):
+        for place, word in enumerate(words[: _script_at(words)]):
             option, equals, _ = word.partition("=")
             if option in options and equals:
                 words[place] = f"{option}={RANKS}"
