@@ -91,7 +91,6 @@ def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
     return own
 
 
-<<<<<<< HEAD
 def _carrier(backend: Backend, device: str) -> str:
     """What carries messages, in torch's words."""
     if backend == "nccl" and device == "cpu":
@@ -106,18 +105,10 @@ def _carrier(backend: Backend, device: str) -> str:
 
 
 def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> None:
-    host = f"[{place.address}]" if ":" in place.address else place.address
     try:
         dist.init_process_group(
             carrier,
-            init_method=f"tcp://{host}:{place.port}",
-=======
-def _join(place: Place, own: torch.device, timeout_s: float) -> None:
-    try:
-        dist.init_process_group(
-            BACKEND[own.type],
             store=_store(place, timeout_s),
->>>>>>> horovod
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
