@@ -5,9 +5,11 @@ The page is one HTML file that opens offline, with its charts, its style and its
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,9 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -
     from markupsafe import Markup
 
     data = json.dumps({chart.name: chart.data for chart in charts}, separators=(",", ":"), ensure_ascii=False)
-    library = "\n".join(line for line in asset("chart.umd.min.js").splitlines() if "sourceMappingURL" not in line)
+    lines = asset("chart.umd.min.js").splitlines()
+    library = "\n".join(line for line in lines if "sourceMappingURL" not in line).replace("</script", "<\\/script")
+    script = asset("page.js")
     return template("page.html.j2", html=True).render(
         contents=contents,
         charts=charts,
@@ -65,10 +69,18 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -
         pictures=pictures_of(contents.runs),
         order=ORDER,
         data=Markup(data.replace("<", "\\u003c")),
-        library=Markup(library.replace("</script", "<\\/script")),
-        script=Markup(asset("page.js")),
+        library=Markup(library),
+        script=Markup(script),
+        policy=policy(library, script),
         style=Markup(asset("page.css")),
     )
+
+
+def policy(*scripts: str) -> str:
+    """What a browser may do with a page: run these scripts, and nothing that came with the numbers; ask no network."""
+    sums = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    run = " ".join(f"'sha256-{found}'" for found in sums)
+    return f"default-src 'none'; script-src {run}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 
 
 @cache
@@ -76,12 +88,23 @@ def asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def template(name: str, *, html: bool = False, signs: Mapping[str, str] | None = None, **filters: Any) -> Any:
-    """A template; in one for LaTeX, braces mean something else and blocks have other signs."""
+def template(
+    name: str,
+    *,
+    html: bool = False,
+    signs: Mapping[str, str] | None = None,
+    value: Callable[[Any], Any] | None = None,
+    **filters: Any,
+) -> Any:
+    """A template; in one for LaTeX, braces mean something else and blocks have other signs.
+
+    `value` is done to each value that is put in.
+    """
     from jinja2 import Environment
 
     made = Environment(
         autoescape=html,
+        finalize=value,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols"],
@@ -118,10 +141,14 @@ def tiles(contents: Contents) -> list[tuple[str, str, str]]:
 
 
 def markdown(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
-    text = template("report.md.j2", cell=lambda text: str(text).replace("|", "\\|")).render(
-        contents=contents, charts=charts, tables=tables
-    )
+    made = template("report.md.j2", value=_plain, cell=lambda text: str(text).replace("|", "\\|"))
+    text = made.render(contents=contents, charts=charts, tables=tables)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Text in which Markdown sees no HTML."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", value) if isinstance(value, str) else value
 
 
 def latex(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
@@ -137,5 +164,5 @@ def _sources(chart: Chart) -> str:
 
 def tex(text: str) -> str:
     """Text with every sign that TeX would take for a command made plain; letters it has no font for become ?."""
-    found = "".join(TEX.get(sign, sign) for sign in str(text))
+    found = "".join(TEX.get(sign, sign if sign.isprintable() else " ") for sign in str(text))
     return found.encode("latin-1", "replace").decode("latin-1")

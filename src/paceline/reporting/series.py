@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from paceline.errors import UserError
 from paceline.layout import layout_of
@@ -42,8 +43,8 @@ class FileLine:
 
     def address(self, folder: Path) -> str:
         """As seen from the folder of the report."""
-        relative = os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/")
-        return f"{relative}#L{self.line}" if self.line else relative
+        relative = quote(os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/"))
+        return f"./{relative}#L{self.line}" if self.line else f"./{relative}"  # never taken for `scheme:…`
 
 
 @dataclass(frozen=True, kw_only=True)

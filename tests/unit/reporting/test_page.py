@@ -1,12 +1,13 @@
 """The page in a real browser: no error, charts drawn, light and dark, a phone, print. The article in a real TeX."""
 
+import json
 import shutil
 import subprocess
 
 import pytest
 
 from paceline.reporting.report import report
-from report_runs import make_links, make_measurement
+from report_runs import make_links, make_measurement, make_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHARTS = 6
@@ -41,7 +42,7 @@ def opened(browser, made, width=1100, height=900, scheme="light"):
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("requestfailed", lambda request: said.append(request.url))
     page.goto(made.page.as_uri())
-    page.wait_for_function(f"document.documentElement.dataset.drawn === '{CHARTS}'")
+    page.wait_for_selector(f"html[data-drawn='{CHARTS}']")
     return page, said
 
 
@@ -110,14 +111,14 @@ def test_on_a_phone_nothing_sticks_out(browser, made):
 def test_print_is_light_and_complete(browser, made, tmp_path):
     page, said = opened(browser, made, scheme="dark")
     page.emulate_media(media="print")
-    page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+    page.wait_for_selector("html[data-theme='light']")
     assert page.evaluate(INSIDE) == [True] * CHARTS  # not over what comes after them
     assert page.locator("summary:visible").count() == 0
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 20_000
     page.emulate_media(media="screen")
-    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    page.wait_for_selector("html[data-theme='dark']")
     assert page.locator("details[open]").count() == 0
     assert page.evaluate(INSIDE) == [True] * CHARTS
     assert said == []
@@ -137,3 +138,29 @@ def test_the_article_compiles(made, tmp_path):
         assert done.returncode == 0, done.stdout[-1500:]
     assert "Undefined control sequence" not in done.stdout
     assert (folder / "report.pdf").stat().st_size > 30_000
+
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def test_nothing_that_came_with_the_numbers_runs(browser, tmp_path):
+    run = make_run(tmp_path / "javascript:alert(3)", "one")
+    events = run / "events" / "rank0.jsonl"
+    start, rest = events.read_text().split("\n", 1)
+    told = {**json.loads(start), "host": HOSTILE, "cpu": f"\x1b[2J\x00{HOSTILE}"}
+    events.write_text(f"{json.dumps(told)}\n{rest}")
+    made = report([run], tmp_path / "out", title=HOSTILE)
+    page, said = browser.new_page(), []
+    for news in ("dialog", "console", "pageerror", "request"):
+        page.on(news, lambda what: said.append(what))
+    page.goto(made.page.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("h1").inner_text() == HOSTILE
+    assert all(link.startswith(("./", "figures/")) for link in page.eval_on_selector_all("a", HREFS))
+    assert [getattr(what, "url", what) for what in said] == [made.page.as_uri()], "the page itself, and nothing else"
+    page.close()
+    assert "<img" not in (tmp_path / "out" / "report.md").read_text().replace("&lt;img", "")
+    assert not set((tmp_path / "out" / "report.tex").read_text()) & {"\x00", "\x1b"}
+
+
+HREFS = "links => links.map(link => link.getAttribute('href'))"
