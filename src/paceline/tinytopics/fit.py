@@ -41,6 +41,6 @@ def fit_model(
 
         model, losses = Epochs(request, where).run(seen)
         if bar.n < num_epochs:
-            bar.set_postfix({"Loss": f"{losses[-1]:.4f}", "converged in": bar.n})
+            bar.set_postfix_str(f"Loss={losses[-1]:.4f}, converged after {bar.n} epochs")
             bar.update(num_epochs - bar.n)
     return model, losses
