@@ -9,14 +9,17 @@ the same after a restart.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import xgboost
 
 from paceline.data.order import mix, stream
@@ -166,8 +169,17 @@ class XGBoostRounds:
         bins = xgboost.QuantileDMatrix(few, weight=weights, **columns, **options)
         if boosting.data.memory == "ram":
             return xgboost.QuantileDMatrix(**boosting.some(boosting.rows), ref=bins, **columns, **options)
-        self.folder = Path(tempfile.mkdtemp(prefix="pages-", dir=boosting.table.folder))
+        self.folder = _scratch(boosting.table.folder)
         return xgboost.ExtMemQuantileDMatrix(Pages(boosting, columns, self.folder), ref=bins, **options)
+
+
+def _scratch(folder: Path) -> Path:
+    """A new folder for this process; those of processes of this host that were killed are removed."""
+    prefix = f"pages-{socket.gethostname()}-"
+    for left in folder.glob(f"{prefix}*"):
+        if not psutil.pid_exists(int(left.name.removeprefix(prefix).partition("-")[0])):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=folder))
 
 
 def described(coding: Coding) -> tuple[list[str], list[str]]:
