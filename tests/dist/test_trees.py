@@ -8,7 +8,6 @@ from dying_trees import MARK
 import paceline
 from paceline import train
 from paceline.errors import RunFailed
-from paceline.measuring.sweep import measure
 from paceline.parity import check
 from paceline.reporting.report import report
 from paceline.spec import build
@@ -53,11 +52,8 @@ def test_a_killed_run_goes_on_with_another_number_of_ranks(spec, runs, tmp_path,
     assert again.summary.trained.steps == 8
 
 
-def test_rounds_are_measured_and_reported(spec, tmp_path):
-    found = measure(spec, (1, 2), repeats=1, steps=6, out=tmp_path / "sweep")
-    one, two = found.rows
-    assert (one.batched, one.parts.exposed_s) == (False, 0.0)
-    assert two.parts.exposed_s > 0
-    made = report([tmp_path / "sweep"], tmp_path / "report")
+def test_the_report_shows_which_columns_are_used(runs, tmp_path):
+    made = report(runs[1][:1], tmp_path / "report")
+    assert "importance, step 8" in made.page.read_text()
     text = made.page.with_name("report.md").read_text()
     assert "documents" not in text

@@ -20,7 +20,7 @@ from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
 from paceline.using.predictions import Predictions
-from paceline.workload import Fitted, PassWorkload, Workload, workload_of
+from paceline.workload import BaseWorkload, Fitted, PassWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
@@ -97,9 +97,10 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     from paceline.training.checkpoints.saved import chosen, read_tensors
 
     folder = RunDir.open(Path(run))
-    if (found := _fitted(folder)) is not None:
-        return found
-    workload = opened_workload(folder, None if code is None else Path(code))
+    work = workload_of(_spec_of(folder, None if code is None else Path(code)))
+    if isinstance(work, PassWorkload) and (fitted := work.fitted(folder.path)) is not None:
+        return FittedModel(folder, work, fitted)
+    workload = _for_use(folder, work)
     checkpoint = chosen(folder, which)
     with expected_failures(workload.spec):
         torch.manual_seed(workload.spec.train.seed)
@@ -123,19 +124,12 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fitted(folder: RunDir) -> FittedModel | None:
-    """None where the run is a training, or a fit that says nothing of new inputs."""
-    spec = folder.spec()
-    if entry_of(spec.workload).batched:
-        return None
-    workload = workload_of(spec)
-    fitted = workload.fitted(folder.path) if isinstance(workload, PassWorkload) else None
-    return None if fitted is None else FittedModel(folder, workload, fitted)
-
-
 def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:
     """The workload of a run, as it takes what the run kept."""
-    workload = workload_of(_spec_of(folder, code))
+    return _for_use(folder, workload_of(_spec_of(folder, code)))
+
+
+def _for_use(folder: RunDir, workload: BaseWorkload) -> Workload:
     if not isinstance(workload, Workload):
         raise UserError(f"{folder.path} is a run of {workload.spec.workload}, {_other_use(folder, workload.spec)}")
     workload.kept = folder.kept if folder.kept.is_dir() else None

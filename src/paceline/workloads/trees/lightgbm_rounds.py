@@ -39,7 +39,7 @@ def rounds(boosting: Boosting) -> LightGBMRounds:
 class LightGBMRounds:
     def __init__(self, boosting: Boosting) -> None:
         self.boosting = boosting
-        target, facts = boosting.target, boosting.table.facts
+        target = boosting.target
         self.parameters = {
             **parameters(boosting.model),
             "objective": target.objective.lightgbm,
@@ -51,28 +51,30 @@ class LightGBMRounds:
             "verbose": -1,
             **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
         }
-        split = boosting.table.split("train")
+        self.loaded = 0
+        self.booster: Any = None
+
+    def join(self) -> None:
+        """LightGBM has no state to go on from, of rows and columns drawn by chance: rounds are made again."""
+        facts, split = self.boosting.table.facts, self.boosting.table.split("train")
         names = [name.translate(SIGNS) for name in facts.columns]
         rows = lightgbm.Dataset(
             np.asarray(split.X),
-            label=target.labels(split.y),
+            label=self.boosting.target.labels(split.y),
             weight=split.weights,
             feature_name=names,
             categorical_feature=[number for number, name in enumerate(facts.columns) if name in facts.categories],
             params=self.parameters,
         )
         self.booster = lightgbm.Booster(self.parameters, rows)
-
-    def join(self) -> None:
-        """There are no others."""
+        for number in range(self.loaded):
+            self.make(number)
 
     def leave(self) -> None:
         """There are no others."""
 
     def load(self, raw: bytes, done: int) -> None:
-        """LightGBM has no state to go on from, of rows and columns drawn by chance: the rounds are made again."""
-        for number in range(done):
-            self.make(number)
+        self.loaded = done
 
     def make(self, number: int) -> None:
         self.booster.update()

@@ -45,13 +45,13 @@ class Rounds(Protocol):
     """The trees so far, and the next ones."""
 
     def join(self) -> None:
-        """With the other ranks; before the first round."""
+        """Bin the rows and meet the other ranks; before the first round, and not where none is left to make."""
         ...
 
     def leave(self) -> None: ...
 
     def load(self, raw: bytes, done: int) -> None:
-        """The trees of the first `done` rounds, as `raw` gave them."""
+        """Begin with the trees of the first `done` rounds, as `raw` gave them."""
         ...
 
     def make(self, number: int) -> None:
@@ -63,7 +63,7 @@ class Rounds(Protocol):
         ...
 
     def hold(self, X: np.ndarray) -> None:
-        """Rows to be asked about now and then; before ranks join, since a rank may have none."""
+        """Rows to be asked about now and then; a rank may have none."""
         ...
 
     def margins(self) -> np.ndarray:

@@ -9,13 +9,17 @@ the same after a restart.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import xgboost
 
 from paceline.data.order import mix, stream
@@ -62,19 +66,35 @@ class XGBoostRounds:
         self.names, self.kinds = described(facts)
         self.parameters["base_score"] = self._first_guess()
         split = boosting.table.split("train")
-        mine = boosting.rows
-        self.weights = None if split.weights is None else split.weights[mine]
-        self.matrix = self._binned()
+        self.weights = None if split.weights is None else split.weights[boosting.rows]
+        self.asked, self.loaded = np.empty((0, 1), np.float32), b""
+        self.matrix: Any = None
+        self.booster: Any = None
+        self.held: list[Any] = []
+        self.folder: Path | None = None
+
+    def hold(self, X: np.ndarray) -> None:
+        self.asked = X
+
+    def load(self, raw: bytes, done: int) -> None:
+        self.loaded = raw
 
     def join(self) -> None:
+        """In memory, what trees said of the rows that are asked about is remembered, and new ones add to it."""
+        self.matrix = self._binned()
+        if len(self.asked) and self.boosting.data.memory == "ram":
+            self.held = [matrix_of(self.asked, self.boosting.table.facts, self.boosting.threads)]
+        self.booster = xgboost.Booster(self.parameters, cache=[self.matrix, *self.held])
+        if self.loaded:
+            self.booster.load_model(bytearray(self.loaded))
+            self.booster.set_param(self.parameters)
         self.network.join()
 
     def leave(self) -> None:
         self.network.leave()
-
-    def load(self, raw: bytes, done: int) -> None:
-        self.booster.load_model(bytearray(raw))
-        self.booster.set_param(self.parameters)
+        self.booster = self.matrix = None
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def make(self, number: int) -> None:
         self._draw(number)
@@ -88,13 +108,6 @@ class XGBoostRounds:
             told = str(self.booster.eval_set([(self.matrix, "train")]))
         value = float(told.rpartition(":")[2])
         return value * value if self.boosting.target.objective.task is Task.NUMBER else value
-
-    def hold(self, X: np.ndarray) -> None:
-        """In memory, what trees said before is remembered and new ones add to it; else all are asked again."""
-        remembered = len(X) and self.boosting.data.memory == "ram"
-        held = [matrix_of(X, self.boosting.table.facts, self.boosting.threads)] if remembered else []
-        self.held, self.asked = held, X
-        self.booster = xgboost.Booster(self.parameters, cache=[self.matrix, *held])
 
     def margins(self) -> np.ndarray:
         found = [self.booster.predict(matrix, output_margin=True) for matrix in self.held]
@@ -156,8 +169,17 @@ class XGBoostRounds:
         bins = xgboost.QuantileDMatrix(few, weight=weights, **columns, **options)
         if boosting.data.memory == "ram":
             return xgboost.QuantileDMatrix(**boosting.some(boosting.rows), ref=bins, **columns, **options)
-        self.folder = tempfile.TemporaryDirectory(prefix="pages-", dir=boosting.table.folder)
-        return xgboost.ExtMemQuantileDMatrix(Pages(boosting, columns, Path(self.folder.name)), ref=bins, **options)
+        self.folder = _scratch(boosting.table.folder)
+        return xgboost.ExtMemQuantileDMatrix(Pages(boosting, columns, self.folder), ref=bins, **options)
+
+
+def _scratch(folder: Path) -> Path:
+    """A new folder for this process; those of processes of this host that were killed are removed."""
+    prefix = f"pages-{socket.gethostname()}-"
+    for left in folder.glob(f"{prefix}*"):
+        if not psutil.pid_exists(int(left.name.removeprefix(prefix).partition("-")[0])):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=folder))
 
 
 def described(coding: Coding) -> tuple[list[str], list[str]]:

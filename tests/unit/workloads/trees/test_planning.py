@@ -1,0 +1,46 @@
+"""The price of a round of trees: what it grows with, and when more ranks do not pay."""
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.planning.plan import plan
+from paceline.planning.site import site_of
+from paceline.planning.subject import rows_layout
+from paceline.spec import build
+from paceline.workloads.trees.planning import subject
+
+
+def spec(**given):
+    return build({"workload": "trees", "train": {"steps": 50}}).replace(given)
+
+
+def seconds(rows, ranks=1, **given):
+    where = site_of("4xCPU").at(ranks)
+    return subject(spec(**given), rows, None).price(rows_layout(rows, ranks), where).time
+
+
+def test_a_round_grows_with_rows_columns_and_levels():
+    one = seconds(100_000).step_s
+    assert 1.9 < seconds(1_000_000).step_s / seconds(500_000).step_s < 2.1
+    assert one < seconds(100_000, **{"data.columns": 48}).step_s
+    assert one < seconds(100_000, **{"model.max_depth": 9}).step_s
+
+
+def test_two_ranks_pay_on_long_tables_alone():
+    assert seconds(5_000, 2).step_s > seconds(5_000).step_s
+    assert seconds(5_000_000, 2).step_s < 0.7 * seconds(5_000_000).step_s
+    assert seconds(5_000, 2).exposed_s > 0
+
+
+def test_a_plan_reads_the_table_that_is_there(tmp_path):
+    found = plan(spec(**{"data.rows": 2000, "data.cache": str(tmp_path)}))
+    assert found.subject.headline().endswith("12 columns, 50 rounds of 6 levels")
+    assert found.chosen.devices == 1
+    assert "Stay on one rank" in " ".join(found.advice) or found.rows[-1].devices == 1
+
+
+def test_what_a_table_does_not_have_is_refused():
+    with pytest.raises(UserError, match="--tokens: a table has no texts"):
+        subject(spec(), 100, 5.0)
+    with pytest.raises(UserError, match=r"how many rounds\?"):
+        subject(spec(**{"train.steps": None}), 100, None)
