@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from paceline.adopting import run_file
 from paceline.adopting.draft import Draft, Row
 from paceline.adopting.recognise import sources_of, sources_of_command
@@ -92,7 +90,6 @@ def adopt(
     rows = tuple(_finished(draft, row) for row in draft.rows)
     draft.rows = list(rows)
     adopted = Adopted(run_file.text_of(draft, made_of), rows, dict(draft.fill_in), _values(draft), target)
-    assert yaml.safe_load(adopted.text) is not None
     if target is not None:
         if not target.parent.is_dir():
             raise UserError(f"--out: there is no folder {target.parent}")

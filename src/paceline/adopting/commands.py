@@ -49,6 +49,10 @@ LAST_WORD = 1
 """Options of `accelerate launch` replace what its YAML says, overrides what the run file says."""
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
+STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
+"""Launchers of which one task per node is enough."""
+TOOLS = ("pip", "venv", "virtualenv", "ensurepip", "compileall", "site")
+"""Modules that prepare a machine, and train nothing."""
 HF_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer."""
 
@@ -85,7 +89,7 @@ def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
         if not tool:
             break
         _read_tool(command, tool)
-        if tool in ("python", "paceline", "torchrun", "accelerate", "deepspeed", "sbatch"):
+        if tool in ("python", "paceline", "sbatch", *STARTS_RANKS):
             break
     return command.sources
 
@@ -95,8 +99,8 @@ def _read_environment(command: Command) -> None:
     own = command.words[: len(command.words) - len(_without_prefix(command.words))]
     given = dict(word.split("=", 1) for word in own if ASSIGNED.fullmatch(word))
     known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
-    shell = Ruling(Outcome.NOTED, why="for the shell: set it as before")
-    extra = tuple((key, value, shell) for key, value in given.items() if key not in known)
+    as_before = Ruling(Outcome.NOTED, why="for the shell: set it as before")
+    extra = tuple((key, value, as_before) for key, value in given.items() if key not in known)
     if given and tool_of(command.words):
         command.sources.append(Settings("the shell", ENVIRONMENT, known, command.folder, extra=extra))
 
@@ -128,17 +132,15 @@ def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
         words = words[1:]
     found, rest = options_of(words, launcher)
     module = found.pop("module", None)
-    extra: tuple[tuple[str, Any, Ruling], ...] = ()
-    if tool in ("srun", "sbatch") and tool_of(rest) not in ("torchrun", "accelerate", "deepspeed"):
-        extra = (("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")),) * (
-            tool == "srun"
-        )
-    python = bool(rest) and rest[0].endswith(".py")
-    if tool in ("srun", "sbatch") and rest and not python and not tool_of(rest):
-        extra = (("script", rest[0], file_too()(rest[0])),)
+    extra: list[tuple[str, Any, Ruling]] = []
+    python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
+    if scheduled and rest and not python and not tool_of(rest):
+        extra.append(("script", rest[0], file_too()(rest[0])))
         rest = []
+    elif tool == "srun" and tool_of(rest) not in STARTS_RANKS:
+        extra.append(("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
     if found or extra:
-        command.sources.append(Settings(tool, launcher.table, found, command.folder, prefix="--", extra=extra))
+        command.sources.append(Settings(tool, launcher.table, found, command.folder, prefix="--", extra=tuple(extra)))
     if tool in ("torchrun", "deepspeed") or python:
         _read_program(command, tool, ["-m", *rest] if module else rest)
         rest = []
@@ -170,11 +172,11 @@ def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
 
 def _read_program(command: Command, tool: str, words: list[str], *, alone: bool = False) -> None:
     """The script that ranks run, and its own options."""
-    while words and words[0].startswith("-") and words[0] != "-m":
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
         words = words[1:]  # of the interpreter
     module = words[:1] == ["-m"]
     words = words[1:] if module else words
-    if not words:
+    if not words or words[0] == "-c" or (module and words[0] in TOOLS):
         return
     if module and words[0] == "paceline":
         _read_own(command, words[1:])
@@ -202,7 +204,7 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
     if not found and not rest:
         return
     if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
-        theirs = {key: value for key, value in found.items() if TRAINER.rule(key) and key not in ("deepspeed_config",)}
+        theirs = {key: value for key, value in found.items() if TRAINER.rule(key) is not None}
         command.sources.append(Settings(script, TRAINER, theirs, command.folder, prefix="--"))
         found = {key: value for key, value in found.items() if key not in theirs}
     own = Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")

@@ -28,7 +28,7 @@ GIVEN_BY_SLURM = {
 
 
 def looks_like(text: str) -> bool:
-    """A job script, a shell script, or lines of commands that we know."""
+    """A job script, a shell script, or a text that begins with a command that we know."""
     if ASKED.search(text) or re.match(r"#!.*\b(ba|z|da|k)?sh\b", text):
         return True
     lines = [
@@ -36,6 +36,12 @@ def looks_like(text: str) -> bool:
     ]
     first = lines[0].strip().lstrip("$ ") if lines else ""
     return first.startswith("export ") or bool(commands.tool_of(re.split(r"\s+", first)))
+
+
+def has_a_command(text: str) -> bool:
+    """Any line that starts ranks, in a text that is neither YAML nor Python."""
+    starts = (re.split(r"\s+", line.strip()) for line in text.splitlines())
+    return any(commands.tool_of(words) for words in starts)
 
 
 def read_job(text: str, name: str, folder: Path) -> list[Settings]:

@@ -35,18 +35,19 @@ def sources_of(file: Path) -> list[Settings]:
         return [Settings(name, _likest(IN_JSON, values, name), values, folder)]
     if job_script.looks_like(text):
         return job_script.read_job(text, name, folder)
-    tree = python_file.parsed(text)
+    found, why = None, ""
     try:
         found = yaml_of(text, name)
     except yaml.YAMLError as error:
-        if tree is None:
-            raise UserError(f"{name} is not recognised: {_why(error)}; adopt reads {KNOWN}") from None
-        found = None
+        why = f": {_why(error)}"
     if isinstance(found, dict):
         return [Settings(name, _likest(IN_YAML, found, name), found, folder)]
+    tree = python_file.parsed(text)
+    if tree is None and job_script.has_a_command(text):
+        return job_script.read_job(text, name, folder)
     literals = python_file.read_python(tree, name, folder) if tree is not None else []
     if not literals:
-        raise UserError(f"{name} is not recognised; adopt reads {KNOWN}")
+        raise UserError(f"{name} is not recognised{why if tree is None else ''}; adopt reads {KNOWN}")
     return literals
 
 

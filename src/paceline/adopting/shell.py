@@ -13,6 +13,8 @@ CALLED_WITH = ("$@", "$*", "${@}", "${*}")
 """The words that a shell script itself was called with."""
 OUTPUT = "\ue000"
 """A sign that no script has, while a text is searched."""
+LONGEST = 80
+"""Signs of a command that a message repeats."""
 SHELLS = ("sh", "bash", "zsh", "dash")
 ENDS = ("|", "&&", "||", ";", "&")
 PER_NODE = re.compile(r"--?(node|machine)[-_]rank(=.*)?")
@@ -21,9 +23,11 @@ PER_NODE = re.compile(r"--?(node|machine)[-_]rank(=.*)?")
 def split(text: str, name: str) -> list[str]:
     """The words of a command."""
     try:
-        return shlex.split(_closed(text.replace("\\\n", " ")), comments=True)
+        return shlex.split(_closed(text.replace("\\\n", " ").rstrip().rstrip("\\")), comments=True)
     except ValueError as error:
-        raise UserError(f"{name}: {text.strip()!r} is not a command: {str(error).lower()}") from None
+        start = " ".join(text.split())
+        start = start if len(start) <= LONGEST else f"{start[: LONGEST - 1]}…"
+        raise UserError(f"{name}: {start!r} is not a command: {str(error).lower()}") from None
 
 
 def _closed(text: str) -> str:

@@ -272,7 +272,9 @@ def test_a_command(command, expected):
         ),
         ("#!/bin/sh\ntorchrun --nnodes=$UNKNOWN --nproc_per_node=2 t.py\n", {"parallel.ranks": 2}),
         ("torchrun --node_rank=0 t.py\ntorchrun --node_rank=1 t.py\n", {}),
+        ("set -x\nmkdir -p out\ndeepspeed --num_gpus 2 t.py\n", {"parallel.ranks": 2}),
         ("mpirun -np 16 -ppn 4 python t.py\n", {"parallel.ranks": 16}),
+        ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", {"parallel.ranks": 1}),
     ],
 )
 def test_a_shell_script(tmp_path, text, expected):

@@ -143,7 +143,7 @@ MPIRUN = Launcher(
             **all_of(("N", "ppn", "npernode"), quantity("per_node")),
             "host": _hosts,
             "hostfile": noted("which machines; the scheduler says it"),
-            "x": noted("an environment variable for every rank"),
+            **all_of(("x", "env"), noted("an environment variable for every rank")),
             **all_of((*BINDING, "v", "q"), always("mpirun's own; it starts  paceline train  as it is")),
         },
     ),
