@@ -59,7 +59,7 @@ class RankStart:
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
 
-    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+    def leave_aside(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
         here = {key: value for key, value, *_ in self.spec.fields()}
         lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
         if lost and self.show and (detect(os.environ) or ALONE).rank == 0:
