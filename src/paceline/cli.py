@@ -96,6 +96,10 @@ def do_train(arguments: argparse.Namespace) -> int:
 def _load(words: Sequence[str], verb: str) -> RunSpec:
     if not words or ("=" in words[0] and not Path(words[0]).exists()):
         raise UserError(f"which run file? write it as  paceline {verb} RUN.yaml [section.key=value ...]")
+    if registry.is_script(words[0]):
+        from paceline.script.run import spec_of_script
+
+        return spec_of_script(Path(words[0]), words[1:])
     from paceline.spec import load
 
     return load(words[0], words[1:])

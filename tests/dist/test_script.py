@@ -13,6 +13,7 @@ import torch
 from as_main import run_as_main
 
 import paceline
+from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.parity import check
 from paceline.record.events import read_events, read_steps
@@ -55,6 +56,12 @@ def test_the_answer_is_that_of_one_rank(tmp_path):
         assert max(row.loss, row.grad_norm) < 1e-6, row.name
         assert row.evaluation < 1e-6, row.name
         assert row.weights < 1e-5, row.name
+
+
+def test_a_loss_that_no_other_rank_would_hear_of_is_refused(tmp_path):
+    file = script(tmp_path, LOOP.replace("F.cross_entropy(model(x)", "F.cross_entropy(model[2](model[0](x).relu())"))
+    with pytest.raises(UserError, match="without a call of the model that run.prepare gave back"):
+        paceline.train(script_spec(file, parallel={"ranks": 2}), tmp_path / "runs", show=False)
 
 
 def test_a_script_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch):

@@ -32,8 +32,8 @@ class Handed(Protocol):
 
     def opened(self) -> AbstractContextManager[ScriptRun]: ...
 
-    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
-        """Say what the script gives to `paceline.run` and this run does not have."""
+    def leave_aside(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+        """What the script gives to `paceline.run`: say what of it this run does not have."""
 
 
 _handed: list[Handed] = []

@@ -16,6 +16,7 @@ from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import HALF, autocast
 from paceline.record.events import Status
 from paceline.script.loss import LINE, check_loss, refuse_mean
+from paceline.script.wrapped import Wrapping
 from paceline.training.evaluation import HeldOut
 from paceline.training.loop import AfterStep, GradientJob, StepLog
 
@@ -31,8 +32,8 @@ class OpenPass:
 
 
 class ScriptPasses:
-    def __init__(self, job: GradientJob, dataset: Any, going: bool) -> None:
-        self.job, self.dataset, self.going = job, dataset, going
+    def __init__(self, job: GradientJob, dataset: Any, wrapping: Wrapping, going: bool) -> None:
+        self.job, self.dataset, self.wrapping, self.going = job, dataset, wrapping, going
         """`going`: False where all steps were done before."""
         self.log = StepLog(job)
         self.open: OpenPass | None = None
@@ -77,7 +78,7 @@ class ScriptPasses:
             last = len(batch.micro_batches) - 1
             for index, micro in enumerate(batch.micro_batches):
                 step.seed(batch, index)
-                self.open = OpenPass(batch, step.moved(micro), index == last)
+                self.open, self.wrapping.called = OpenPass(batch, step.moved(micro), index == last), False
                 with without_sync(step.net, last=index == last), autocast(step.train.precision, step.device):
                     yield self.open.micro.batch
                 if self.open is not None:
@@ -94,6 +95,7 @@ class ScriptPasses:
         if now is None:
             raise UserError("run.step was called twice for one batch, or outside of the loop; call it once for each")
         check_loss(total, count)
+        self.wrapping.refuse_uncalled()
         if not self.seen_loss:
             refuse_mean(total, -(-now.batch.samples // (self.job.layout.data * len(now.batch.micro_batches))))
             self.seen_loss = True

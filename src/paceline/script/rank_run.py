@@ -32,7 +32,7 @@ from paceline.script.dataset import refuse_unusable, share_of
 from paceline.script.handing import NO_RUN
 from paceline.script.passes import ScriptPasses
 from paceline.script.workload import SCORE, Script
-from paceline.script.wrapped import as_before, guarded, one_pair, with_rates
+from paceline.script.wrapped import Wrapping, guarded, one_pair, with_rates
 from paceline.spec import RunSpec
 from paceline.training.checkpoints.kept import Stateful
 from paceline.training.evaluation import HeldOut, evaluate, evaluating
@@ -59,7 +59,7 @@ class RankStart:
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
 
-    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+    def leave_aside(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
         here = {key: value for key, value, *_ in self.spec.fields()}
         lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
         if lost and self.show and (detect(os.environ) or ALONE).rank == 0:
@@ -101,7 +101,7 @@ class RankRun(ScriptRun):
         self._passes: ScriptPasses | None = None
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
-        self._unwrap: Callable[[], None] = lambda: None
+        self._wrapping: Wrapping | None = None
 
     @property
     def steps(self) -> int:
@@ -131,8 +131,8 @@ class RankRun(ScriptRun):
         self._step = Step(workload, state, spec.train, timer)
         self._step.notice = lambda text: context.event("notice", text=text)
         guarded(state.optimizer, lambda: self._passes is None or self._passes.updating)
-        own, self._unwrap = as_before(wrapped.net)
-        return cast(Model, own), state.optimizer
+        self._wrapping = Wrapping(wrapped.net)
+        return cast(Model, self._wrapping.model), state.optimizer
 
     @property
     def _execution(self) -> Execution:
@@ -154,7 +154,7 @@ class RankRun(ScriptRun):
 
     def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptPasses:
         """The job, now that its data are known, where the run stands."""
-        if self._step is None:
+        if self._step is None or self._wrapping is None:
             raise UserError("run.batches comes after  model, optimizer = run.prepare(model, optimizer)")
         refuse_unusable(dataset)
         step, context, workload = self._step, self.work.context, cast(Script, self._step.workload)
@@ -175,7 +175,7 @@ class RankRun(ScriptRun):
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
-        passes = ScriptPasses(job, dataset, going=self.work.begin(job))
+        passes = ScriptPasses(job, dataset, self._wrapping, going=self.work.begin(job))
         self.held.callback(passes.close)
         return passes
 
@@ -262,5 +262,6 @@ class RankRun(ScriptRun):
 
     def let_go(self) -> None:
         """Of what holds the process group, which is about to end."""
-        self._unwrap()
+        if self._wrapping is not None:
+            self._wrapping.net = None
         self._step = self._passes = self.work.job = None

@@ -21,6 +21,7 @@ from paceline.registry import is_script
 from paceline.script.handing import handed
 from paceline.spec import RunSpec, build, load, overrides_of
 from paceline.spec.yaml_file import put, read_yaml
+from paceline.training.failures import expected_failures
 from paceline.training.rank import say, silent
 from paceline.training.run import as_placed, forget, open_run, way_on
 
@@ -48,7 +49,7 @@ def run(
     given = handed()
     if given is None:
         return _by_hand(file, overrides, resume, Path(out), show)
-    given.leave_aside(overrides_of(overrides))
+    given.leave_aside(file, overrides_of(overrides))
     return given.opened()
 
 
@@ -85,6 +86,16 @@ def _by_hand(
             elif show:
                 error.add_note(way_on(start.folder))
         raise
+
+
+def spec_of_script(script: Path, overrides: Any = ()) -> RunSpec:
+    """The spec that a script would run by, with overrides; the script runs until it says so."""
+    from paceline.script.trial import run_file_of
+
+    plain = build({"workload": str(script.resolve())})
+    with expected_failures(plain):
+        file, own = run_file_of(plain)
+    return spec_of(file, {**own, **overrides_of(overrides)}, script.resolve(), [])
 
 
 def spec_of(file: str | Path | None, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:

@@ -43,7 +43,7 @@ class TrialRun(ScriptRun):
         self.spec = spec
         self.answer: Any = None
 
-    def leave_aside(self, overrides: Mapping[str, Any]) -> None:
+    def leave_aside(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
         pass
 
     @contextmanager
@@ -104,6 +104,11 @@ class _ModelTrial(TrialRun):
         raise self.answered(model)
 
 
+class _FileTrial(TrialRun):
+    def leave_aside(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+        raise self.answered((file, overrides))
+
+
 class _LossTrial(TrialRun):
     """The loop's first pass, with another model and batch than the script's own."""
 
@@ -130,6 +135,11 @@ class _LossTrial(TrialRun):
 
 def model_of(spec: RunSpec) -> nn.Module:
     return cast(nn.Module, _ModelTrial(spec).ask())
+
+
+def run_file_of(spec: RunSpec) -> tuple[Any, Mapping[str, Any]]:
+    """(run file, overrides), as `paceline.run` gets them."""
+    return cast("tuple[Any, Mapping[str, Any]]", _FileTrial(spec).ask())
 
 
 def data_of(spec: RunSpec) -> tuple[Any, Any]:

@@ -18,24 +18,39 @@ OF_THE_OPTIMIZER = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "moment
 """Keys of `train` that an optimiser of the script's own leaves without effect."""
 
 
-def as_before(net: nn.Module) -> tuple[nn.Module, Callable[[], None]]:
-    """(A wrapped model under its own class, methods and names, a function that ends the wrapping.)
+class Wrapping:
+    """A model that ranks train together, as the script sees it: under its own class, methods and names.
 
     Called while training, it is the wrapper that is called. Elsewhere the model itself is, so that an evaluation never
     waits for other ranks.
     """
-    if not isinstance(net, DistributedDataParallel):
-        return net, lambda: None
-    inner, wrapper = cast(nn.Module, net.module), [net]
 
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        trains = wrapper and self.training and torch.is_grad_enabled()
-        return (wrapper[0] if trains else inner)(*args, **kwargs)
+    def __init__(self, net: nn.Module) -> None:
+        self.net: nn.Module | None = net if isinstance(net, DistributedDataParallel) else None
+        self.model = net if self.net is None else self._view(cast(nn.Module, net.module))
+        self.called = False
+        """Since a pass began; what is computed without a call, the other ranks know nothing of."""
 
-    kind = type(type(inner).__name__, (type(inner),), {"__call__": call, "__module__": type(inner).__module__})
-    view = cast(nn.Module, object.__new__(kind))
-    view.__dict__ = inner.__dict__
-    return view, wrapper.clear
+    def _view(self, inner: nn.Module) -> nn.Module:
+        """Another object with the state of the model."""
+
+        def call(view: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self.called = True
+            trains = view.training and torch.is_grad_enabled()
+            return (self.net if trains and self.net is not None else inner)(*args, **kwargs)
+
+        kind = type(type(inner).__name__, (type(inner),), {"__call__": call, "__module__": type(inner).__module__})
+        view = cast(nn.Module, object.__new__(kind))
+        view.__dict__ = inner.__dict__
+        return view
+
+    def refuse_uncalled(self) -> None:
+        if self.net is not None and not self.called:
+            raise UserError(
+                "the loss of a batch was computed without a call of the model that run.prepare gave back: gradients of "
+                "several ranks are summed where  model(x)  is called, not a layer or a method of it; put what is "
+                "computed into its forward()"
+            )
 
 
 def one_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 import paceline
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
-from paceline.script.run import spec_of
+from paceline.script.run import spec_of, spec_of_script
 from script_runs import LOOP, script, script_spec
 
 BY_HAND = LOOP.replace("paceline.run()", "paceline.run('run.yaml', resume='auto')").replace(
@@ -79,6 +79,15 @@ def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, caps
 def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
     spec = spec_of(None, {"train.steps": 3}, tmp_path / "mine.py", [])
     assert (spec.name, spec.train.steps, spec.origin("train.steps")) == ("mine", 3, "this script")
+
+
+def test_a_verb_takes_the_script_in_place_of_its_run_file(folder):
+    spec = spec_of_script(folder / "train.py", ["parallel.ranks=2"])
+    assert (spec.name, spec.train.steps, spec.parallel.ranks) == ("hand", 6, 2)
+    assert spec.workload == str(folder / "train.py")
+    (folder / "train.py").write_text("1 / 0\n")
+    with pytest.raises(RunFailed, match=r"train\.py failed: ZeroDivisionError"):
+        spec_of_script(folder / "train.py")
 
 
 def test_what_a_started_script_asks_for_is_left_aside_aloud(tmp_path, capsys):
