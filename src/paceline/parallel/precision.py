@@ -42,8 +42,10 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def set_tf32(precision: str) -> None:
-    """Let the products of this process take TF32, or not: by itself, torch takes it in convolutions."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    """Let the products of this process take TF32, where that was asked for. Else torch's own choice, or the user's,
+    stands: by itself, torch takes it in convolutions."""
+    if precision == "tf32":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 def lack_of_tf32(precision: str, device: torch.device) -> str:

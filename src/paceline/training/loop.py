@@ -18,6 +18,7 @@ from paceline.data.prefetch import Loader, RankBatch
 from paceline.errors import RunFailed
 from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
+from paceline.passes import FitEnd, Passes
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
@@ -30,7 +31,7 @@ from paceline.training.evaluation import HeldOut, evaluate
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
-from paceline.workload import FitEnd, Passes, Workload
+from paceline.workload import Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
+from paceline.passes import Fitted
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of, is_script
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
 from paceline.using.predictions import Predictions
-from paceline.workload import BaseWorkload, Fitted, PassWorkload, Workload, workload_of
+from paceline.workload import BaseWorkload, PassWorkload, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch

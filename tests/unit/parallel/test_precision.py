@@ -84,7 +84,7 @@ def products_as_before():
 def test_products_take_tf32_only_where_it_was_asked_for():
     assert lack_of_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
     assert lack_of_tf32("fp32", CPU) == ""
+    set_tf32("fp32")
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, True), "torch's own"
     set_tf32("tf32")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)
-    set_tf32("fp32")
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, False)

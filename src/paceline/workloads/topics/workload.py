@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.passes import FitEnd
 from paceline.training.explain import shared
-from paceline.workload import FitEnd, PassWorkload, Say
+from paceline.workload import PassWorkload, Say
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts

@@ -16,7 +16,7 @@ from paceline.workloads.trees.objectives import OBJECTIVES, Task
 from paceline.workloads.trees.reading import Column, words_of
 from paceline.workloads.trees.scoring import probabilities
 from paceline.workloads.trees.table import Coding, codes_of
-from paceline.workloads.trees.targets import Target
+from paceline.workloads.trees.targets import TreeTarget
 
 MODEL = {"xgboost": "model.json", "lightgbm": "model.txt"}
 ABOUT = "table.json"
@@ -41,7 +41,7 @@ class FittedTrees:
     raw: bytes
     """In the library's own text."""
     coding: Coding
-    target: Target
+    target: TreeTarget
 
     def write(self, folder: Path) -> None:
         """The model in the library's own format, and what its numbers mean."""
@@ -62,7 +62,7 @@ class FittedTrees:
             raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
         about = read_json(folder / ABOUT)
         try:
-            target = Target(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
+            target = TreeTarget(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
             coding = Coding(tuple(about["columns"]), about["categories"])
             return cls(about["library"], (folder / MODEL[about["library"]]).read_bytes(), coding, target)
         except (KeyError, ValueError, TypeError, OSError) as error:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from paceline.launch.group import gather_objects
+from paceline.passes import FitEnd
 from paceline.spec import Train
 from paceline.training.evaluation import ChunkSums
 from paceline.training.explain import shared
-from paceline.workload import FitEnd
 from paceline.workloads.trees.fitted import FittedTrees, cut_model
 from paceline.workloads.trees.pictures import write_importance
 from paceline.workloads.trees.rounds import Boosting, library_of

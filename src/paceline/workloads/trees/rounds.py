@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.launch.environment import Place
 from paceline.workloads.trees.sections import TreesData, TreesModel
-from paceline.workloads.trees.table import Table
-from paceline.workloads.trees.targets import Target
+from paceline.workloads.trees.table import PreparedTable
+from paceline.workloads.trees.targets import TreeTarget
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Boosting:
 
     model: TreesModel
     data: TreesData
-    table: Table
-    target: Target
+    table: PreparedTable
+    target: TreeTarget
     seed: int
     place: Place
     threads: int

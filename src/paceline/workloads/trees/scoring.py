@@ -12,12 +12,12 @@ from paceline.launch.group import gather_objects
 from paceline.record.files import finite
 from paceline.training.evaluation import ChunkSums, joined
 from paceline.workloads.trees.objectives import Task
-from paceline.workloads.trees.targets import Target
+from paceline.workloads.trees.targets import TreeTarget
 
 CHUNK = 4096
 
 
-def probabilities(margins: np.ndarray, target: Target) -> np.ndarray:
+def probabilities(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
     """(rows, classes) or, where numbers are predicted, those numbers: (rows,)."""
     scores = margins.astype(np.float64)
     match target.objective.task:
@@ -32,7 +32,7 @@ def probabilities(margins: np.ndarray, target: Target) -> np.ndarray:
     return scores[:, 0]
 
 
-def sums_of(margins: np.ndarray, labels: np.ndarray, target: Target) -> dict[str, Any]:
+def sums_of(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> dict[str, Any]:
     """Sums over rows."""
     scores = torch.as_tensor(margins, dtype=torch.float64)
     if target.objective.of_classes:
@@ -54,7 +54,7 @@ def chunks_of(rows: int, rank: int, world: int) -> range:
     return range(count * rank // world, count * (rank + 1) // world)
 
 
-def metrics_of_chunks(mine: ChunkSums, rows: int, target: Target) -> dict[str, Any]:
+def metrics_of_chunks(mine: ChunkSums, rows: int, target: TreeTarget) -> dict[str, Any]:
     """Over the rows of all ranks."""
     sums = joined(gather_objects(mine), -(-rows // CHUNK))
     count = sums["count"]

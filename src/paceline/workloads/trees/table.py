@@ -63,7 +63,7 @@ class TableFacts(Coding):
     """Of the numbers."""
 
 
-class Split:
+class RowSplit:
     """Rows to learn from, or to test on: mapped, not read."""
 
     def __init__(self, folder: Path, name: str, columns: int) -> None:
@@ -77,12 +77,12 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Table:
+class PreparedTable:
     folder: Path
     facts: TableFacts
 
-    def split(self, name: str) -> Split:
-        return Split(self.folder, name, len(self.facts.columns))
+    def split(self, name: str) -> RowSplit:
+        return RowSplit(self.folder, name, len(self.facts.columns))
 
     def bin_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Those that bins are found from, and their weights."""
@@ -90,7 +90,7 @@ class Table:
         return split.X, split.weights
 
 
-def table_of(data: TreesData, say: Say) -> Table:
+def table_of(data: TreesData, say: Say) -> PreparedTable:
     """The table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
     if (found := _read(entry)) is not None:
@@ -117,9 +117,9 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path) -> Table | None:
+def _read(entry: Path) -> PreparedTable | None:
     try:
-        return Table(entry, facts_of(json.loads((entry / FACTS).read_text(encoding="utf-8"))))
+        return PreparedTable(entry, facts_of(json.loads((entry / FACTS).read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -163,7 +163,7 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
 
 def _counted(folder: Path, columns: int) -> dict[str, Any]:
     """What a plan wants to know."""
-    few = np.array(Split(folder, "train", columns).X[:COUNTED_ROWS])
+    few = np.array(RowSplit(folder, "train", columns).X[:COUNTED_ROWS])
     bins = sum(min(MOST_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
     return {"bins": bins, "gaps": bool(np.isnan(few).any())}
 

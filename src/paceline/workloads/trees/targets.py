@@ -15,7 +15,7 @@ FEW_NUMBERS = 20
 
 
 @dataclass(frozen=True)
-class Target:
+class TreeTarget:
     objective: Objective
     classes: tuple[str, ...]
     """Names in the order of their numbers; empty where numbers are predicted."""
@@ -32,7 +32,7 @@ class Target:
         return np.searchsorted(self.values, y).astype(np.float32) if self.classes else np.asarray(y)
 
 
-def target_of(asked: str, label: str, facts: TableFacts) -> Target:
+def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
     """UserError where the label cannot be what was asked for."""
     task = _task_of(asked, label, facts)
     given = f"model.objective={asked}"
@@ -45,14 +45,14 @@ def target_of(asked: str, label: str, facts: TableFacts) -> Target:
         classes = facts.classes or tuple(f"{value:g}" for value in facts.values)
         if task is Task.BINARY and len(classes) != 2:
             raise UserError(f"{given}: {label!r} has {len(classes)} classes; use  model.objective=multiclass")
-        return Target(OBJECTIVES[task], classes, facts.values)
+        return TreeTarget(OBJECTIVES[task], classes, facts.values)
     if facts.classes:
         raise UserError(
             f"{given}: {label!r} holds words ({listed(facts.classes)}); use  model.objective=auto  for their classes"
         )
     if task is Task.COUNT and facts.totals["least"] < 0:
         raise UserError(f"{given}: {label!r} is {facts.totals['least']:g} somewhere; counts are 0 or more")
-    return Target(OBJECTIVES[task], (), ())
+    return TreeTarget(OBJECTIVES[task], (), ())
 
 
 def _task_of(asked: str, label: str, facts: TableFacts) -> Task:

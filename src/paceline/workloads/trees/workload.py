@@ -15,8 +15,8 @@ from paceline.workloads.trees.fitted import FittedTrees
 from paceline.workloads.trees.passes import TreePasses
 from paceline.workloads.trees.rounds import Boosting, library_of
 from paceline.workloads.trees.sections import TreesData, TreesModel
-from paceline.workloads.trees.table import Table, table_of
-from paceline.workloads.trees.targets import Target, target_of
+from paceline.workloads.trees.table import PreparedTable, table_of
+from paceline.workloads.trees.targets import TreeTarget, target_of
 
 
 class Trees(PassWorkload):
@@ -25,11 +25,11 @@ class Trees(PassWorkload):
     Model, Data = TreesModel, TreesData
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> PreparedTable:
         return table_of(self._data, self._say)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> TreeTarget:
         return target_of(self._model.objective, self._data.label, self.table.facts)
 
     def prepare(self, say: Say) -> None:

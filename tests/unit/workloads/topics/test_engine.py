@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workload import FitEnd
+from paceline.passes import FitEnd
 from paceline.workloads.topics.counts.blocks import DocumentBlock
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
@@ -242,7 +242,7 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
     assert found["gain"] == pytest.approx((losses[-2] - losses[-1]) / 5 / losses[-1])
 
     again = passes()
-    for entry, tensors in again.room().items():
+    for entry, tensors in again.room({}).items():
         for name, tensor in tensors.items():
             tensor.copy_(saved[entry][name])
     again.restored(meta)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.workload import FitEnd
+from paceline.passes import FitEnd
 from paceline.workloads.topics.device.passes import ReadPasses
 from paceline.workloads.topics.fitting.options import FitOptions
 
