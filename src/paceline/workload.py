@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-<<<<<<< HEAD
-from enum import Enum
 from functools import partial
-=======
->>>>>>> trees
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
