@@ -40,7 +40,6 @@ class TreePasses:
         self.chunks = chunks_of(len(self.test), self.place.rank, self.place.world)
         self.tested = slice(self.chunks.start * CHUNK, min(self.chunks.stop * CHUNK, len(self.test)))
         self.rounds.hold(self.test.X[self.tested])
-        self._raw = b""
         self._tensor = torch.empty(0, dtype=torch.uint8)
 
     @property

@@ -65,11 +65,6 @@ def open_tables(data: TreesData) -> tuple[TableSource, TableSource | None]:
     return train, None if data.test_path is None else _of_arrow(data.test_path, "data.test_path", data)
 
 
-def open_inputs(path: Path, data: TreesData) -> TableSource:
-    """A table of new rows, in which the label need not be."""
-    return _of_arrow(path, "predict", data)
-
-
 def _made_up(data: TreesData) -> TableSource:
     def blocks() -> Iterator[Block]:
         for block in generated.blocks(data.rows, data.columns):

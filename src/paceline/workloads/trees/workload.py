@@ -105,10 +105,11 @@ def _device(library: str, device: Any, asked: bool) -> str:
     """Where the rounds are made: there are two packages of XGBoost, and one is for cores alone."""
     if device.type == "cpu":
         return "cpu"
-    import xgboost
+    if library == "xgboost":
+        import xgboost
 
-    if library == "xgboost" and xgboost.build_info()["USE_CUDA"]:
-        return str(device)
+        if xgboost.build_info()["USE_CUDA"]:
+            return str(device)
     if asked:
         raise UserError(
             f"parallel.device=cuda: this {library} is made for cores alone; use  parallel.device=cpu  or, for "
