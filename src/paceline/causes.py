@@ -24,7 +24,7 @@ from paceline.data.generators import generators_kept
 from paceline.data.order import Order
 from paceline.data.samples import training_samples
 from paceline.errors import listed
-from paceline.nn.keras_backend import is_keras
+from paceline.nn.keras_backend import as_built, is_keras
 from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload, workload_of
 
@@ -292,7 +292,7 @@ def _keras_layers(model: nn.Module) -> list[tuple[str, Any]]:
     """Layers within models of Keras that act otherwise in training; they are not among a module's own modules."""
     found: dict[int, Any] = {}
     for module in model.modules():
-        original = getattr(module, "original", module)
+        original = as_built(module)
         if is_keras(original):
             found |= {id(layer): layer for layer in original._flatten_layers(include_self=False)}
     return [(layer.name, layer) for layer in found.values() if layer._call_has_training_arg]

@@ -237,7 +237,7 @@ def weights_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> La
     """
     if strangers := ours.keys() ^ theirs.keys():
         return LargestDifference(math.inf, Quantity.MISSING_WEIGHTS, min(strangers))
-    ours = {name: a for name, a in ours.items() if a.is_floating_point()}
+    ours = {name: a for name, a in ours.items() if a.is_floating_point()} or ours
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
 from paceline.errors import RunFailed, UserError
+from paceline.nn.keras_backend import as_built
 from paceline.record.files import write_atomic, write_json
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of, is_script
@@ -158,8 +159,7 @@ def _write_parts(trained: TrainedModel, folder: Path, file: Path | None) -> None
     sections = {name: values.get(name) or {} for name in ("model", "data", "train")}
     made = {"paceline": __version__, "step": trained.step, "classes": list(trained.classes)}
     own = {} if file is None else {"file": file.name, "class": spec.workload.rpartition(":")[2]}
-    model = getattr(trained.model, "original", trained.model)  # of Keras, by the names that its own file gives
-    weights, config = model.state_dict(), {"workload": spec.workload, **own, **sections, **made}
+    weights, config = as_built(trained.model).state_dict(), {"workload": spec.workload, **own, **sections, **made}
     if file is None:
         write_weights(folder / WEIGHTS, weights)
         write_json(folder / CONFIG, config)
