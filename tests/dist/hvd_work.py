@@ -206,7 +206,7 @@ def batch_norms():
     return [float((mine - theirs).abs().max()) for mine, theirs in pairs]
 
 
-def elastic_run(folder, fail_at=None):
+def elastic_run(folder, fail_at=None, width=1):
     """Steps over what is left of two epochs; the samples that this rank used, and its weights."""
     import paceline.horovod.elastic.state as state_module
 
@@ -215,7 +215,7 @@ def elastic_run(folder, fail_at=None):
     state_module.WRITE_EVERY_S, state_module.WRITING_SHARE = 0.0, float("inf")
     hvd.init()
     torch.manual_seed(hvd.rank())
-    model = nn.Linear(1, 1)
+    model = nn.Linear(1, width)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     rows = torch.arange(16.0)[:, None] / 16
     sampler = hvd.elastic.ElasticSampler(rows, shuffle=True)

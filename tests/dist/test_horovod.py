@@ -9,7 +9,7 @@ import torch
 from hvd_work import batch_norms, collectives, differences, elastic_run, example, gradients, optimizer_states
 
 import paceline.horovod as hvd
-from paceline.errors import RunFailed
+from paceline.errors import RunFailed, UserError
 from paceline.launch.local import run_ranks
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -113,6 +113,8 @@ def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd
     with pytest.raises(RunFailed, match="the power is gone"):
         run_ranks(elastic_run, (str(tmp_path / "broken"), 6), 2)
     assert (tmp_path / "broken" / "elastic-elastic_script.safetensors").exists()
+    with pytest.raises(UserError, match=r"does not fit this script \(.*\); remove it to begin anew"):
+        run_ranks(elastic_run, (str(tmp_path / "broken"), None, 2), 2)
     ((again, resets, other),) = run_ranks(elastic_run, (str(tmp_path / "broken"),), 1)
     assert again == seen
     assert resets == [1]

@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.horovod import gradients
 from paceline.horovod.compression import Compression, Compressor
 from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import Average, Reduction, Rule, rule_of
+from paceline.horovod.reduction import Average, Operation, Rule, rule_of
 from paceline.horovod.refused import ProcessSet, only_global
 from paceline.horovod.sending import exchange, gather, reduce, scatter, send, sparse_reduce
 from paceline.horovod.world import size
@@ -30,7 +30,7 @@ class Factors(TypedDict, total=False):
     process_set: ProcessSet
 
 
-def _rule(op: Reduction | None, average: bool | None, factors: Factors) -> Rule:
+def _rule(op: Operation | None, average: bool | None, factors: Factors) -> Rule:
     only_global(factors.get("process_set"))
     return rule_of(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
 
@@ -40,7 +40,7 @@ def allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> torch.Tensor:
     """The average over ranks, or what `op` says."""
@@ -54,7 +54,7 @@ def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> torch.Tensor:
     return allreduce_async_(tensor, average, name, op, **factors).wait()
@@ -64,7 +64,7 @@ def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[torch.Tensor]:
     return reduce(tensor, _rule(op, average, factors))
@@ -74,7 +74,7 @@ def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[torch.Tensor]:
     handle = reduce(tensor, _rule(op, average, factors))
@@ -82,7 +82,7 @@ def allreduce_async_(
 
 
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None = None, op: Reduction = Average, process_set: ProcessSet | None = None
+    tensor: torch.Tensor, name: str | None = None, op: Operation = Average, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
     """Of a sparse tensor: rows are gathered instead of summed."""
     only_global(process_set)
@@ -180,7 +180,7 @@ def reducescatter(
     tensor: torch.Tensor,
     compression: type[Compressor] = Compression.none,
     name: str | None = None,
-    op: Reduction = Average,
+    op: Operation = Average,
     **factors: Unpack[Factors],
 ) -> torch.Tensor:
     """This rank's part of the reduced tensor, along the first dimension; the first ranks have one row more."""
@@ -191,7 +191,7 @@ def reducescatter(
 
 
 def reducescatter_async(
-    tensor: torch.Tensor, name: str | None = None, op: Reduction = Average, **factors: Unpack[Factors]
+    tensor: torch.Tensor, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[torch.Tensor]:
     return scatter(tensor, _rule(op, None, factors))
 

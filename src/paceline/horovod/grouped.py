@@ -11,7 +11,7 @@ from paceline.horovod import collectives
 from paceline.horovod.collectives import Factors
 from paceline.horovod.compression import Compression, Compressor
 from paceline.horovod.handles import Handle, together
-from paceline.horovod.reduction import Average, Reduction
+from paceline.horovod.reduction import Average, Operation
 from paceline.horovod.refused import ProcessSet
 
 Tensors = Sequence[torch.Tensor]
@@ -22,7 +22,7 @@ def grouped_allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> list[torch.Tensor]:
     if compression is not Compression.none or any(tensor.requires_grad for tensor in tensors):
@@ -34,7 +34,7 @@ def grouped_allreduce_(
     tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> list[torch.Tensor]:
     return grouped_allreduce_async_(tensors, average, name, op, **factors).wait()
@@ -44,7 +44,7 @@ def grouped_allreduce_async(
     tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[list[torch.Tensor]]:
     return together([collectives.allreduce_async(tensor, average, name, op, **factors) for tensor in tensors])
@@ -54,7 +54,7 @@ def grouped_allreduce_async_(
     tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
-    op: Reduction | None = None,
+    op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[list[torch.Tensor]]:
     return together([collectives.allreduce_async_(tensor, average, name, op, **factors) for tensor in tensors])
@@ -76,13 +76,13 @@ def grouped_reducescatter(
     tensors: Tensors,
     compression: type[Compressor] = Compression.none,
     name: str | None = None,
-    op: Reduction = Average,
+    op: Operation = Average,
     **factors: Unpack[Factors],
 ) -> list[torch.Tensor]:
     return [collectives.reducescatter(tensor, compression, name, op, **factors) for tensor in tensors]
 
 
 def grouped_reducescatter_async(
-    tensors: Tensors, name: str | None = None, op: Reduction = Average, **factors: Unpack[Factors]
+    tensors: Tensors, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[list[torch.Tensor]]:
     return together([collectives.reducescatter_async(tensor, name, op, **factors) for tensor in tensors])

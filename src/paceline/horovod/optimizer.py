@@ -22,7 +22,7 @@ import torch
 from paceline.errors import UserError, listed
 from paceline.horovod.compression import Compression, Compressor
 from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import Average, Max, Reduction, Rule, Sum, rule_of
+from paceline.horovod.reduction import Average, Max, Operation, Rule, Sum, rule_of
 from paceline.horovod.refused import ProcessSet, only_global
 from paceline.horovod.sending import reduce, reduce_buffer, sparse_reduce
 from paceline.horovod.world import size
@@ -46,7 +46,7 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
-    op: Reduction = Average,
+    op: Operation = Average,
     gradient_predivide_factor: float = 1.0,
     **grouping: Unpack[Grouping],
 ) -> Any:

@@ -12,7 +12,7 @@ from paceline.errors import UserError
 from paceline.horovod.refused import refuse_adasum
 
 
-class Reduction(Enum):
+class Operation(Enum):
     AVERAGE = "Average"
     SUM = "Sum"
     ADASUM = "Adasum"
@@ -21,8 +21,8 @@ class Reduction(Enum):
     PRODUCT = "Product"
 
 
-Average, Sum, Adasum = Reduction.AVERAGE, Reduction.SUM, Reduction.ADASUM
-Min, Max, Product = Reduction.MIN, Reduction.MAX, Reduction.PRODUCT
+Average, Sum, Adasum = Operation.AVERAGE, Operation.SUM, Operation.ADASUM
+Min, Max, Product = Operation.MIN, Operation.MAX, Operation.PRODUCT
 OPERATIONS = {
     Average: dist.ReduceOp.SUM,
     Sum: dist.ReduceOp.SUM,
@@ -36,7 +36,7 @@ OPERATIONS = {
 class Rule:
     """An operation with the factors before and after it."""
 
-    op: Reduction
+    op: Operation
     before: float = 1.0
     after: float = 1.0
 
@@ -62,7 +62,7 @@ def _in_place(buffer: torch.Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
 
 
-def rule_of(op: Reduction | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> Rule:
+def rule_of(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> Rule:
     """`average` is the older way to ask for a sum."""
     if op is not None and average is not None:
         raise UserError("average= is the older name of op=; give one of them, op=hvd.Sum or op=hvd.Average")
@@ -70,6 +70,6 @@ def rule_of(op: Reduction | None, average: bool | None, before: float = 1.0, aft
         op = Sum if average is False else Average
     if op is Adasum:
         refuse_adasum()
-    if not isinstance(op, Reduction):
+    if not isinstance(op, Operation):
         raise UserError(f"op={op!r} is not a reduction; use hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
     return Rule(op, before, after)

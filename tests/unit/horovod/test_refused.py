@@ -98,7 +98,7 @@ def test_a_script_is_run_with_its_arguments_and_finds_horovod(tmp_path, as_it_wa
     main([str(script), "--lr", "1"])
     assert capsys.readouterr().out.splitlines() == [
         "paceline.horovod has no horovod.tensorflow; it carries over horovod.torch alone",
-        "['--lr', '1'] Reduction.SUM True 0.28.1 __main__",
+        "['--lr', '1'] Operation.SUM True 0.28.1 __main__",
     ]
     assert str(STAND_IN) in sys.path
 

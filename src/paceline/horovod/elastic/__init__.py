@@ -6,6 +6,7 @@ another number of them, and `run` begins with what the file holds.
 """
 
 from paceline.horovod.elastic.sampler import ElasticSampler
-from paceline.horovod.elastic.state import ObjectState, State, TorchState, run
+from paceline.horovod.elastic.state import ElasticState as State
+from paceline.horovod.elastic.state import ObjectState, TorchState, run
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]

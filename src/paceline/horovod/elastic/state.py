@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from paceline.errors import UserError
 from paceline.horovod import same_everywhere, world
 from paceline.horovod.elastic import commits
 from paceline.horovod.elastic.sampler import ElasticSampler
@@ -24,7 +25,7 @@ WRITE_EVERY_S = 2.0
 WRITING_SHARE = 0.1  # of the time, at most
 
 
-class State:
+class ElasticState:
     """Values by name, as attributes. A copy of them is kept in memory by `save`, and on disk by `commit`."""
 
     def __init__(self, **values: Any) -> None:
@@ -105,23 +106,27 @@ class State:
             if not file.exists():
                 return None
             self._saved, whence = commits.read(file)
+            try:
+                self.restore()
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                why = str(error).strip().splitlines()[0]
+                raise UserError(f"{file} does not fit this script ({why}); remove it to begin anew") from None
             return whence
 
         whence = from_main(read)
         if whence is not None and world.rank() == 0:
             print(f"paceline.horovod: goes on from {whence}; remove it to begin anew", file=sys.stderr, flush=True)
-            self.restore()
         return whence is not None
 
 
-class ObjectState(State):
+class ObjectState(ElasticState):
     """Values that are copied as they are; Horovod's first two arguments are taken and not needed."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
         super().__init__(**values)
 
 
-class TorchState(State):
+class TorchState(ElasticState):
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
         super().__init__(**given, **values)
@@ -131,7 +136,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     """Of `func(state, …)`: it begins with what was committed before a failure, or with the main rank's state."""
 
     @functools.wraps(func)
-    def call(state: State, *args: Any, **options: Any) -> T:
+    def call(state: ElasticState, *args: Any, **options: Any) -> T:
         world.init()
         commits.check(state._saved)
         file = commits.default_file()

@@ -14,7 +14,7 @@ __version__ = "0.28.1"  # whose interface this is
 __all__ = ["run", "torch"]
 
 
-class Refusal(MetaPathFinder):
+class MissingParts(MetaPathFinder):
     """Says which parts are not here, instead of letting Python say that they cannot be found."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
@@ -22,7 +22,7 @@ class Refusal(MetaPathFinder):
             raise PartNotCarriedOver(f"paceline.horovod has no {name}; it carries over {__name__}.torch alone")
 
 
-sys.meta_path.insert(0, Refusal())
+sys.meta_path.insert(0, MissingParts())
 sys.modules |= {
     f"{__name__}.torch": torch,
     f"{__name__}.torch.elastic": elastic,
