@@ -7,7 +7,6 @@ name ends in "alone", as `paceline measure` would have it.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import runpy
 import sys
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.launch.environment import LOCALHOST
@@ -121,8 +121,6 @@ def ddp(hook: Callable[..., Any] | None = None) -> None:
 
 
 def fsdp() -> None:
-    from torch.distributed.fsdp import fully_shard
-
     dist.init_process_group("gloo")
     net = model()
     fully_shard(net)
@@ -199,13 +197,11 @@ def be_a_rank(name: str, scenario: Scenario, rank: int, port: int, folder: Path)
 
 
 def main(folder: Path) -> None:
-    with contextlib.suppress(ImportError):
-        import accelerate  # noqa: F401
-        import lightning  # noqa: F401
-        import sklearn.datasets  # noqa: F401
     started: dict[int, str] = {}
     with ExitStack() as ports:
-        for name, scenario in SCENARIOS.items():
+        for name, scenario in sorted(SCENARIOS.items(), key=lambda item: item[0].startswith("lightning")):
+            if name.startswith("lightning") and "lightning" not in sys.modules:
+                import lightning  # noqa: F401  (for seconds, in which the others are at work)
             (folder / name).mkdir()
             port = ports.enter_context(reserved_port())
             for rank in range(scenario.ranks):
