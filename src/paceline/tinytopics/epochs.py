@@ -33,7 +33,7 @@ Watch = Callable[[ReadPasses, int], ReadPasses]
 
 
 @dataclass(frozen=True)
-class Request:
+class FitRequest:
     """What is to be fitted, and how long."""
 
     X: Any
@@ -61,7 +61,7 @@ class Request:
 class Epochs:
     """One rank's part of a fit, or the whole of it where the rank is `alone`."""
 
-    request: Request
+    request: FitRequest
     device: torch.device
     alone: bool = True
 

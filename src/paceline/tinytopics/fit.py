@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from paceline.tinytopics.epochs import Epochs, Request
+from paceline.tinytopics.epochs import Epochs, FitRequest
 from paceline.tinytopics.models import NeuralPoissonNMF
 
 
@@ -30,7 +30,7 @@ def fit_model(
     depend on it. The other numbers are those of an optimiser that is not used here, and have no effect. Without a
     `device` it is the GPU, if there is one.
     """
-    request = Request(X, k, num_epochs, batch_size)
+    request = FitRequest(X, k, num_epochs, batch_size)
     request.check(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with tqdm(total=num_epochs, desc="Training Progress") as bar:

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from paceline.launch.environment import detect
 from paceline.launch.group import joined
 from paceline.record.files import write_atomic
-from paceline.tinytopics.epochs import Epochs, Request
+from paceline.tinytopics.epochs import Epochs, FitRequest
 from paceline.tinytopics.models import NeuralPoissonNMF
 from paceline.workloads.topics.device.passes import RangePass, ReadPasses
 
@@ -46,7 +46,7 @@ def fit_model_distributed(
     alone. Every rank is given the same X and reads its own part. The main rank writes the model's `state_dict` to
     `save_path`, unless it is None.
     """
-    request = Request(X, k, num_epochs, batch_size)
+    request = FitRequest(X, k, num_epochs, batch_size)
     request.check(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
     device = _device()
     together = dist.is_initialized()

@@ -32,7 +32,7 @@ LAUNCHERS = {
 
 
 @dataclass(frozen=True)
-class Command:
+class MeasuredCommand:
     words: tuple[str, ...]
 
     @property
@@ -85,11 +85,11 @@ def _script_at(words: Sequence[str]) -> int:
     return next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
 
 
-def command_of(words: Sequence[str], ranks: Sequence[int], environ: Mapping[str, str] = os.environ) -> Command:
+def command_of(words: Sequence[str], ranks: Sequence[int], environ: Mapping[str, str] = os.environ) -> MeasuredCommand:
     """The command, if it can be measured on these numbers of ranks."""
     if not words:
         raise UserError(f"which command? write it after  --  as in  {EXAMPLE}")
-    command = Command(tuple(words))
+    command = MeasuredCommand(tuple(words))
     if shutil.which(words[0], path=environ.get("PATH")) is None:
         python = f"; type  python {words[0]}  in its place" if words[0].endswith(".py") else ""
         raise UserError(f"the command {words[0]!r} is not found, or is no program{python}")

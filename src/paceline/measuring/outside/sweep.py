@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.arguments import make_folder
 from paceline.errors import RunFailed
-from paceline.measuring.outside.command import Command, command_of
+from paceline.measuring.outside.command import MeasuredCommand, command_of
 from paceline.measuring.outside.process import run_noted
 from paceline.measuring.outside.reading import OUTPUT, last_words, read_seen
 from paceline.measuring.outside.request import Request
@@ -43,7 +43,7 @@ class CommandTrial(Trial):
 
     label: str
     ranks: int
-    command: Command
+    command: MeasuredCommand
     steps: int
     steps_by: str = ""
     say: Say = field(default=lambda text: None, compare=False)

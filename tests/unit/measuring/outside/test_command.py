@@ -5,18 +5,18 @@ import sys
 import pytest
 
 from paceline.errors import UserError
-from paceline.measuring.outside.command import Command, command_of
+from paceline.measuring.outside.command import MeasuredCommand, command_of
 
 
 def test_our_launcher_starts_what_does_not_start_itself():
-    command = Command(("python", "train.py", "--lr", "0.1"))
+    command = MeasuredCommand(("python", "train.py", "--lr", "0.1"))
     assert command.on(2) == [sys.executable, "-m", "paceline", "launch", "--ranks", "2", "--", *command.words]
     assert command.name == "train"
 
 
 @pytest.mark.parametrize("words", [["torchrun", "--nproc-per-node={ranks}", "train.py"], ["sh", "start.sh", "{ranks}"]])
 def test_a_command_with_ranks_in_it_starts_them_itself(words):
-    assert Command(tuple(words)).on(4) == [word.replace("{ranks}", "4") for word in words]
+    assert MeasuredCommand(tuple(words)).on(4) == [word.replace("{ranks}", "4") for word in words]
 
 
 @pytest.mark.parametrize(
