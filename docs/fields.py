@@ -54,7 +54,7 @@ def _is_section(info: FieldInfo) -> bool:
 
 def _default(info: FieldInfo) -> str:
     value = info.default
-    if value is None or value == ():
+    if value in (None, (), ""):
         return "none"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

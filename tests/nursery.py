@@ -30,6 +30,7 @@ MODULES = (
     *("paceline.record.loggers", "paceline.record.environment", "paceline.record.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
     *("paceline.workloads.transformers.workload", "transformers.models.llama.modeling_llama"),
+    "paceline.workloads.keras.build",
     *("paceline.workloads.trees.workload", "paceline.workloads.trees.xgboost_rounds"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )

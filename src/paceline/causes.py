@@ -24,6 +24,7 @@ from paceline.data.generators import generators_kept
 from paceline.data.order import Order
 from paceline.data.samples import training_samples
 from paceline.errors import listed
+from paceline.nn.keras_backend import as_built, is_keras
 from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload, workload_of
 
@@ -168,8 +169,11 @@ class SplitTrial:
 
     def __post_init__(self) -> None:
         modules = list(self.model.named_modules())
+        of_keras = _keras_layers(self.model)
         self.statistics = [(n, m) for n, m in modules if isinstance(m, _NormBase) or hasattr(m, "running_mean")]
+        self.statistics += [(n, m) for n, m in of_keras if hasattr(m, "moving_mean")]
         self.dropout = [(n, m) for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+        self.dropout += [(n, m) for n, m in of_keras if hasattr(m, "seed_generator") or hasattr(m, "generator")]
         self.buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         cut = -(-len(self.ids) * 2 // 3)  # parts of different size: equal ones would hide some mistakes
         self.parts = (slice(0, cut), slice(cut, None))
@@ -201,7 +205,8 @@ class SplitTrial:
             return []
         with _calm(self.dropout):
             kept = [self._kept(part) for part in (slice(None), self.parts[0])]
-            moved = {name.rpartition(".")[0] for name in kept[0] if not _alike(kept[0][name], kept[1][name])}
+            apart = (name for name in kept[0] if not _alike(kept[0][name], kept[1][name]))
+            moved = {name.replace("/", ".").rpartition(".")[0] for name in apart}
             every = not apart_without and self.apart()
         by_kind: dict[LayoutCause, list[tuple[str, nn.Module]]] = {}
         for name, module in self.statistics:
@@ -283,11 +288,36 @@ def _named(modules: Sequence[tuple[str, nn.Module]]) -> tuple[str, ...]:
     return tuple(f"{name} ({type(module).__name__})" for name, module in modules)
 
 
+def _keras_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Layers within models of Keras that act otherwise in training; they are not among a module's own modules."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        original = as_built(module)
+        if is_keras(original):
+            found |= {id(layer): layer for layer in original._flatten_layers(include_self=False)}
+    return [(layer.name, layer) for layer in found.values() if layer._call_has_training_arg]
+
+
 @contextmanager
-def _calm(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[None]:
+def _calm(modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
     """These modules do as in evaluation."""
-    for _, module in modules:
-        module.eval()
+    with ExitStack() as restored:
+        for _, module in modules:
+            if is_keras(module):
+                restored.enter_context(_untrained_call(module))
+            else:
+                module.eval()
+                restored.callback(module.train)
+        yield
+
+
+@contextmanager
+def _untrained_call(layer: Any) -> Iterator[None]:
+    """Layers of Keras are told by each call whether they are trained."""
+    own = vars(layer).get("call")
+    layer.call = lambda *given, **named: type(layer).call(layer, *given, **{**named, "training": False})
     yield
-    for _, module in modules:
-        module.train()
+    if own is None:
+        del layer.__dict__["call"]
+    else:
+        layer.call = own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, UserError
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 COLUMNS = 100
+RUN_A_COMMAND = ("launch", "measure", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
   paceline explain recipes/classifier_agnews.yaml train.lr=3e-4
@@ -29,8 +29,10 @@ EXAMPLES = """examples:
   paceline train --resume runs/docstrings parallel.ranks=1
   paceline train --resume runs/docstrings train.epochs=+2
   paceline train --from runs/docstrings train.lr=1e-4
+  paceline adopt ds_config.json --command "torchrun --nproc_per_node=4 train.py" --out run.yaml
   paceline predict runs/docstrings "Returns the sum of an array"
   paceline export runs/docstrings --out model
+  paceline launch --ranks 4 -- python train.py
 """
 
 
@@ -38,9 +40,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows a question mark
-    words = sys.argv[1:] if argv is None else argv
+    words, command = _split(list(sys.argv[1:] if argv is None else argv))
     commands = parser(words)
     arguments, extra = commands.parse_known_args(words)
+    arguments.command = command
     if arguments.verb is None:
         commands.error("what to do? the verbs are listed by  paceline --help")
     options = [word for word in extra if word.startswith("-") or not hasattr(arguments, "words")]
@@ -51,31 +54,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(arguments.do(arguments))
     except PacelineError as error:
-        if who := _speaker(error):
-            print(_visible(f"{who}: {error}"), file=sys.stderr)
+        from paceline.launch.blame import say_why
+
+        say_why(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _visible(text: str) -> str:
-    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
-
-
-def _speaker(error: PacelineError) -> str:
-    """What is wrong with a request is the same on every rank, and the main one says it; a run may fail on any."""
-    from paceline.launch.environment import detect
-
-    try:
-        place = detect(os.environ)
-    except UserError:
-        place = None
-    if place is None or place.world == 1:
-        return "paceline"
-    if isinstance(error, RunFailed):
-        return f"paceline: rank {place.rank}"
-    return "paceline" if place.rank == 0 else ""
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the user's command after `--` for the verbs that take one."""
+    if not words or words[0] not in RUN_A_COMMAND or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +96,10 @@ def do_train(arguments: argparse.Namespace) -> int:
 def _load(words: Sequence[str], verb: str) -> RunSpec:
     if not words or ("=" in words[0] and not Path(words[0]).exists()):
         raise UserError(f"which run file? write it as  paceline {verb} RUN.yaml [section.key=value ...]")
+    if registry.is_script(words[0]):
+        from paceline.script.run import spec_of_script
+
+        return spec_of_script(Path(words[0]), words[1:])
     from paceline.spec import load
 
     return load(words[0], words[1:])
@@ -256,14 +252,17 @@ def measure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
     parser.add_argument("--retry", action="store_true", help="try rows again that failed before")
     parser.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
+    parser.add_argument("--steps-by", default="", metavar="ADAM", help="of a command with several optimisers: whose")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
 
 
 def do_measure(arguments: argparse.Namespace) -> int:
-    from paceline.measuring.verb import run, run_links
+    from paceline.measuring.verb import run, run_command, run_links
 
     if arguments.links:
         return run_links(arguments, _console())
+    if arguments.command:
+        return run_command(arguments, _console())
     return run(_load(arguments.words, "measure"), arguments, _console())
 
 
@@ -278,6 +277,19 @@ def do_report(arguments: argparse.Namespace) -> int:
     from paceline.reporting.report import run
 
     return run(arguments, _console())
+
+
+def launch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", "-np", "-n", type=int, metavar="N", help="processes to start on this machine (1)")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="of all ranks, after one failed (0)")
+    parser.add_argument("before", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+
+def do_launch(arguments: argparse.Namespace) -> int:
+    from paceline.launch.command import launch
+
+    own = ["--", *arguments.command] if arguments.before and arguments.command else arguments.command
+    return launch([*arguments.before, *own], arguments.ranks, arguments.restarts)
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -325,6 +337,22 @@ def do_export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def adopt_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
+    parser.add_argument(
+        "--command", dest="line", default="", metavar="'torchrun …'", help="or after --: what starts it"
+    )
+    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+
+
+def do_adopt(arguments: argparse.Namespace) -> int:
+    from paceline.adopting.verb import run
+
+    return run(arguments, _console())
+
+
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
@@ -342,8 +370,14 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "calibrate": ("measure this machine; plans for it then use what was measured", calibrate_arguments, do_calibrate),
     "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
+    "launch": ("start a command of your own as several ranks of this machine", launch_arguments, do_launch),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
     "predict": ("say what a trained model makes of new texts, rows or images", predict_arguments, do_predict),
+    "adopt": (
+        "make a run file of what other tools have: configurations, job scripts, commands",
+        adopt_arguments,
+        do_adopt,
+    ),
     "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""

@@ -18,7 +18,7 @@ from paceline.spec import Train
 
 HALF_PRECISIONS = ("bf16", "fp16", "fp8")
 """Types of the matrix products for which compiled kernels are made."""
-RECORDED_OPTIMIZERS = ("adamw", "sgd")
+RECORDED_OPTIMIZERS = ("adamw", "adam", "sgd")
 """Those whose update never asks the host."""
 
 START_COMPILER_S = 8.0
@@ -57,6 +57,7 @@ class Reason(Enum):
     OPTIMIZER = "the optimiser asks the host during its update"
     MANY_SHAPES = "samples come in many shapes"
     OTHER_ENGINE = "another engine runs the step"
+    OWN_LOOP = "a script computes its loss itself"
     ASKS_DEVICE = "the model waits for the device during a step, as .item() and boolean masks do"
     DRAWS_ON_HOST = "the model draws random numbers on the host, which a graph would repeat"
     COUNTS_STEPS = "the model changes in Python during a step, which a graph would not"
@@ -130,7 +131,8 @@ def execution_of(
     """
     reason = _why_not_recorded(train, layout, target, traits)
     recorded = reason is Reason.RECORDED
-    possible = train.compile == "auto" and target.compiles and train.precision in HALF_PRECISIONS
+    possible = train.compile == "auto" and target.compiles and traits.compiles
+    possible &= train.precision in HALF_PRECISIONS
     possible &= traits.equal_layers or recorded
     wanted = train.compile == "on" or (possible and (weighed is None or weighed.pays))
     whole = wanted and recorded and target.compiles and not traits.equal_layers
@@ -141,6 +143,7 @@ def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Trai
     checks = (
         (train.compile != "off", Reason.COMPILE_OFF),
         (target.kind == "cuda", Reason.ON_CPU),
+        (not traits.own_loop, Reason.OWN_LOOP),
         (train.precision in HALF_PRECISIONS or not traits.half_only, Reason.FULL_PRECISION),
         (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
         (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),

@@ -207,10 +207,20 @@ def _check_options(parallel: Parallel, strategy: str) -> None:
     if parallel.offload and strategy not in ("zero2", "fsdp", "hsdp") and parallel.engine == "torch":
         raise UserError(f"parallel.offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp")
     saving = parallel.reduce != "exact"
-    if saving and (strategy not in ("ddp", "single") or beside):
+    gathers = ("zero2", "fsdp", "hsdp")
+    rounds = parallel.reduce in ("bf16", "fp16")
+    if saving and (beside or strategy not in ("ddp", "single", *(gathers if rounds else ()))):
+        others = ", zero2, fsdp or hsdp" if rounds else ""
         raise UserError(
-            f"parallel.reduce={parallel.reduce} is for plain data parallelism; use it with parallel.strategy=ddp alone"
+            f"parallel.reduce={parallel.reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
         )
+    if parallel.wrap != "layers" and parallel.engine != "torch" and strategy in gathers:
+        raise UserError(
+            f"parallel.wrap={parallel.wrap}: parallel.engine={parallel.engine} has its own way to choose what is "
+            "gathered together; leave it out, or use parallel.engine=torch"
+        )
+    if parallel.backend == "nccl" and parallel.device == "cpu":
+        raise UserError("parallel.backend=nccl joins CUDA devices, but parallel.device=cpu; use parallel.backend=gloo")
     if parallel.engine == "torch" and parallel.engine_config is not None:
         raise UserError(
             f"parallel.engine_config={parallel.engine_config} is for parallel.engine=deepspeed or accelerate, not torch"

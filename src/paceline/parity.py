@@ -22,12 +22,12 @@ from paceline.record.run_dir import RunDir
 from paceline.registry import one_line
 from paceline.spec import Parallel, RunSpec, Source, spec_of
 from paceline.training.run import RunResult, train
-from paceline.workload import Say
+from paceline.workload import Say, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
 """Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
 PLAIN = Parallel()
 
@@ -156,6 +156,7 @@ def _refuse_impossible(variants: Sequence[Variant]) -> None:
         )
     for variant in variants:
         layout, passes = layout_of(variant.spec), variant.accumulate
+        workload_of(variant.spec).suits(layout)
         batch, n = layout.global_batch, layout.data
         if batch < n * passes:
             raise UserError(
@@ -230,9 +231,13 @@ def relative_difference(a: float | None, b: float | None) -> float:
 
 
 def weights_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LargestDifference:
-    """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights."""
+    """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights.
+
+    Whole numbers (counters, the state of random generators) are not weights: their size would hide what these do.
+    """
     if strangers := ours.keys() ^ theirs.keys():
         return LargestDifference(math.inf, Quantity.MISSING_WEIGHTS, min(strangers))
+    ours = {name: a for name, a in ours.items() if a.is_floating_point()} or ours
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():

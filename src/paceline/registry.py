@@ -1,7 +1,8 @@
 """The table of workloads: what a short name in a run file stands for. Nothing of torch is imported here.
 
-Three origins, one path: workloads that come with Paceline, those of installed packages (entry points of the group
-`paceline.workloads`), and a user's own `file.py:Class`. Each is an `Entry`, whose parts are imported when needed.
+Four origins, one path: workloads that come with Paceline, those of installed packages (entry points of the group
+`paceline.workloads`), a user's own `file.py:Class`, and a script `train.py` that has its loop itself. Each is an
+`Entry`, whose parts are imported when needed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ GROUP = "paceline.workloads"
 """Of entry points. Each names an `Entry`, or a class that is one by itself."""
 BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
+    "keras": "paceline.workloads.keras:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
     "transformers": "paceline.workloads.transformers:ENTRY",
@@ -34,6 +36,8 @@ BUILT_IN = {
     "unet": "paceline.workloads.unet:ENTRY",
 }
 DEFAULT_WORKLOAD = "classifier"
+SCRIPT = "paceline.script:ENTRY"
+"""Of every script."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,10 @@ class Traits:
     """Batches have one shape, or can be brought to a few (`Samples.fixed_shape_batches`): a step can be recorded."""
     half_only: bool = False
     """It can so in half precision alone, for which there are kernels that take batches of these shapes."""
+    own_loop: bool = False
+    """The loss is computed outside of the step, by a script."""
+    compiles: bool = True
+    """torch's compiler can follow the Python of the model; `auto` leaves others as they are."""
     own_optimizer: bool = False
     """The update is the user's own code (`Workload.optimizer`), which may ask the host."""
 
@@ -91,6 +99,8 @@ class Entry:
     """What a plan prices, `subject(spec, samples, tokens)`; without it the model is measured on fake tensors."""
     batched: bool = True
     """See `RunClass.batched`."""
+    preload: tuple[str, ...] = ()
+    """Modules that take long to import, and are imported once before the ranks part ways."""
     extends: bool = False
     """A fit by passes that goes on for longer when more are asked for; a training always does."""
     traits: Traits = Traits()
@@ -143,6 +153,8 @@ def resolve(reference: str) -> Any:
 def entry_of(workload: Any) -> Entry:
     """The entry of a name, or of `file.py:Class`; a UserError says which names there are."""
     if isinstance(workload, str):
+        if is_script(workload):
+            return resolve(SCRIPT)
         if ":" in workload:
             return _own(workload)
         if workload in BUILT_IN:
@@ -150,7 +162,19 @@ def entry_of(workload: Any) -> Entry:
         if workload in installed():
             return _loaded(installed()[workload])
     wrong = f"is not known{did_you_mean(workload, names())}" if isinstance(workload, str) else "is not a name"
-    raise UserError(f"workload: {workload!r} {wrong}; use one of {', '.join(names())} or file.py:Class")
+    raise UserError(
+        f"workload: {workload!r} {wrong}; use one of {', '.join(names())}, file.py:Class or a script train.py"
+    )
+
+
+def is_script(workload: str) -> bool:
+    """Whether it is a script that calls `paceline.run`: a file without a class."""
+    return workload.endswith(".py")
+
+
+def own_place(workload: str) -> str:
+    """The file or module of a user's own workload; empty for a name."""
+    return workload if is_script(workload) else workload.rpartition(":")[0]
 
 
 def _own(reference: str) -> Entry:
@@ -206,20 +230,7 @@ def _loaded(point: metadata.EntryPoint) -> Entry:
 def class_of(reference: str, base: type) -> type[Any]:
     """The subclass of `base` behind `file.py:Class` or `package.module:Class`."""
     place, _, name = reference.rpartition(":")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise UserError(f"workload: there is no file {place!r}; write it as  workload: path/to/file.py:Class")
-    try:
-        module = _module_from_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
-            raise UserError(f"workload: there is no module {place!r}; write it as  workload: file.py:Class") from None
-        raise UserError(f"workload: {place!r} needs {error.name!r}, which is not installed") from None
-    except SyntaxError as error:
-        file = error.filename or place
-        raise UserError(f"workload: {file!r} is not valid Python: {error.msg} (line {error.lineno})") from None
-    except (Exception, SystemExit) as error:
-        said = f"workload: {place!r} fails when it is imported: {one_line(error)}"
-        raise UserError(f"{said}\n\n{own_trace(error, reference)}".rstrip()) from error
+    module = module_of(reference, "workload", "Class")
     found = getattr(module, name, None)
     if isinstance(found, type) and issubclass(found, base):
         return found
@@ -229,6 +240,39 @@ def class_of(reference: str, base: type) -> type[Any]:
         f"workload: {place!r} has no Workload class {name!r}; "
         + (f"it has {', '.join(have)}" if have else "subclass paceline.Workload there")
     )
+
+
+def function_of(reference: str, key: str) -> Any:
+    """The function behind `file.py:function` or `package.module:function`; `key` is the field that names it."""
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise UserError(f"{key}={reference}: write it as  {key}=path/to/file.py:function")
+    module = module_of(reference, key, "function")
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    have = did_you_mean(name, own) or (f"; it has {', '.join(own)}" if own else "")
+    raise UserError(f"{key}: {place!r} has no function {name!r}{have}")
+
+
+def module_of(reference: str, key: str, what: str) -> Any:
+    """The module before the colon of a reference; the user's own code is executed here."""
+    place = reference.rpartition(":")[0]
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"{key}: there is no file {place!r}; write it as  {key}: path/to/file.py:{what}")
+    try:
+        return _module_from_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
+            raise UserError(f"{key}: there is no module {place!r}; write it as  {key}: file.py:{what}") from None
+        raise UserError(f"{key}: {place!r} needs {error.name!r}, which is not installed") from None
+    except SyntaxError as error:
+        file = error.filename or place
+        raise UserError(f"{key}: {file!r} is not valid Python: {error.msg} (line {error.lineno})") from None
+    except (Exception, SystemExit) as error:
+        said = f"{key}: {place!r} fails when it is imported: {one_line(error)}"
+        raise UserError(f"{said}\n\n{own_trace(error, reference)}".rstrip()) from error
 
 
 def reference_of(kind: type) -> str:
@@ -249,7 +293,7 @@ def reference_of(kind: type) -> str:
 
 def own_trace(error: BaseException, reference: str) -> str:
     """The traceback of an error from where it entered the folder of the user's workload; empty if it never did."""
-    place = reference.rpartition(":")[0]
+    place = own_place(reference)
     folder = Path(getattr(sys.modules.get(place), "__file__", None) or place).resolve().parent
     trace = error.__traceback__ if place else None
     while trace is not None and Path("/", trace.tb_frame.f_code.co_filename).resolve().parent != folder:

@@ -27,6 +27,11 @@ STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_num
 class Section(BaseModel):
     model_config = STRICT
 
+    word: ClassVar[str] = ""
+    """The field that is meant where a run file gives one word for the whole section."""
+    references: ClassVar[tuple[str, ...]] = ()
+    """Fields that name something of the user's own as `file.py:name`; the file is relative to the run file."""
+
     @classmethod
     def paths(cls) -> list[str]:
         """The fields that name a file or a folder: relative to the run file, where they stand in one."""

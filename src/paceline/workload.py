@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -109,6 +110,8 @@ class Workload(BaseWorkload):
     casts_layers: ClassVar[bool] = False
     """In bf16 a layer uses each of its weights in bf16, not only those of its products: where layers are sharded, they
     are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
+    asks_for_values: ClassVar[bool] = False
+    """Building the model takes the values of tensors, which fake ones do not have: a plan tries out the real one."""
     evaluation_chunk: int = 256
     """Samples that are evaluated in one pass."""
     collate: Callable[[list[Any]], Any] | None = None
@@ -116,6 +119,10 @@ class Workload(BaseWorkload):
     data set) they are stacked, as torch's DataLoader does."""
     served: Mapping[str, Samples | None] = {}
     """The samples by split, while worker processes make them; `paceline.data.samples.samples_of` looks here first."""
+    data_words: ClassVar[str] = "workload: data({split!r})"
+    """What its samples are called in messages."""
+    export_suffix: ClassVar[str] = ""
+    """Where `export` writes one file, `model` with this suffix, that is all of the model: it can be asked for alone."""
     shard_rules: ClassVar[Mapping[str, str]] = {}
     """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
 
@@ -263,6 +270,14 @@ class Workload(BaseWorkload):
         raise NotImplementedError
 
 
+class OwnLoop(Workload):
+    """Work that has its loop itself, a script: it calls the run, and is not called by it."""
+
+    def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
+        """Be one rank from beginning to end; returns (run folder, summary). The rest as for `run_rank`."""
+        raise NotImplementedError
+
+
 class PassWorkload(BaseWorkload):
     """Work without gradients: a series of passes over all samples, each rank taking its part of them."""
 
@@ -289,6 +304,8 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
 
 def workload_of(spec: RunSpec) -> Any:
     """The workload of a run file: an instance of the class that its entry names."""
+    from paceline.nn.keras_backend import as_torch
+
     kind: type[Any] = entry_of(spec.workload).run_class()
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
@@ -296,6 +313,7 @@ def workload_of(spec: RunSpec) -> Any:
     workload = _made(kind, spec)
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
+        workload.model = partial(as_torch, workload.model, spec.train.seed)  # type: ignore[method-assign]
     return workload
 
 

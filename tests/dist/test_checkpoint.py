@@ -205,7 +205,7 @@ def train_while_saving(folder: Path) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     checkpoints = CheckpointWriter(folder, 100)
     weight = torch.zeros(200_000)
-    for step in range(1, 301):
+    for step in range(1, 151):
         gradient = torch.full((1000 * (1 + step % 7),), float(rank))
         dist.all_reduce(gradient)
         assert (gradient == sum(range(world))).all()
@@ -219,8 +219,8 @@ def train_while_saving(folder: Path) -> None:
 def training_goes_on_while_checkpoints_are_written(folder: Path) -> None:
     ranks(2, train_while_saving, folder)
     paths = sorted(folder.iterdir())
-    assert [path.name for path in paths] == [f"step-{step:08d}" for step in range(10, 301, 10)]
-    for path in paths[::7]:
+    assert [path.name for path in paths] == [f"step-{step:08d}" for step in range(10, 151, 10)]
+    for path in paths[::4]:
         step = int(path.name.removeprefix("step-"))
         tensors = read_tensors(Checkpoint(path, step, {}, None))
         assert all((tensor == step).all() for tensor in tensors.values())
@@ -367,14 +367,14 @@ def sealed(folder: Path) -> list[int]:
             "replicated_tensors_are_written_once_and_read_by_any_number_of_ranks",
             "sharded_tensors_are_read_by_any_number_of_ranks",
             "each_rank_may_hold_other_tensors",
+            "training_goes_on_while_checkpoints_are_written",
         ],
-        ["training_goes_on_while_checkpoints_are_written"],
         [
             "a_failure_on_one_rank_is_seen_by_all",
             "other_disagreements_are_seen_by_all",
             "a_rank_that_dies_does_not_hang_the_others",
+            "kill_all_ranks_at_any_moment",
         ],
-        ["kill_all_ranks_at_any_moment"],
     ],
     ids=lambda stories: stories[0],
 )

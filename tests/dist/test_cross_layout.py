@@ -4,13 +4,14 @@ import shutil
 
 import pytest
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from paceline.layout import from_words
-from paceline.parity import relative_difference
+from paceline.parity import relative_difference, weights_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.using.export import export
-from paceline import resume, train
+from paceline import RunResult, resume, train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -25,6 +26,8 @@ PAIRS = [
     ("single", "zero2:2"),
 ]
 STEPS, HALF = 8, 4
+IN_ONE_FILE = ("fsdp:4", "pipeline:2:1f1b", "zero1:2")
+"""Layouts that save all tensors in one file."""
 
 
 def parallel(words):
@@ -37,12 +40,13 @@ def parallel(words):
 def halfway(tiny_lm, tmp_path_factory):
     """A run under a layout, cut off after half of its steps; with the uninterrupted one it must equal."""
     out = tmp_path_factory.mktemp("halfway")
-    spec = tiny_lm.replace({"train.steps": STEPS, "train.checkpoint_every": HALF})
+    spec = tiny_lm.replace({"train.steps": STEPS, "train.checkpoint_every": HALF, "train.evaluate_on": 8})
     made = {}
 
     def run(words):
         if words not in made:
-            made[words] = train(spec.replace(parallel(words)), out, show=False).path
+            kind = {"train.checkpoint": "full" if words in IN_ONE_FILE else "sharded"}
+            made[words] = train(spec.replace(parallel(words) | kind), out, show=False).path
         return made[words]
 
     return run
@@ -53,7 +57,7 @@ def test_any_layout_goes_on_from_any_other(halfway, tmp_path, saved, resumed):
     folder = tmp_path / "run"
     shutil.copytree(halfway(saved), folder)
     shutil.rmtree(folder / "checkpoints" / f"step-{STEPS:08d}")
-    result = resume(folder, parallel(resumed), show=False)
+    result = resume(folder, parallel(resumed) | {"train.checkpoint": "sharded"}, show=False)
     assert result.status == "finished"
     whole = read_steps(RunDir(halfway("single")).events_file(0))
     ours = read_steps(RunDir(folder).events_file(0))
@@ -71,3 +75,19 @@ def test_any_layout_goes_on_from_any_other(halfway, tmp_path, saved, resumed):
             a, b = one.get_tensor(name), other.get_tensor(name)
             assert a.dtype == b.dtype
             assert float((a - b).norm() / a.norm()) <= 1e-4, name
+
+
+@pytest.mark.parametrize("words", IN_ONE_FILE)
+def test_one_file_holds_the_whole_state_and_needs_no_paceline(halfway, words):
+    last = halfway(words) / "checkpoints" / f"step-{STEPS:08d}"
+    assert sorted(path.name for path in last.iterdir()) == ["manifest.json", "state.safetensors"]
+    found = load_file(last / "state.safetensors")
+    weights = {name.removeprefix("model."): it for name, it in found.items() if name.startswith("model.")}
+    moments = {name: it for name, it in found.items() if name.startswith("optim.")}
+    assert {name: it.shape for name, it in weights.items()} == {
+        name: moments[f"optim.{name}.exp_avg"].shape for name in weights
+    }
+    single = RunResult(halfway("single"), None).weights()
+    assert weights_difference(single, weights).value <= 1e-4
+    assert {float(moments[f"optim.{name}.step"]) for name in weights} == {STEPS}
+    assert float(found["scaler.scale"]) == 1

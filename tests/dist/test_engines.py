@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from engine_rows import after_step, train_all
+from engine_rows import at_half, train_all
 from safetensors.torch import load_file
 
 from paceline import train
 from paceline.training import engines
-from paceline.training.engines import accelerate_config
+from paceline.training.engines import accelerate_config, deepspeed_config
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of
@@ -32,16 +32,19 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 if missing := [name for name in ("deepspeed", "accelerate") if find_spec(name) is None]:
     pytest.skip(f"needs  pip install 'paceline[{','.join(missing)}]'", allow_module_level=True)
 
-TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3, "odd-fp16": 1e-3}
 SMALL = {
-    "train.steps": 20,
-    "train.checkpoint_every": 10,
-    "train.evaluate_every": 20,
+    "train.steps": 8,
+    "train.checkpoint_every": 4,
+    "train.evaluate_every": 8,
+    "train.evaluate_on": 48,
     "train.keep": 9,
     "train.clip": 0.7,
 }
+LONGER = {"train.steps": 20, "train.checkpoint_every": 10}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.05}
 BF16 = {"train.precision": "bf16"}
+FP16 = {"train.precision": "fp16", "train.loss_scale_start": 512, "train.loss_scale_window": 6}
 ODD = """
 import numpy as np, torch
 from torch import nn
@@ -121,6 +124,12 @@ ROWS = {
     "resumed-accelerate": ("small", ACCELERATE),
     "resumed-fsdp": ("small", accelerate("fsdp", **PASSES)),
     "resumed-odd": ("odd", deepspeed("zero3")),
+    "fp16-ddp": ("odd-fp16", deepspeed("ddp")),
+    "fp16-zero2": ("odd-fp16", deepspeed("zero2")),
+    "fp16-zero3": ("fp16", deepspeed("zero3", **PASSES)),
+    "fp16-accelerate": ("odd-fp16", ACCELERATE),
+    "fp16-fsdp": ("fp16", accelerate("fsdp", **PASSES)),
+    "resumed-fp16": ("odd-fp16", deepspeed("zero1")),
     "bf16-ddp": ("bf16", deepspeed("ddp")),
     "bf16-zero3": ("bf16", deepspeed("zero3", **PASSES)),
     "bf16-own": ("bf16", deepspeed("zero2", **{"parallel.engine_config": "own.json"})),
@@ -159,8 +168,10 @@ def specs(small, corpus_cache, tmp_path_factory):
         "sgd": small.replace(SGD),
         "lamb": small.replace({"train.optimizer": "lamb"}),
         "bf16": small.replace(BF16),
+        "fp16": small.replace(FP16),
         "lm": build(lm).replace(SMALL),
-        "odd": build(odd).replace({**SMALL, "parallel.threads": 1}),
+        "odd": build(odd).replace({**SMALL, **LONGER, "train.checkpoint": "full", "parallel.threads": 1}),
+        "odd-fp16": build(odd).replace({**SMALL, **LONGER, **FP16, "parallel.threads": 1}),
     }
 
 
@@ -183,7 +194,7 @@ def rows(specs, alone, tmp_path_factory):
         if "-fsdp" not in name and name != "accelerate-zero2":
             engines.check(spec, layout_of(spec), {})
         if name.startswith("resumed"):
-            folder = after_step(10, alone[base].path, out / name)
+            folder = at_half(alone[base].path, out / name)
         else:
             folder = RunDir.claim(out, name, spec).path
         runs[name] = (str(folder), spec)
@@ -211,7 +222,7 @@ def steps_of(run):
 def assert_same(reference, other, tolerance, least=0):
     """`least`: dimensions of the weights that are compared."""
     ours, theirs = steps_of(reference), steps_of(other)
-    assert len(ours) == len(theirs) == 20
+    assert len(ours) == len(theirs) >= 8
     for one, two in zip(ours, theirs, strict=True):
         assert [one[key] for key in ("step", "samples", "batch", "lr", "skipped")] == [
             two[key] for key in ("step", "samples", "batch", "lr", "skipped")
@@ -233,7 +244,7 @@ def assert_same(reference, other, tolerance, least=0):
 def test_an_engine_gives_the_answer_of_one_rank(alone, rows, row):
     base, _ = ROWS[row]
     least = 2 if row == "bf16-own" else 0  # norms in bf16, which Paceline never has: their biases follow the rounding
-    assert_same(alone[base], rows[row], TOLERANCE["bf16" if base == "bf16" else "fp32"], least)
+    assert_same(alone[base], rows[row], TOLERANCE.get(base, 1e-5), least)
 
 
 def test_two_steps_of_the_odd_run_are_passed_over(alone):
@@ -245,12 +256,12 @@ def test_the_clip_takes_part(alone):
 
 
 @pytest.mark.parametrize(
-    "row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-ddp", "accelerate-fsdp", "odd-zero3"]
+    "row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-fsdp", "odd-zero3"]
 )
 def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
     """And gives the file that it would have given."""
     base, _ = ROWS[row]
-    folder = after_step(10, rows[row].path, tmp_path / "run")
+    folder = at_half(rows[row].path, tmp_path / "run")
     on_one = ["parallel.engine=torch", "parallel.ranks=1", "parallel.strategy=auto", "parallel.offload=false"]
     resumed = resume(folder, on_one, show=False)
     assert_same(alone[base], resumed, TOLERANCE["fp32"])
@@ -313,9 +324,8 @@ CUDA = {"parallel.device": "cuda"}
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true", "RANK": "0"}
 REFUSED = {
     "hsdp": ({**deepspeed("hsdp"), "parallel.ranks": 4}, {}, "zero1, zero2 or zero3"),
-    "lars": ({**deepspeed("zero1"), "train.optimizer": "lars"}, {}, "use adamw or sgd"),
-    "lamb": ({**deepspeed("ddp"), "train.optimizer": "lamb"}, {}, "use adamw or sgd"),
-    "fp16": ({**deepspeed("zero1"), "train.precision": "fp16"}, {}, "use fp32 or bf16"),
+    "lars": ({**deepspeed("zero1"), "train.optimizer": "lars"}, {}, "use adamw, adam or sgd"),
+    "lamb": ({**deepspeed("ddp"), "train.optimizer": "lamb"}, {}, "use adamw, adam or sgd"),
     "fp64": ({**deepspeed("zero1"), "train.precision": "fp64"}, {}, "no fp64"),
     "offload": ({**deepspeed("ddp"), "parallel.offload": True}, {}, "ZeRO 0 would ignore it"),
     "tensor": ({**deepspeed("ddp"), "parallel.tensor": 2}, {}, "parallel.engine=torch"),
@@ -329,7 +339,6 @@ REFUSED = {
     "accelerate zero1": (accelerate("zero1"), {}, "use ddp, fsdp or zero2"),
     "accelerate hsdp": (accelerate("hsdp", **{"parallel.ranks": 4}), {}, "use ddp, fsdp or zero2"),
     "accelerate offload": (accelerate("fsdp", **{"parallel.offload": True, **CUDA}), {}, "not offered with Accelerate"),
-    "accelerate fp16": ({**ACCELERATE, "train.precision": "fp16"}, {}, "use bf16"),
     "launch precision": (ACCELERATE, {**LAUNCHED, "ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
     "launch fsdp": (ACCELERATE, {**LAUNCHED, "ACCELERATE_USE_FSDP": "true"}, "no --use_fsdp"),
     "launch fsdp 1": (
@@ -355,14 +364,37 @@ CONTRADICTIONS = {
     "clip": ({"gradient_clipping": 0.5}, "train.clip=1"),
     "stage": ({"zero_optimization": {"stage": 3}}, "parallel.strategy=ddp"),
     "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "parallel.offload=false"),
-    "optimizer": ({"optimizer": {"type": "Adam"}}, "optimizer has no place here: train.optimizer"),
-    "scheduler": ({"scheduler": {"type": "WarmupLR"}}, "train.schedule"),
+    "optimizer": (
+        {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}},
+        r"differ: optimizer.type \(train.weight_decay=0.01\), optimizer.params.lr .* type  train.weight_decay=0 train.lr=0.0001",
+    ),
+    "unknown optimizer": ({"optimizer": {"type": "Lion"}}, 'optimizer.type is "Lion": train.optimizer is adamw'),
+    "scheduler": ({"scheduler": {"type": "WarmupLR"}}, "train.schedule=constant train.warmup_steps=1000"),
+    "not a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "x"}}}, "as DeepSpeed wants"),
     "fp16": ({"fp16": {"enabled": True}}, "train.precision=fp32"),
     "bf16": ({"bf16": {"enabled": True}}, "train.precision=fp32"),
     "sum": ({"gradient_allreduce_op": "sum"}, "has no place here"),
     "not json": ("{", "is not JSON"),
     "a list": ("[]", "holds a list"),
 }
+
+
+def test_sections_that_say_what_the_run_file_says_are_taken_and_not_handed_on(small, tmp_path):
+    """To DeepSpeed the run is one in fp32, with an optimiser; the names are those of the guides."""
+    theirs = {
+        "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 14},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 4}},
+        "steps_per_print": 7,
+    }
+    (tmp_path / "own.json").write_text(json.dumps(theirs))
+    says = {"precision": "fp16", "weight_decay": 0, "schedule": "linear", "warmup_steps": 4, "warmup_shape": "log"}
+    own = {"parallel.engine_config": str(tmp_path / "own.json"), **{f"train.{key}": it for key, it in says.items()}}
+    spec = small.replace({**deepspeed("zero2"), **own, "parallel.ranks": 2})
+    engines.check(spec, layout_of(spec), {})
+    made = deepspeed_config.config(spec, layout_of(spec), False, 0)
+    assert made["steps_per_print"] == 7
+    assert not made.keys() & {"fp16", "optimizer", "scheduler", "torch_autocast"}
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)

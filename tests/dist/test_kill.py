@@ -21,13 +21,14 @@ from paceline import RunResult, resume
 pytestmark = pytest.mark.usefixtures("warm_ranks")  # but for those that are killed
 
 HERE = Path(__file__).parent
-KILLS = 10
+KILLS = 6
+"""Each of three targets once while a checkpoint is written and once at another moment."""
 
 
 @pytest.fixture
 def long_spec(small):
     """More steps than all attempts together have quick passes."""
-    changes = {"train.steps": 160, "train.checkpoint_every": 8, "train.evaluate_every": 40, "model.dropout": 0.1}
+    changes = {"train.steps": 104, "train.checkpoint_every": 8, "train.evaluate_every": 52, "model.dropout": 0.1}
     quick = {"model.layers": 1, "train.global_batch": 8}
     return small.replace({**changes, **quick, "workload": f"{HERE / 'pacing.py'}:Paced"})
 
@@ -65,7 +66,7 @@ def kill(process, run, target):
         os.kill(random.choice(ranks_of(process, run)), signal.SIGKILL)
 
 
-def test_ten_kills_end_in_the_same_weights(long_spec, tmp_path):
+def test_kills_end_in_the_same_weights(long_spec, tmp_path):
     random.seed(7)
     spec = long_spec.replace({"parallel.ranks": 2})
     alone = train(spec, tmp_path / "alone", show=False)
@@ -92,7 +93,7 @@ def test_ten_kills_end_in_the_same_weights(long_spec, tmp_path):
     assert result.status == "finished"
     assert same_bits(alone, result)
     assert result.metrics == alone.metrics
-    assert during_checkpoint >= 4
+    assert during_checkpoint == KILLS // 2
 
 
 def same_bits(a: RunResult, b: RunResult) -> bool:

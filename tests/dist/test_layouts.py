@@ -32,7 +32,10 @@ VARIANTS = {
     "tied": {"model.tied": True},
     "offload": {"parallel.offload": True},
     "fp64": {"train.precision": "fp64"},
+    "by size": {"parallel.wrap": 3000, "parallel.checkpointing": "full"},
+    "rounded": {"parallel.reduce": "bf16"},
 }
+LIKE_PLAIN = ("offload", "by size", "rounded")
 ROWS = [
     *((layout, "plain") for layout in ON_TWO),
     *((layout, "accumulated, recomputed") for layout in (*ON_TWO, *ON_MORE)),
@@ -42,8 +45,13 @@ ROWS = [
     *((layout, "tied") for layout in ("zero2:2", "tensor:2+sequence")),
     *((layout, "fp64") for layout in ("tensor:2", "pipeline:2:zero_bubble")),
     ("fsdp:2", "offload"),
+    ("fsdp:2", "by size"),
+    ("zero2:2", "by size"),
+    ("fsdp:2", "rounded"),
+    ("hsdp:2x2", "rounded"),
 ]
-TOLERANCE = {"bf16": (1e-3, 5e-2, 5e-2), "fp64": (1e-12, 1e-12, 1e-10)}
+STEPS = 6
+TOLERANCE = {"bf16": (1e-3, 5e-2, 5e-2), "rounded": (1e-4, 1e-3, 2e-2), "fp64": (1e-12, 1e-12, 1e-10)}
 """(loss, gradient norm, weights), relative; elsewhere 1e-5 for losses and norms, and 1e-4 for weights."""
 
 
@@ -52,7 +60,7 @@ def named(layout, variant, layers):
 
 
 def reference_of(variant):
-    return "plain" if variant == "offload" else variant
+    return "plain" if variant in LIKE_PLAIN else variant
 
 
 def spec_of(base, layout, variant):
@@ -69,14 +77,14 @@ def depth_of(layout):
 
 @pytest.fixture(scope="module")
 def trained(tiny_lm, tmp_path_factory):
-    """(layout, variant, layers) -> (steps, weights), each trained for 20 steps; launches are shared by all of one size.
+    """(layout, variant, layers) -> (steps, weights), each trained for a few steps; launches are shared by all of one size.
 
-    The evaluation is not compared here: once, at the end, is enough.
+    The evaluation is not compared here: a few samples, once, are enough.
     """
     scratch = tmp_path_factory.mktemp("layouts")
     rows = {(layout, variant, depth_of(layout)): None for layout, variant in ROWS}
     rows |= {("single", reference_of(variant), depth): None for _, variant, depth in rows}
-    base = tiny_lm.replace({"train.evaluate_every": 20})
+    base = tiny_lm.replace({"train.steps": STEPS, "train.evaluate_every": STEPS, "train.evaluate_on": 8})
     specs = {row: spec_of(base.replace({"model.layers": row[2]}), *row[:2]) for row in rows}
     for ranks in sorted({spec.parallel.ranks for spec in specs.values()}):
         group = [(named(*row), spec) for row, spec in specs.items() if spec.parallel.ranks == ranks]
@@ -98,7 +106,7 @@ def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
     ours, weights = trained("single", reference_of(variant), depth_of(layout))
     theirs, found = trained(layout, variant, depth_of(layout))
     loss, norm, weight = TOLERANCE.get(variant, (1e-5, 1e-5, 1e-4))
-    assert len(ours) == len(theirs) == 20
+    assert len(ours) == len(theirs) == STEPS
     for a, b in zip(ours, theirs, strict=True):
         assert (a["samples"], a["tokens"]) == (b["samples"], b["tokens"])
         assert relative_difference(a["loss"], b["loss"]) <= loss, f"loss at step {a['step']}"
@@ -109,12 +117,18 @@ def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
         assert float((found[name] - tensor).norm() / tensor.norm()) <= weight, name
 
 
+def test_gradients_that_travel_in_16_bits_leave_a_trace(trained):
+    exact, _ = trained("fsdp:2", "plain", 2)
+    rounded, _ = trained("fsdp:2", "rounded", 2)
+    assert any(a["grad_norm"] != b["grad_norm"] for a, b in zip(exact, rounded, strict=True))
+
+
 def test_accumulation_and_recomputing_change_nothing_on_one_rank_either(trained):
     plain, weights = trained("single", "plain", 4)
     other, found = trained("single", "accumulated, recomputed", 4)
     assert max(relative_difference(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
     assert all(torch.allclose(found[name], weights[name], rtol=1e-3, atol=1e-5) for name in weights)
-    assert plain[-1]["loss"] < 0.98 * plain[0]["loss"], "it learns, or there is nothing to compare"
+    assert plain[-1]["loss"] < plain[0]["loss"] - 1e-3, "it learns, or there is nothing to compare"
 
 
 # What each rank holds, for P parameters of 4 bytes and two moments of AdamW on 4 ranks.

@@ -126,7 +126,7 @@ TABLE = {
     "word for a list": Row("explain run.yaml train.loggers=wandb", ("'wandb' is not a list", "train.loggers=[wandb]")),
     "number for a path": Row("explain run.yaml data.path=3", ("data.path", "3 is not a path")),
     "home of nobody": Row("explain run.yaml data.path=~no.such.user/x", ("data.path", "~no.such.user/x")),
-    "unknown optimizer": Row("explain run.yaml train.optimizer=adam", ("'adam' is not allowed", "'adamw'", "'lamb'")),
+    "unknown optimizer": Row("explain run.yaml train.optimizer=adan", ("'adan' is not allowed", "'adamw'", "'lamb'")),
     "unknown source": Row("train run.yaml data.source=imdb", ("data.source", "'imdb'", "'docstrings', 'ag_news'")),
     "unknown logger": Row("explain run.yaml train.loggers=[visdom]", ("train.loggers", "'visdom'", "'tensorboard'")),
     "heads do not divide width": Row("explain run.yaml model.heads=3", ("model.heads=3", "model.width=16", "try 2")),

@@ -12,6 +12,7 @@ import pytest
 
 import paceline
 from paceline.cli import parser
+from paceline.script.workload import ScriptArguments
 from paceline.section import DataSection
 from paceline.spec import RunSpec
 
@@ -38,7 +39,7 @@ def commands(page: Path) -> tuple[str, ...]:
 
 def words_of(command: str) -> list[str]:
     """As the shell would split it, with `[optional]` parts of a synopsis taken or, where they are dots, left out."""
-    command = command.replace("[section.key=value ...]", "")
+    command = command.split(" -- ")[0].replace("[section.key=value ...]", "")  # after it comes somebody else's
     return shlex.split(re.sub(r"\[(--[^\]]*)\]", r"\1", command).replace("…", ""))
 
 
@@ -166,6 +167,7 @@ def test_the_own_training_page_shows_the_example_as_it_is():
 def test_keys_of_the_run_file_on_pages_are_known(page):
     known = {key for sections in _sections() for key, *_ in RunSpec(**sections).fields()}
     known |= {f"data.{name}" for name in DataSection.model_fields}  # of a user's own workload
+    known |= {f"data.{name}" for name in ScriptArguments.model_fields}
     spans = re.findall(r"`((?:model|data|train|parallel)\.\w+)(?:=[^`]*)?`", page.read_text(encoding="utf-8"))
     unknown = [
         key

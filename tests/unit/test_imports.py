@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PUBLIC = {"paceline.topics": "paceline.workloads.topics"}
-"""Names under which users import a workload."""
+PUBLIC = dict.fromkeys(("paceline.topics", "paceline.tinytopics"), "paceline.workloads.topics")
+"""Modules and packages through which users import a workload."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,8 @@ def strangers(found):
     """Imports of a workload from outside of its folder."""
     for module, name in found:
         home = ".".join(name.split(".")[:3])
-        if name.startswith("paceline.workloads.") and not module.startswith(home) and PUBLIC.get(module) != home:
+        known = module.startswith(home) or PUBLIC.get(".".join(module.split(".")[:2])) == home
+        if name.startswith("paceline.workloads.") and not known:
             yield f"{module} imports {name}"
 
 

@@ -145,7 +145,7 @@ def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
             "lr": st.floats(1e-9, 1e3),
             "global_batch": st.integers(1, 1 << 20),
             "seed": st.integers(0, (1 << 31) - 1),
-            "optimizer": st.sampled_from(["adamw", "sgd", "lars", "lamb"]),
+            "optimizer": st.sampled_from(["adamw", "adam", "sgd", "lars", "lamb"]),
             "steps": st.none() | st.integers(1, 1 << 40),
         }
     ),
@@ -213,7 +213,7 @@ def test_a_long_value_is_cut(file):
 def test_every_field_has_a_meaning_and_the_file_stays_small():
     fields = list(build({}).fields())
     assert all(meaning for _, _, _, meaning in fields)
-    assert len(fields) <= 80
+    assert len(fields) <= 85
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ ALIASES = "k0: &k0 x\n" + "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}
         ("train: {steps: 0x_}", r"'0x_' cannot be read as int"),
         (f"train: {{steps: {'9' * 6000}}}", r"'9{40}' cannot be read as int"),
         (ALIASES, "has more than 100,000 values once its aliases are followed"),
-        ("a: &a {b: *a}", "has more than 100,000 values"),
+        ("a: &a {b: *a}", "is nested without end"),
         (f"data: {'{a: ' * 3000}1{'}' * 3000}", "is nested without end"),
         ("train: {lr: !!python/object/apply:os.system [ls]}", "could not determine a constructor"),
         ("workload: lm\nmodel: {width: 2147483648, heads: 2147483647}", "heads=2147483647 does not divide"),

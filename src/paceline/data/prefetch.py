@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -102,7 +102,7 @@ class Loader:
             for whole, mine, cost in zip(batches, weights, totals, strict=True)
         ]
 
-    def prefetch(self, first: int, last: int) -> Iterator[RankBatch]:
+    def prefetch(self, first: int, last: int) -> Generator[RankBatch]:
         """The batches of steps first … last - 1, made ahead while the loop computes, where that can be."""
         batches = self.order.global_batches(first, last)
         groups = iter(lambda: list(islice(batches, self.at_once)), [])

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from paceline.data.generators import generators_kept, seed_generators, seeders_of
 from paceline.errors import UserError
 from paceline.registry import Traits
-from paceline.workload import BaseWorkload, Samples, Workload
+from paceline.workload import BaseWorkload, OwnLoop, Samples, Workload
 
 ALLOWED = (
     "it may return a tuple or dict of tensors or arrays, a Dataset (an object with __len__ and __getitem__), or Samples"
@@ -63,10 +63,10 @@ def sample_count(workload: BaseWorkload) -> int:
 
 def adapted(workload: Workload, split: str) -> Samples | None:
     """What `data(split)` returns, as Samples."""
-    found, said = workload.data(split), f"workload: data({split!r})"
+    found, said = workload.data(split), workload.data_words.format(split=split)
     if found is None:
         return None
-    samples = _adapter(found, workload.collate, said)
+    samples = as_samples(found, workload.collate, said)
     if not len(samples):
         if samples is found and split != "train":  # a corpus may be too small to hold a sample out
             return None
@@ -81,6 +81,7 @@ def traits_of(workload: Workload, samples: Samples) -> Traits:
         equal_layers=workload.compile_layers,
         few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
         half_only=getattr(samples, "half_only", False),
+        own_loop=isinstance(workload, OwnLoop),
         own_optimizer=workload.has("optimizer"),
     )
 
@@ -97,7 +98,8 @@ def _one_shape(samples: Samples) -> bool:
     return len(shapes) == 1
 
 
-def _adapter(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> Samples:
+def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> Samples:
+    """What a user calls data, in the one form; `said` begins the sentence about what is wrong with it."""
     if all(hasattr(found, name) for name in ("__len__", "cost", "batch")):
         return found
     if type(found) is TensorDataset and collate is None:

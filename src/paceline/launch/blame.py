@@ -6,8 +6,10 @@ person who reads them. The cause is the earliest failure that is not an echo.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterable
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
+from paceline.launch.environment import detect
 
 ECHO_TYPES = {"DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
 ECHO_WORDS = re.compile(
@@ -24,11 +27,12 @@ ECHO_WORDS = re.compile(
     re.IGNORECASE,
 )
 HINTS: dict[int, str] = {
-    signal.SIGKILL: " (out of memory?)",
-    signal.SIGBUS: " (is /dev/shm full?)",
-    signal.SIGSEGV: " (a crash in compiled code; its stack is above)",
-    signal.SIGABRT: " (a crash in compiled code; its message is above)",
+    signal.SIGKILL: "out of memory?",
+    signal.SIGBUS: "is /dev/shm full?",
+    signal.SIGSEGV: "a crash in compiled code",
+    signal.SIGABRT: "a crash in compiled code",
 }
+LEFT_BEHIND: dict[int, str] = {signal.SIGSEGV: "; its stack is above", signal.SIGABRT: "; its message is above"}
 SILENT_S = 0.5  # a rank that is killed from outside came first, even if a peer's complaint reached us before
 
 
@@ -55,15 +59,18 @@ def of_exception(rank: int, error: BaseException) -> Failure:
     return Failure(rank, kind, message, trace, time.time(), is_echo(error))
 
 
-def of_exit(rank: int | str, code: int, time_s: float, echo: bool) -> Failure:
-    """For a process that ended without a word: a rank, or one described in words."""
+def of_exit(rank: int | str, code: int, time_s: float, echo: bool, ours: bool = True) -> Failure:
+    """For a process that ended without a word to us: a rank, or one described in words. What runs in it is our own
+    code, which would have left a message, or `ours` is False."""
     number, who = (rank, f"rank {rank}") if isinstance(rank, int) else (0, rank)
     if code >= 0:
-        return Failure(number, "died", f"{who} ended with exit code {code} and left no message", "", time_s, echo)
+        silent = " and left no message" if ours else ""
+        return Failure(number, "died", f"{who} ended with exit code {code}{silent}", "", time_s, echo)
     if code == -signal.SIGKILL:
         time_s -= SILENT_S
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return Failure(number, "died", f"{who} was killed by {name}{HINTS.get(-code, '')}", "", time_s, echo, -code)
+    hint = f" ({HINTS[-code]}{LEFT_BEHIND.get(-code, '') if ours else ''})" if -code in HINTS else ""
+    return Failure(number, "died", f"{who} was killed by {name}{hint}", "", time_s, echo, -code)
 
 
 def is_echo(error: BaseException) -> bool:
@@ -92,3 +99,26 @@ def as_error(failure: Failure) -> PacelineError:
             return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
         case "bug":
             return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")
+
+
+def say_why(error: PacelineError) -> None:
+    """The end of this process, in one line. What is wrong with a request is the same on every rank, and the main one
+    says it; a run may fail on any."""
+    try:
+        place = detect(os.environ)
+    except UserError:
+        place = None
+    if place is None or place.world == 1:
+        who = "paceline"
+    elif isinstance(error, RunFailed):
+        who = f"paceline: rank {place.rank}"
+    elif place.rank == 0:
+        who = "paceline"
+    else:
+        return
+    sys.stderr.write(_visible(f"{who}: {error}") + "\n")  # in one piece: the ranks share a terminal
+
+
+def _visible(text: str) -> str:
+    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)

@@ -24,6 +24,7 @@ from paceline.launch.environment import Place
 T = TypeVar("T")
 BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """With GPUs, small CPU tensors can be reduced as well."""
+Backend = Literal["auto", "nccl", "gloo", "mpi"]
 LEAVE_S = 1.0  # for closing connections after a failure
 
 
@@ -35,7 +36,9 @@ class Holding(NamedTuple):
 
 
 @contextmanager
-def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s: float) -> Iterator[torch.device]:
+def joined(
+    place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s: float, backend: Backend = "auto"
+) -> Iterator[torch.device]:
     """Take this rank's device and threads, join the others, and leave them at the end, however it ends."""
     own = _take_device(place, device)
     if place.world == 1:
@@ -46,7 +49,7 @@ def joined(place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s
             gc.collect()
             dist.destroy_process_group()
         return
-    _join(place, own, timeout_s)
+    _join(place, own, timeout_s, _carrier(backend, device))
     try:
         mine = Holding(socket.gethostname(), frozenset(os.sched_getaffinity(0)))
         torch.set_num_threads(threads or fair_share(mine, gather_objects(mine)))
@@ -88,16 +91,28 @@ def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
     return own
 
 
-def _join(place: Place, own: torch.device, timeout_s: float) -> None:
-    host = f"[{place.address}]" if ":" in place.address else place.address
+def _carrier(backend: Backend, device: str) -> str:
+    """What carries messages, in torch's words."""
+    if backend == "nccl" and device == "cpu":
+        raise UserError("parallel.backend=nccl joins CUDA devices, and these ranks have none; use gloo")
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise UserError(
+            "parallel.backend=mpi: this torch was built without MPI; use parallel.backend=auto, "
+            "under mpirun too, which then only starts the ranks"
+        )
+    words = {"auto": BACKEND[device], "nccl": BACKEND["cuda"], "gloo": "gloo", "mpi": "mpi"}
+    return words[backend]
+
+
+def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> None:
     try:
         dist.init_process_group(
-            BACKEND[own.type],
-            init_method=f"tcp://{host}:{place.port}",
+            carrier,
+            store=_store(place, timeout_s),
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
-            device_id=own if own.type == "cuda" else None,
+            device_id=own if "nccl" in carrier else None,
         )
     except (RuntimeError, ValueError) as error:
         if "Duplicate GPU" in str(error):
@@ -110,6 +125,14 @@ def _join(place: Place, own: torch.device, timeout_s: float) -> None:
             f"rank {place.rank} could not join the {place.world} ranks at {place.address}:{place.port} "
             f"within {timeout_s:g} s: {reason}"
         ) from error
+
+
+def _store(place: Place, timeout_s: float) -> dist.Store:
+    """Where the ranks meet. That of torchrun outlives its restarts, with the addresses of ranks that are gone."""
+    host = f"[{place.address}]" if ":" in place.address else place.address
+    at = f"tcp://{host}:{place.port}"
+    store, _, _ = next(dist.rendezvous(at, place.rank, place.world, timeout=timedelta(seconds=timeout_s)))
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:

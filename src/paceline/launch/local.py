@@ -20,11 +20,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from paceline.errors import RunFailed, UserError
 from paceline.launch import blame
@@ -50,7 +50,7 @@ def run_ranks(
     """
     work = _pack(worker, args, preload)
     with StopRequest() as stop, _started(ranks, work) as processes:
-        _attend(processes, stop)
+        attend(processes, stop)
         failures = processes.failures()
         if not failures:
             return [rank.result[0] for rank in processes.ranks]
@@ -101,10 +101,15 @@ class _RankProcesses:
     control: Connection
     ranks: list[_RankProcess]
     server_failure: blame.Failure | None = None
+    told_to_stop: bool = False
 
     @property
     def over(self) -> bool:
         return self.server_failure is not None or all(rank.ended for rank in self.ranks)
+
+    @property
+    def leaving(self) -> bool:
+        return all(rank.result for rank in self.ranks)
 
     def failures(self) -> list[blame.Failure]:
         known = [rank.failure for rank in self.ranks if rank.failure is not None]
@@ -128,6 +133,15 @@ class _RankProcesses:
             who = "the process that starts the ranks"
             self.server_failure = blame.of_exit(who, self.server.wait(), time.time(), echo=False)
 
+    def pass_on(self, received: signal.Signals) -> None:
+        """Whatever came means the same, and the second of two means nothing new."""
+        if self.told_to_stop:
+            return
+        self.told_to_stop = True
+        hint = " (Ctrl-C again kills them)" if received == signal.SIGINT else ""
+        print(f"{received.name}: the ranks stop when they have saved{hint}", file=sys.stderr, flush=True)
+        self.signal(signal.SIGTERM)
+
     def signal(self, number: signal.Signals) -> None:
         if all(rank.pid is None for rank in self.ranks) and self.server.poll() is None:
             self.server.send_signal(number)  # still importing
@@ -144,21 +158,41 @@ def _message(pipe: Connection) -> Any:
         return None
 
 
-def _attend(processes: _RankProcesses, stop: StopRequest) -> None:
-    """Until every rank has ended: listen, pass on the request to stop, and end the peers of a rank that failed."""
-    passed_on = False
+class Ranks(Protocol):
+    """Processes that were started together, as the one who looks after them sees them."""
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def leaving(self) -> bool:
+        """All have done their work and only have to end."""
+        ...
+
+    def failures(self) -> list[blame.Failure]: ...
+
+    def listen(self) -> None:
+        """Wait a moment for news."""
+        ...
+
+    def pass_on(self, received: signal.Signals) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+
+def attend(processes: Ranks, stop: StopRequest) -> None:
+    """Until every rank has ended: listen, pass on requests to stop, and end the peers of a rank that failed."""
+    passed_on = 0
     deadline_s: float | None = None
     while not processes.over:
         processes.listen()
-        if stop.requested and not passed_on:
-            passed_on = True
-            hint = " (Ctrl-C again kills them)" if stop.signal_name == "SIGINT" else ""
-            print(f"{stop.signal_name}: the ranks stop when they have saved{hint}", file=sys.stderr, flush=True)
-            processes.signal(signal.SIGTERM)
+        for number in stop.received[passed_on:]:
+            passed_on += 1
+            processes.pass_on(number)
         if deadline_s is None:
             if processes.failures():
                 deadline_s = time.monotonic() + GRACE_S
-            elif all(rank.result for rank in processes.ranks):
+            elif processes.leaving:
                 deadline_s = time.monotonic() + FAREWELL_S
         if stop.insisted or (deadline_s is not None and time.monotonic() > deadline_s):
             processes.signal(signal.SIGKILL)
@@ -216,7 +250,7 @@ def _start(ranks: int, port: int) -> _RankProcesses:
             [sys.executable, "-P", script, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
-            env=_environment(ranks, port),
+            env=rank_environment(os.environ, ranks, port),
         )
     except OSError as error:
         raise RunFailed(f"{ranks} ranks could not be started: {error}") from None
@@ -228,10 +262,10 @@ def _start(ranks: int, port: int) -> _RankProcesses:
     return _RankProcesses(server, control, [_RankProcess(number, pipe) for number, pipe in enumerate(pipes)])
 
 
-def _environment(ranks: int, port: int) -> dict[str, str]:
-    """What torchrun would set; a fair share of the cores for the libraries that read OMP_NUM_THREADS; and the loopback
-    for gloo, which would otherwise look for the machine's name in the network."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+def rank_environment(inherited: Mapping[str, str], ranks: int, port: int) -> dict[str, str]:
+    """What torchrun would set, but for the number of a rank; a fair share of the cores for the libraries that read
+    OMP_NUM_THREADS; and the loopback for gloo, which would otherwise look for the machine's name in the network."""
+    environ = {name: value for name, value in inherited.items() if not name.startswith("TORCHELASTIC_")}
     cores = len(os.sched_getaffinity(0))
     environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
     if "lo" in (name for _, name in socket.if_nameindex()):

@@ -27,13 +27,18 @@ class StopRequest:
     def __init__(self, impatient: bool = False) -> None:
         """`impatient`: nobody else looks after this process, so a second Ctrl-C ends it at once."""
         self.impatient = impatient
-        self.signal_name: str | None = None
+        self.received: list[signal.Signals] = []  # each kind once, in the order in which they came
         self.interrupted_at: list[float] = []  # of each Ctrl-C
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
-        return self.signal_name is not None
+        return bool(self.received)
+
+    @property
+    def signal_name(self) -> str | None:
+        """Of the one that came first."""
+        return self.received[0].name if self.received else None
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -49,7 +54,8 @@ class StopRequest:
         self._previous.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_name = self.signal_name or signal.Signals(number).name
+        if number not in self.received:
+            self.received.append(signal.Signals(number))
         if number != signal.SIGINT:
             return
         self.interrupted_at.append(time.monotonic())

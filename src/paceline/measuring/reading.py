@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UserError
@@ -41,6 +41,17 @@ class StepParts:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What is known of a command that was measured from outside, where a spec would say it."""
+
+    from_outside: bool = False
+    rank_batches: tuple[int, ...] = ()
+    """Samples of a step of each rank; empty where no DataLoader was seen."""
+    aside: bool = False
+    """Whether collectives had a stream of their own, where it is not seen how much of them is exposed."""
+
+
+@dataclass(frozen=True)
 class RunTimes:
     """Medians over the steady steps of one run; times are means over its ranks."""
 
@@ -52,9 +63,9 @@ class RunTimes:
     busy_s_by_rank: tuple[float, ...]
     """Work of each rank in a step: input and compute."""
     peak_bytes_per_rank: tuple[int, ...]
-    loss_last: float | None
-    parameters: int | None
-    threads: int | None
+    loss_last: float | None = None
+    parameters: int | None = None
+    threads: int | None = None
     workers: int | None = None
     """Processes that made samples for each rank; None where there can be none."""
     load_s: float | None = None
@@ -66,6 +77,7 @@ class RunTimes:
     began: float | None = None
     ended: float | None = None
     """Seconds of the clock between which those steps were done."""
+    seen: Seen = Seen()
 
 
 def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
@@ -75,10 +87,14 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
     """
     summary = read_summary(run.summary_file)
     files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
-    by_rank: list[Sequence[Step]] = [
-        steady(of_main if of_main is not None and rank == 0 else read_steps(f)) for rank, f in enumerate(files)
-    ]
-    by_rank = [steps for steps in by_rank if steps] or [[]]
+    by_rank = [of_main if of_main is not None and rank == 0 else read_steps(f) for rank, f in enumerate(files)]
+    found = times_of(run, by_rank, summary.peak_bytes_per_rank)
+    return replace(found, loss_last=summary.loss_last, parameters=summary.parameters)
+
+
+def times_of(run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_per_rank: tuple[int, ...]) -> RunTimes:
+    """The times of steps, given by rank; the "batch" of the main rank's is that of all ranks."""
+    by_rank: list[Sequence[Step]] = [found for steps in steps_by_rank if (found := steady(steps))] or [[]]
     start = run.start()
     workers = start.get("workers")
     if len(by_rank[0]) >= ROUNDS * (workers or 1):
@@ -98,9 +114,7 @@ def read_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
             statistics.median(float(step["compute_s"] + step["data_s"]) for step in steps)
             for steps in zip(*common, strict=True)
         ),
-        peak_bytes_per_rank=summary.peak_bytes_per_rank,
-        loss_last=summary.loss_last,
-        parameters=summary.parameters,
+        peak_bytes_per_rank=peak_bytes_per_rank,
         threads=start.get("threads"),
         workers=workers,
         load_s=statistics.median(_means(common, "load_s")) if "load_s" in first[0] else None,

@@ -60,6 +60,10 @@ def recalibrate(folder: Path, file: Path) -> tuple[Correction, list[Corrected]]:
         raise UserError(f"{file} does not exist, so there is nothing to correct; make it with  paceline calibrate")
     probed = replace(read_calibration(file), correction=None)
     found = read_measurement(folder)
+    if found.command:
+        raise UserError(
+            f"{folder} is of a command, which cannot be planned; calibrate from the measurement of a run file"
+        )
     host = found.environment.get("host")
     if host != probed.host:
         raise UserError(f"{folder} was measured on {host}, and {file} is of {probed.host}; both must be of one machine")

@@ -57,6 +57,9 @@ class Measurement(Conclusions):
     rows: tuple[MeasuredRow | FailedRow, ...]
     environment: dict[str, Any]
     spec: dict[str, Any]
+    """Empty where a command was measured."""
+    command: tuple[str, ...] = ()
+    """What was measured from outside, word by word, in place of a spec."""
 
     @property
     def weak(self) -> bool:
@@ -96,7 +99,7 @@ def concluded(
     return Measurement(
         folder=folder,
         name=state["name"],
-        workload=state["spec"]["workload"],
+        workload=state["spec"].get("workload", ""),
         steps=state["steps"],
         planned=tuple(compare(rows, specs)),
         notes=tuple(notes(rows, cores, float(state["load"]))),
@@ -104,6 +107,7 @@ def concluded(
         usd_per_device_hour=price,
         environment=dict(state["environment"]),
         spec=dict(state["spec"]),
+        command=tuple(state.get("command", ())),
         **explained(rows, state["kind"], cores),
     )
 
@@ -147,6 +151,7 @@ def read_measurement(folder: Path) -> Measurement:
             verdict=tuple(values["verdict"]),
             environment=values["environment"],
             spec=values["spec"],
+            command=tuple(values.get("command", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None

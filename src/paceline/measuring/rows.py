@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from paceline.measuring.reading import RunTimes, StepParts
+from paceline.measuring.reading import RunTimes, Seen, StepParts
 from paceline.record.files import from_flat, to_flat
 
 WORTH = 0.5
@@ -137,6 +137,7 @@ class MeasuredRow(TimedRow):
     resources: Resources = field(default_factory=Resources)
 
     batched: ClassVar[bool] = True
+    outside: ClassVar[bool] = False
 
     @property
     def compute_over_comm(self) -> float | None:
@@ -166,10 +167,20 @@ class MeasuredPassesRow(MeasuredRow):
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCommandRow(MeasuredRow):
+    """A command was measured from outside: what it sends is not known, nor how many passes a step has."""
+
+    outside: ClassVar[bool] = True
+
+    def link_bits_s(self) -> None:
+        return None
+
+
 Done = TypeVar("Done", bound=TimedRow)
 
 KEYS = (
-    *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "threads", "device"),
+    *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
     *("repeats", "workers", "runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s"),
     *("exposed_s", "waiting_s", "load_s"),
     *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
@@ -181,7 +192,7 @@ KEYS = (
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("failed", "why"), ""),
     **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
-    **dict.fromkeys(("fits", "recommended"), False),
+    **dict.fromkeys(("fits", "outside", "recommended"), False),
     "repeats": 0,
     "usage": {},
 }
@@ -194,6 +205,7 @@ def row_to_json(row: MeasuredRow | FailedRow) -> dict[str, Any]:
         slow = row.loads.slowest
         known |= {
             "fits": not row.batched,
+            "outside": row.outside,
             "efficiency": row.efficiency,
             "compute_over_comm": row.compute_over_comm,
             "slowest_rank": slow and slow.rank,
@@ -205,7 +217,8 @@ def row_to_json(row: MeasuredRow | FailedRow) -> dict[str, Any]:
 def row_from_json(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:
     if values.get("step_s") is None:
         return from_flat(FailedRow, values)
-    return from_flat(MeasuredPassesRow if values.get("fits") else MeasuredRow, values)
+    kind = MeasuredPassesRow if values.get("fits") else MeasuredCommandRow if values.get("outside") else MeasuredRow
+    return from_flat(kind, values)
 
 
 def done(rows: Iterable[Done | FailedRow]) -> list[Done]:
@@ -229,6 +242,8 @@ def combined(
     """A row with the numbers of its middle repeat: they belong together, as medians of each by itself would not."""
     middle = sorted(times, key=lambda t: t.step_s)[(len(times) - 1) // 2]  # of an even number, the faster one
     kind = MeasuredRow
+    if middle.seen.from_outside:
+        kind, batch = MeasuredCommandRow, _batch_seen(middle.seen)
     if middle.documents:
         each = -(-middle.documents // ranks)
         told = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
@@ -252,6 +267,15 @@ def combined(
             middle.threads, middle.device, usage=dict(usage or {}), workers=middle.workers, load_s=middle.load_s
         ),
     )
+
+
+def _batch_seen(seen: Seen) -> BatchLayout:
+    if not seen.rank_batches:
+        return BatchLayout("samples of a step not known")
+    total, ranks = sum(seen.rank_batches), len(seen.rank_batches)
+    each = f"{seen.rank_batches[0]:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+    told = each if len(set(seen.rank_batches)) == 1 else " + ".join(map(str, seen.rank_batches))
+    return BatchLayout(f"{total:,} samples = {told}", total)
 
 
 def with_speedups(rows: Sequence[Done | FailedRow], rates: Mapping[str, Sequence[float]]) -> list[Done | FailedRow]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.arguments import check_price, make_folder, numbers
@@ -27,15 +28,12 @@ DEVICE_HEAD = ("device", "MFU", "busy", "in use")
 def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
     from paceline.measuring.sweep import measure
 
-    for name in ("steps", "repeats"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name}: {getattr(arguments, name)} is not possible; use 1 or more")
-    if arguments.steps < 4:
-        raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
-    price = check_price(arguments.price)
+    price = _checked(arguments)
+    if arguments.steps_by:
+        raise UserError(f"--steps-by {arguments.steps_by}: it goes with a command, after  --  and not with a run file")
     layouts = [word for word in arguments.layouts.split(",") if word]
     ranks = numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
-    try:
+    with _kept_when_stopped():
         found = measure(
             spec,
             [] if "single" in layouts and not arguments.ranks else ranks,
@@ -46,15 +44,61 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
             price=price,
             out=arguments.out,
             retry=arguments.retry,
-            say=lambda text: print(text, file=sys.stderr),
+            say=say_aloud,
         )
+    _print(found, console)
+    return 0
+
+
+def run_command(arguments: argparse.Namespace, console: Any) -> int:
+    """`measure -- COMMAND`: a script as it is, seen from outside."""
+    from paceline.measuring.outside.sweep import measure_command
+
+    price = _checked(arguments)
+    for option in ("layouts", "weak"):
+        if getattr(arguments, option):
+            raise UserError(f"--{option}: a command has the layout that its script gives it; leave --{option} out")
+    if arguments.words:
+        raise UserError(f"{arguments.words[0]}: a command is measured without a run file; give one of them")
+    with _kept_when_stopped():
+        found = measure_command(
+            arguments.command,
+            numbers(arguments.ranks or "1,2", "--ranks", different=True),
+            repeats=arguments.repeats,
+            steps=arguments.steps,
+            steps_by=arguments.steps_by,
+            price=price,
+            out=arguments.out,
+            retry=arguments.retry,
+            say=say_aloud,
+        )
+    _print(found, console)
+    return 0
+
+
+def _checked(arguments: argparse.Namespace) -> float | None:
+    """The price, and all numbers are possible."""
+    for name in ("steps", "repeats"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name}: {getattr(arguments, name)} is not possible; use 1 or more")
+    if arguments.steps < 4:
+        raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
+    return check_price(arguments.price)
+
+
+@contextmanager
+def _kept_when_stopped() -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         print("paceline: stopped, as asked; what is done is kept, and the same command goes on", file=sys.stderr)
         raise
+
+
+def _print(found: Measurement, console: Any) -> None:
     for part in show(found):
         console.print(part)
     console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
-    return 0
 
 
 def run_links(arguments: argparse.Namespace, console: Any) -> int:
@@ -90,6 +134,10 @@ def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
     console.print(correction.words(), soft_wrap=True)
     console.print(written(file), soft_wrap=True)
     return 0
+
+
+def say_aloud(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def show(found: Measurement) -> Iterator[Any]:

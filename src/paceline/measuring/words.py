@@ -50,6 +50,20 @@ ADVICE_FOR_PASSES = {
     Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its samples",
 }
 """Where each step is a pass over all samples, in place of what helps training."""
+ADVICE_FOR_COMMANDS = {
+    Cause.COMMUNICATION: (
+        "send less (a communication hook such as bf16_compress_hook), sum gradients less often (no_sync() while they "
+        "are accumulated), give each rank more samples in a step, or use fewer ranks"
+    ),
+    Cause.SHARED_CORES: (
+        "ranks on one machine only pay where each has cores or a device of its own; "
+        "to count a core as a device, set OMP_NUM_THREADS=1"
+    ),
+    Cause.SMALL_PASSES: "give each rank more samples in a step, or use fewer ranks",
+    Cause.FIXED_WORK: "give each rank more samples in a step, or use fewer ranks",
+}
+"""Where a command was measured from outside: what its script can do."""
+FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,11 @@ def _compute_grew(found: Diagnosis) -> str:
 
 def _advice(found: Diagnosis) -> str:
     row, cause = found.row, found.cause
+    if row.outside and cause is Cause.INPUT:
+        now = f" (now {row.resources.workers})" if row.resources.workers is not None else ""
+        return f"give the DataLoader more worker processes, num_workers{now}, or make a sample cheaper"
+    if row.outside and cause in ADVICE_FOR_COMMANDS:
+        return ADVICE_FOR_COMMANDS[cause]
     if cause is Cause.INPUT and row.resources.workers is not None:
         return _advice_on_workers(found)
     if not row.batched and cause in ADVICE_FOR_PASSES:
@@ -131,7 +150,8 @@ def _advice(found: Diagnosis) -> str:
     slow = row.loads.slowest
     if slow is None or slow.over_others < UNEVEN:
         return NOT_SLOWER
-    return f"look at the device and the host of rank {slow.rank}, and at cost() of the samples"
+    cost = "how long its samples are" if row.outside else "cost() of the samples"
+    return f"look at the device and the host of rank {slow.rank}, and at {cost}"
 
 
 def _advice_on_workers(found: Diagnosis) -> str:

@@ -130,7 +130,7 @@ def mean_of_texts(x: Tensor, packed: Packed) -> Tensor:
     return (member.to(x.dtype) @ x) / lengths[:, None]
 
 
-def _hash32(x: Tensor) -> Tensor:
+def hash32(x: Tensor) -> Tensor:
     """A 32-bit hash of each element (the murmur3 finaliser), in int32."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -0x7A143595
@@ -142,7 +142,7 @@ def _hash32(x: Tensor) -> Tensor:
 def token_keys(packed: Packed, site: int) -> Tensor:
     """(T,) int32: a random number for each token at one site of the model, a function of its text's key."""
     keys = packed.keys[packed.texts] + packed.positions.long() * 0x9E3779B1 + (site + 1) * 0x85EBCA77
-    return _hash32((keys & 0xFFFFFFFF).to(torch.int32))
+    return hash32((keys & 0xFFFFFFFF).to(torch.int32))
 
 
 def drop_tokens(packed: Packed, p: float, site: int, replacement: int) -> Tensor:
@@ -154,5 +154,5 @@ def drop_tokens(packed: Packed, p: float, site: int, replacement: int) -> Tensor
 def drop(x: Tensor, p: float, packed: Packed, site: int) -> Tensor:
     """Dropout drawn from each text's key: the same on any layout, and after a restart."""
     columns = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) * -0x61C88647
-    noise = _hash32(token_keys(packed, site)[:, None] + columns)
+    noise = hash32(token_keys(packed, site)[:, None] + columns)
     return torch.where(noise < int((p - 0.5) * 2**32), 0, x * (1 / (1 - p)))

@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.parallel.local_parameters import shared_parameters
+from paceline.parallel.precision import HALF
 from paceline.record.timers import CollectiveTimer
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup
     What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
     its layers too, or it would gather them again for every micro-batch.
 
-    Where layers use all of their weights in bf16 they are gathered so; gradients are summed in fp32 all the same.
+    Where layers use all of their weights in bf16 they are gathered so. Gradients are summed in fp32 all the same, or as
+    `parallel.reduce` says.
     """
+    parallel, summed_in = setup.spec.parallel, HALF.get(setup.spec.parallel.reduce, torch.float32)
+    if parallel.wrap != "layers":
+        blocks = units_of_size(model, parallel.wrap)
     layout, in_bf16 = setup.layout, setup.workload.casts_layers and setup.spec.train.precision in ("bf16", "fp8")
     refuse(model, blocks, layout)
     layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and layout.shard > 1
@@ -43,9 +48,9 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for module in (*blocks, model):
-        policy = MixedPrecisionPolicy()
+        policy = MixedPrecisionPolicy(reduce_dtype=None if parallel.reduce == "exact" else summed_in)
         if in_bf16 and module is not model:  # autocast casts what goes in, as under every other strategy
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            policy = MixedPrecisionPolicy(torch.bfloat16, summed_in, cast_forward_inputs=False)
         keep = module is model or not layer_by_layer
         wrapped = fully_shard(module, **options, mp_policy=policy, reshard_after_forward=not keep)
         if layout.data > 1:
@@ -55,6 +60,27 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup
             wrapped.set_custom_all_gather(_timed(DefaultAllGather, setup.timer))
             wrapped.set_custom_reduce_scatter(_timed(DefaultReduceScatter, setup.timer))
     return model
+
+
+def units_of_size(model: nn.Module, least: int) -> list[nn.Module]:
+    """Modules with at least so many parameters, those of units inside not counted: each is gathered by itself.
+
+    What the model holds directly (embedding, head) belongs to the whole, as it may be used without being called;
+    a `Sequential` calls all that it holds.
+    """
+    units: list[nn.Module] = []
+    ends = () if isinstance(model, nn.Sequential) else [m for m in model.children() if not any(m.children())]
+
+    def parameters_left(module: nn.Module) -> int:
+        left = sum(p.numel() for p in module.parameters(recurse=False)) + sum(map(parameters_left, module.children()))
+        whole = module is model or module in ends or isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if whole or left < least:
+            return left
+        units.append(module)
+        return 0
+
+    parameters_left(model)
+    return units
 
 
 def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:

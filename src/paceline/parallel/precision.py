@@ -18,12 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import UserError
+from paceline.spec import Train
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
 """Precisions whose products take bf16, or what is made of it."""
 ALIGNED = 16
 """Sizes of matrices must be multiples of it: layers of other sizes multiply in bf16, and rows are filled up."""
+LEAST_TF32 = (8, 0)
 LEAST = (8, 9)
 """The compute capability that fp8 came with."""
 
@@ -39,25 +41,42 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=HALF[precision])
 
 
+def set_tf32(precision: str) -> None:
+    """Let the products of this process take TF32, where that was asked for. Else torch's own choice, or the user's,
+    stands: by itself, torch takes it in convolutions."""
+    if precision == "tf32":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
+def lack_of_tf32(precision: str, device: torch.device) -> str:
+    """What is to be said where it was asked for and the device has none."""
+    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_TF32):
+        return ""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    return f"train.precision=tf32: {name} has no TF32, so matrix products are in fp32"
+
+
 class Scaler:
     """Keeps fp16 gradients away from underflow: the loss is multiplied by `scale`, the gradient divided by it.
 
     Gradients are summed over ranks before they are looked at, so one rank's overflow is every rank's: all skip the
-    same step and halve the same scale. For other precisions the scale is 1 and stays.
+    same step and halve the same scale. A scale that is a number (`train.loss_scale`) stays; so does that of other
+    precisions, which is 1.
     """
 
-    def __init__(self, precision: str, device: torch.device, growth_interval: int = 1000) -> None:
-        self.active = precision == "fp16"
-        self.growth_interval = growth_interval
-        self.scale = torch.tensor(2.0**14 if self.active else 1.0, device=device)
+    def __init__(self, train: Train, device: torch.device) -> None:
+        self.adapts = train.precision == "fp16" and train.loss_scale == "dynamic"
+        self.window = train.loss_scale_window
+        first = train.loss_scale_start if train.loss_scale == "dynamic" else train.loss_scale
+        self.scale = torch.tensor(first if train.precision == "fp16" else 1.0, device=device)
         self.good = torch.zeros((), device=device)
 
     def update(self, finite: Tensor) -> None:
         """After a step: halve where it overflowed, double after a long time without."""
-        if not self.active:
+        if not self.adapts:
             return
         good = torch.where(finite, self.good + 1, 0.0)
-        grow = good >= self.growth_interval
+        grow = good >= self.window
         self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5))
         self.good.copy_(torch.where(grow, 0.0, good))
 

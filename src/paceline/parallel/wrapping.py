@@ -35,11 +35,12 @@ from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.group import group_of_one
 from paceline.layout import Layout
+from paceline.nn.keras_backend import holds_keras
 from paceline.parallel import ddp
 from paceline.parallel.compress import GradientReduction, reduction_of
 from paceline.parallel.groups import Groups, groups_of
 from paceline.parallel.local_parameters import LocalParameters, local_parameters_of
-from paceline.parallel.precision import IN_BF16, use_fp8
+from paceline.parallel.precision import IN_BF16, set_tf32, use_fp8
 from paceline.parallel.without_memory import (
     give_memory,
     has_passing_buffers,
@@ -260,10 +261,31 @@ def _model(setup: ModelSetup) -> tuple[nn.Module, Groups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
         raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
+    if holds_keras(found):
+        refuse_for_keras(setup.spec, setup.layout)
     train = setup.spec.train
+    set_tf32(train.precision)
     groups = groups_of(setup.workload, train, found)
     model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
     if train.precision in IN_BF16 and setup.spec.parallel.engine == "torch":
         for weight in setup.workload.kept_in_bf16(model):
             weight.data = weight.data.to(torch.bfloat16)
     return model, groups
+
+
+def refuse_for_keras(spec: RunSpec, layout: Layout) -> None:
+    """What a Keras model cannot do, or would do wrongly without a word.
+
+    Its variables hold weights beside the module: where ranks hold parts of that, they would not be trained.
+    """
+    if (precision := spec.train.precision) in ("fp64", "fp8"):
+        does = "multiplies in fp32 whatever the type" if precision == "fp64" else "has no products in fp8"
+        raise UserError(f"train.precision={precision}: Keras on torch {does}; use fp32 or bf16")
+    if layout.plain or layout.strategy == "zero1":
+        return
+    axis = next((axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1), None)
+    given = f"parallel.{axis}={getattr(layout, axis)}" if axis else f"parallel.strategy={layout.strategy}"
+    raise UserError(
+        f"{given}: Keras holds the weights of its models itself, and ranks cannot divide them; use "
+        "parallel.strategy=ddp, or zero1, which divides the optimiser's state"
+    )

@@ -131,7 +131,7 @@ def limits_of(spec: RunSpec) -> Limits:
             given[name] = value
     if given.get("strategy") == "zero3":
         given["strategy"] = "fsdp"
-    if parallel.reduce != "exact":  # for plain data parallelism alone
+    if parallel.reduce != "exact":  # for data parallelism alone
         given = {"strategy": "ddp", "tensor": 1, "pipeline": 1, **given}
     return Limits(**given)
 

@@ -6,8 +6,8 @@ and what autograd keeps. A second, larger batch tells what grows with the sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,20 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.data.samples import samples_of, training_samples, traits_of
 from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.nn.keras_backend import holds_keras
 from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
-from paceline.parallel.groups import groups_of
+from paceline.parallel.groups import Groups, groups_of
+from paceline.parallel.wrapping import refuse_for_keras
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import Lengths, TrainingSubject
 from paceline.registry import one_line
 from paceline.spec import RunSpec
-from paceline.workload import workload_of
+from paceline.workload import Workload, workload_of
 
 BATCHES = (4, 8)
+Mode = AbstractContextManager[Any]
 
 
 @dataclass
@@ -87,19 +91,10 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     costs = np.asarray(data.cost(np.arange(min(count, 1000))), dtype=float)
     ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in sizes]  # of middling length
     batches = [data.batch(np.sort(chosen), keys[: len(chosen)]) for chosen in ids]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        with mode:
-            model = workload.model()
-            groups = groups_of(workload, spec.train, model)
-        passes = [_watched(mode, model, workload, batch) for batch in batches]
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"workload: {spec.workload} cannot be built on fake tensors, which is how a plan sees its shape without "
-            f"memory: {one_line(error)}"
-        ) from None
+    model, groups, passes, how = _traced(workload, spec, batches)
+    of_keras = holds_keras(model)
+    if of_keras and spec.parallel.strategy != "auto":
+        refuse_for_keras(spec, layout_of(spec))
     layers = workload.blocks(model)
     repeat = max(1, len(layers))
     inside, total = [p for layer in layers for p in layer.parameters()], count_of(model.parameters())
@@ -112,39 +107,67 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         samples or count,
         workload=type(workload).__name__,
         blocks=blocks,
-        traits=traits_of(workload, data),
+        traits=replace(traits_of(workload, data), compiles=not of_keras),
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes),
         held_out=len(samples_of(workload, "test") or ()),
         evaluation_chunk=workload.evaluation_chunk,
-        divisible=Divisible(recomputes=bool(layers)),
+        divisible=Divisible(recomputes=bool(layers), weights=not of_keras),
         lengths=Lengths(float(costs.max()) / mean, float(costs.std()) / mean) if mean else Lengths(),
-        assumptions=(f"shape measured on fake tensors, {total:,} parameters",),
+        assumptions=(f"shape measured {how}, {total:,} parameters",),
     )
 
 
-def _watched(mode: FakeTensorMode, model: nn.Module, workload: Any, batch: Any) -> dict[str, RegionWork]:
+def _traced(
+    workload: Workload, spec: RunSpec, batches: Sequence[Any]
+) -> tuple[nn.Module, Groups, list[dict[str, RegionWork]], str]:
+    """(the model, its groups of parameters, what a pass over each batch did, how that was seen).
+
+    Code that asks a tensor for its values, as Keras does for its seeds, cannot be run on fake ones. A small batch
+    through the real model on the CPU tells the same.
+    """
+    modes: dict[str, Mode] = {f"on {len(tree_leaves(batches[-1])[0])} samples on the CPU": nullcontext()}
+    if not workload.asks_for_values:
+        modes = {"on fake tensors": FakeTensorMode(allow_non_fake_inputs=True), **modes}
+    failures = []
+    for how, mode in modes.items():
+        torch.manual_seed(spec.train.seed)
+        try:
+            with mode:
+                model = workload.model()
+                groups = groups_of(workload, spec.train, model)
+            return model, groups, [_watched(mode, model, workload, batch) for batch in batches], how
+        except UserError:
+            raise
+        except Exception as error:
+            failures.append(f"{how}: {one_line(error)}")
+    raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {'; '.join(failures)}") from None
+
+
+def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any) -> dict[str, RegionWork]:
     """One forward pass, seen by region; what autograd keeps is counted once per storage, without the weights."""
     watch = _Watch()
     own = {id(p) for p in model.parameters()}
     kept: set[int] = set()
 
     def keep(tensor: Tensor) -> Tensor:
-        place = id(tensor.untyped_storage()) if isinstance(tensor, FakeTensor) else id(tensor)
+        fake = isinstance(tensor, FakeTensor)
+        place = id(tensor.untyped_storage()) if fake else tensor.untyped_storage().data_ptr()
         if id(tensor) not in own and place not in kept:
             kept.add(place)
             watch.seen[watch.region].saved += tensor.numel()
         return tensor
 
     with mode:
-        fake = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+        if isinstance(mode, FakeTensorMode):
+            batch = tree_map_only(Tensor, mode.from_tensor, batch)
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with ExitStack() as regions, watch, saved:
             for layer in workload.blocks(model):
                 regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
-            total, _ = workload.loss(model, fake)
+            total, _ = workload.loss(model, batch)
             watch.counting = False
         total.backward()
     return watch.seen

@@ -14,6 +14,8 @@ from paceline.planning.candidates import Family, Limits, Refusal, Refused
 
 STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2")
 """In the order in which people try them. zero3 is fsdp by another name."""
+HELD_WHOLE = ("single", "ddp", "zero1")
+"""Those under which every rank holds all weights."""
 CHECKPOINTING = ("none", "selective", "full")
 MOST_TENSOR = 16
 MOST_STAGES = 64
@@ -32,6 +34,8 @@ class Divisible:
     """Layers that a pipeline can divide; 0 where it cannot."""
     recomputes: bool = True
     """Has repeated layers, which activation checkpointing computes again."""
+    weights: bool = True
+    """A rank may hold a part of each weight."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ class LayoutSpace:
     def _strategies(self, data: int, tensor: int, pipeline: int) -> Iterator[tuple[int, int, str]]:
         """(replicate, shard, strategy) of the data-parallel ranks."""
         asked = self.limits.strategy
-        for strategy in STRATEGIES if asked is None else (asked,):
+        free = STRATEGIES if self.divisible.weights else HELD_WHOLE
+        for strategy in free if asked is None else (asked,):
             if strategy == "single":
                 if self.devices == 1:
                     yield 1, 1, strategy

@@ -14,7 +14,7 @@ from paceline.planning.advice import advise_training
 from paceline.planning.candidates import Family, Limits, Price, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
 from paceline.planning.formulas.placement import NUMBERS, Numbers, Placement, Reduction, Runtime
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, repeated
 from paceline.planning.formulas.steptime import step_time
 from paceline.planning.layouts import Divisible, LayoutSpace, members, overrides_of
 from paceline.planning.site import Where
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 ZERO = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
 """States that a strategy divides, as ZeRO counts them."""
-MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}
+MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
 """Optimiser states per parameter."""
-TYPES = {"fp32": "fp32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
+TYPES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
 """Of the library of products, for each stream of each thread that uses it: one goes forward, one backward."""
 UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; say it with  --samples N"
+LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
 OPERATIONS_PER_LENGTH = 2
 """For each distinct length in a batch, where attention goes length by length."""
 SPREAD_SIGMAS = 3.0
@@ -107,7 +108,8 @@ class TrainingSubject(Subject):
             "train": spec.train,
             "reduction": Reduction(cast(Any, spec.parallel.reduce), spec.parallel.local_steps),
         }
-        assumptions = (*facts.pop("assumptions", ()), *[UNKNOWN_SAMPLES] * unknown)
+        by_size = spec.parallel.wrap != "layers"
+        assumptions = (*facts.pop("assumptions", ()), *[UNKNOWN_SAMPLES] * unknown, *[LAYER_BY_LAYER] * by_size)
         return cls(**{**given, **facts, "assumptions": assumptions})
 
     @property
@@ -125,7 +127,7 @@ class TrainingSubject(Subject):
     @property
     def work(self) -> StepWork:
         """What compiling could make shorter."""
-        compiled = [max(self.blocks, key=lambda b: b.repeat)] if self.traits.equal_layers else self.blocks
+        compiled = [repeated(self.blocks)] if self.traits.equal_layers else self.blocks
         times = [1 if self.traits.equal_layers else b.repeat for b in compiled]
         operations = sum(n * b.kernels for n, b in zip(times, compiled, strict=True)) / LAUNCHES_PER_OPERATION
         moved = sum(b.repeat * (b.moved_elements + b.eager_elements) for b in self.blocks)

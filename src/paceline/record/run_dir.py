@@ -23,6 +23,7 @@ from paceline import __version__
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
 from paceline.record.files import write_atomic
+from paceline.registry import is_script
 from paceline.spec import DEFAULT, RunSpec, build
 from paceline.workload import Say
 
@@ -97,7 +98,7 @@ class RunDir:
         if run.spec_file.is_file():
             return run
         if not path.exists():
-            runs = {run.name: str(run.path) for run in _runs_in(path.parent)}
+            runs = {run.name: str(run.path) for run in runs_in(path.parent)}
             missing = f"does not exist{did_you_mean(path.name, runs, cutoff=0.6, shown=runs)}"
         elif not path.is_dir():
             missing = "is a file, not a run folder"
@@ -149,7 +150,8 @@ class RunDir:
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
         if code is not None:
-            values["workload"] = f"{code.resolve()}:{str(values.get('workload')).rpartition(':')[2]}"
+            cls = "" if is_script(workload := str(values.get("workload"))) else f":{workload.rpartition(':')[2]}"
+            values["workload"] = f"{code.resolve()}{cls}"
         try:
             return build(values, dict(_read_origins(node, "", text.split("\n"))))
         except UserError as error:
@@ -169,7 +171,7 @@ def _unwritable(out: Path, why: str) -> UserError:
     return UserError(f"cannot make a run folder in {out}: {why}; choose a folder you can write to, with --out FOLDER")
 
 
-def _runs_in(folder: Path) -> list[RunDir]:
+def runs_in(folder: Path) -> list[RunDir]:
     """The runs in a folder, newest first."""
     try:
         runs = [RunDir(path) for path in folder.iterdir() if (path / "spec.yaml").is_file()]
@@ -180,8 +182,8 @@ def _runs_in(folder: Path) -> list[RunDir]:
 
 def _say_runs(path: Path) -> str:
     """The runs a person may have meant: those inside a folder of runs, else those beside."""
-    inside = _runs_in(path)
-    folder, runs = (path, inside) if inside else (path.parent, _runs_in(path.parent))
+    inside = runs_in(path)
+    folder, runs = (path, inside) if inside else (path.parent, runs_in(path.parent))
     if not runs:
         return f"; there are no runs in {folder}"
     more = f" and {len(runs) - LISTED} older" if len(runs) > LISTED else ""
@@ -229,6 +231,8 @@ def _anchored(spec: RunSpec) -> dict[str, Any]:
             path = values[name][key]
             if isinstance(path, str) and not path.startswith("~"):
                 values[name][key] = os.path.abspath(path)
+    if is_script(values["workload"]):
+        values["workload"] = os.path.abspath(values["workload"])
     place, colon, cls = values["workload"].rpartition(":")
     if colon and os.path.isfile(place):
         values["workload"] = f"{os.path.abspath(place)}:{cls}"

@@ -77,9 +77,9 @@ class CollectiveTimer:
         with self._lock:
             buckets, self._buckets = self._buckets, []
         blocking, self._blocking = self._blocking, []
-        return lambda: comm_and_exposed(self._read(buckets), self._read(blocking))
+        return lambda: comm_and_exposed(self.seconds(buckets), self.seconds(blocking))
 
-    def _read(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
+    def seconds(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
         return marks
 
 
@@ -101,6 +101,6 @@ class CudaCollectiveTimer(CollectiveTimer):
         event.record()
         return event
 
-    def _read(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
+    def seconds(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
         origin = self._origin
         return [(origin.elapsed_time(begin) / 1e3, origin.elapsed_time(end) / 1e3) for begin, end in marks]

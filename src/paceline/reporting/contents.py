@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline import __version__
 from paceline.errors import UserError
-from paceline.measuring.result import read_measurement
+from paceline.measuring.result import Measurement, read_measurement
 from paceline.measuring.rows import done
 from paceline.measuring.words import Finding
 from paceline.record.per_class import baseline_words
@@ -68,6 +69,7 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
     runs: list[RunView] = []
     plain: list[RunView] = []
     links: list[LinkMeasurement] = []
+    measured: list[Measurement] = []
     left_out: list[str] = []
     for path in inputs:
         linked = (path / "links.json").is_file()
@@ -81,8 +83,9 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         elif (path / "measure.json").is_file():
             found = read_measurement(path)
             series.append(from_measurement(found, price))
+            measured.append(found)
             for row in done(found.rows):
-                for name in row.runs[:1]:
+                for name in row.runs[:1] if not found.command else ():
                     _add(runs, left_out, path / name, row.label)
         elif not linked or (path / "spec.yaml").is_file():
             _must_be_a_run(path)
@@ -105,8 +108,8 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         links=tuple(links),
         same=same,
         left_out=tuple(left_out),
-        spec=_spec(runs),
-        environment=_environment(runs),
+        spec=(*_commands(measured), *_spec(runs)),
+        environment=_environment([run.start for run in runs] or [found.environment for found in measured]),
     )
 
 
@@ -195,8 +198,13 @@ def _spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _environment(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
-    values = {name: [run.start.get(name) for run in runs] for name in FACTS}
+def _commands(measured: Sequence[Measurement]) -> tuple[tuple[str, str], ...]:
+    """What was measured from outside, where there is no spec."""
+    return tuple(("command", shlex.join(found.command)) for found in measured if found.command)
+
+
+def _environment(known: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    values = {name: [facts.get(name) for facts in known] for name in FACTS}
     shown = {
         name: list(dict.fromkeys(_fact(name, value) for value in given if value not in (None, [], "")))
         for name, given in values.items()

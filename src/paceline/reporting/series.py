@@ -64,7 +64,7 @@ class Series(Conclusions):
 
 
 def from_measurement(found: Measurement, price: float | None) -> Series:
-    if not any(row.ranks == 1 for row in found.rows):
+    if not found.command and not any(row.ranks == 1 for row in found.rows):
         raise UserError(f"{found.file} has no one-rank row, which speed-up is counted from; measure  --ranks 1,2")
     lines = _lines(found.file, '"label"', "rows")
     lines = lines if len(lines) == len(found.rows) else [FileLine(found.file)] * len(found.rows)

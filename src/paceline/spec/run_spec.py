@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationEr
 
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
-from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, reference_of
+from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, is_script, reference_of
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
@@ -53,6 +53,7 @@ SENTENCES = {
 """What is wrong with a key, by the type of pydantic's problem."""
 OR_ALSO = {
     **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     "dict_type": "{name: value}",
 }
 """What a key takes beside words, by the type of the problem with it."""
@@ -64,7 +65,9 @@ class RunSpec(BaseModel):
     model_config = STRICT
 
     name: Name = field("run", "", "name of the run folder")
-    workload: str = field(DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own as file.py:Class")
+    workload: str = field(
+        DEFAULT_WORKLOAD, "", f"{', '.join(BUILT_IN)}, or your own as file.py:Class, or a script as train.py"
+    )
     model: SerializeAsAny[Section] = Field(default_factory=Section)
     data: SerializeAsAny[Section] = Field(default_factory=Section)
     train: Train = Field(default_factory=Train)
@@ -131,11 +134,13 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         put(over, key, value)
-    folders = ((values, file.resolve().parent), (over, Path.cwd()))
-    for given, folder in folders:
+    commanded = {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
+    folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
+    for given, folder, _ in folders:
         _anchor_names(given, folder)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
-    for given, folder in folders:
+    for given, folder, known in folders:
+        _spell_out(given, sections, known)
         _anchor_paths(given, folder, {**sections, **OURS})
     if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
@@ -144,12 +149,13 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     for section, value in over.items():
         below = values.get(section)
         if isinstance(value, dict) and isinstance(below, dict):
-            values[section] = {**below, **value}
+            deep = {key.split(".")[1] for key in pairs if key.startswith(f"{section}.") and key.count(".") > 1}
+            both = {name: below[name] | value[name] for name in deep if isinstance(below.get(name), dict)}
+            values[section] = {**below, **value, **both}
         else:  # in place of all that the file says there
             values[section] = value
             origins = {key: origin for key, origin in origins.items() if not key.startswith(f"{section}.")}
-    origins |= {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
-    return build(values, origins)
+    return build(values, origins | commanded)
 
 
 Source = RunSpec | str | Path | Mapping[str, Any] | type
@@ -166,7 +172,9 @@ def spec_of(source: Source) -> RunSpec:
         case Mapping():
             values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
             _anchor_names(values, Path.cwd())
-            _anchor_paths(values, Path.cwd(), {**entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections(), **OURS})
+            sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
+            _spell_out(values, sections, {})
+            _anchor_paths(values, Path.cwd(), {**sections, **OURS})
             return build(values)
         case type():
             return build({"workload": reference_of(source)})
@@ -184,6 +192,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
             origins["parallel.strategy"] = origins["parallel"]
     problems: list[str] = []
     sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
+    _spell_out(values, sections, origins)
     everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
     for name, kind in sections.items():
         try:
@@ -252,6 +261,15 @@ def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> s
     return hint or f"; known here: {', '.join(here) or 'nothing'}"
 
 
+def _spell_out(values: dict[str, Any], sections: Mapping[str, type[Section]], origins: dict[str, str]) -> None:
+    """A section that is given as one word, with the field that it stands for."""
+    for name, kind in sections.items():
+        if kind.word and isinstance(values.get(name), str):
+            values[name] = {kind.word: values[name]}
+            if name in origins:
+                origins[f"{name}.{kind.word}"] = origins[name]
+
+
 def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:
     """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
     for section, kind in sections.items():
@@ -262,6 +280,9 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
                     inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
                 except (RuntimeError, ValueError, OSError) as error:
                     raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+        for key in kind.references:
+            if isinstance(inside, dict) and isinstance(inside.get(key), str):
+                inside[key] = _anchored(inside[key], folder)
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:
@@ -270,8 +291,15 @@ def _anchor_names(values: dict[str, Any], folder: Path) -> None:
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
         values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
     workload = values.get("workload")
-    if isinstance(workload, str) and ":" in workload:
-        module, _, name = workload.rpartition(":")
-        file = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
-        if file.is_file():
-            values["workload"] = f"{file.resolve()}:{name}"
+    if isinstance(workload, str) and is_script(workload):
+        values["workload"] = str((folder / Path(workload).expanduser()).resolve())
+    elif isinstance(workload, str) and ":" in workload:
+        values["workload"] = _anchored(workload, folder)
+
+
+def _anchored(reference: str, folder: Path) -> str:
+    """`file.py:name`, or a file alone, from anywhere; the name of an installed module stays what it is."""
+    module, colon, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    known = module.endswith(".py") or not colon
+    file = folder / (module if known else module.replace(".", "/") + ".py")
+    return f"{file.resolve()}{colon}{name}" if file.is_file() else reference

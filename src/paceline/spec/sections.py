@@ -14,7 +14,7 @@ class ParameterGroup(Section):
     """What is different for some parameters; a value that is not given is that of the section `train`."""
 
     lr: float | None = field(None, "per step", "peak learning rate in place of train.lr, in the same schedule", gt=0)
-    weight_decay: float | None = field(None, "", "in place of train.weight_decay; biases and norms are exempt", ge=0)
+    weight_decay: float | None = field(None, "", "in place of train.weight_decay", ge=0)
     frozen: bool = field(False, "", "not trained at all")
 
 
@@ -22,20 +22,32 @@ class Train(Section):
     epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
     steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
     global_batch: int = field(128, "samples", "samples per optimiser step, over all ranks", gt=0)
-    optimizer: Literal["adamw", "sgd", "lars", "lamb"] = field("adamw", "", "update rule")
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = field(
+        "adamw", "", "update rule; adam and sgd add weight_decay to the gradient, adamw and lamb to the update"
+    )
     lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
     lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
     base_batch: int = field(128, "samples", "the batch for which lr was chosen", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = field("cosine", "", "decay after the warm-up")
-    warmup: float = field(0.05, "fraction of run", "linear warm-up from 0", ge=0, lt=1)
+    warmup: float = field(0.05, "fraction of run", "warm-up of the learning rate", ge=0, lt=1)
+    warmup_steps: int | None = field(None, "steps", "length of the warm-up, in place of warmup", ge=0)
+    warmup_from: float = field(0.0, "fraction of lr", "where the warm-up begins", ge=0, le=1)
+    warmup_shape: Literal["linear", "log"] = field(
+        "linear", "", "log grows with the logarithm of the step, as DeepSpeed's WarmupLR does"
+    )
     final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
-    weight_decay: float = field(0.01, "", "decay of matrices; biases and norms are exempt", ge=0)
+    weight_decay: float = field(0.01, "", "of matrices, or of all parameters: decay says which", ge=0)
+    decay: Literal["matrices", "all"] = field("matrices", "", "what decays; matrices leaves out biases and norms")
     groups: dict[str, ParameterGroup] = field(
         {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
     )
-    beta1: float = field(0.9, "", "first moment decay (adamw, lamb)", ge=0, lt=1)
-    beta2: float = field(0.999, "", "second moment decay (adamw, lamb)", ge=0, lt=1)
+    beta1: float = field(0.9, "", "first moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    beta2: float = field(0.999, "", "second moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    eps: float | None = field(
+        None, "", "added to the root of the second moment; none is 1e-8 for adamw and adam, 1e-6 for lamb", gt=0
+    )
     momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
+    nesterov: bool = field(False, "", "sgd: the momentum looks one step ahead")
     clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
     clip_value: float = field(0.0, "gradient", "then each number of it is cut to ± this; 0 does not cut", ge=0)
     ema: float | None = field(
@@ -45,7 +57,14 @@ class Train(Section):
         gt=0,
         lt=1,
     )
-    precision: Literal["fp32", "bf16", "fp16", "fp64", "fp8"] = field("fp32", "", "type of the matrix products")
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = field(
+        "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
+    )
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0)] = field(
+        "dynamic", "", "fp16: the loss times this, lest small gradients vanish; dynamic halves it where it overflows"
+    )
+    loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0)
+    loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
@@ -54,6 +73,9 @@ class Train(Section):
     )
     patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    checkpoint: Literal["sharded", "full"] = field(
+        "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
+    )
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
     log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
     compile: Literal["auto", "off", "on"] = field(
@@ -68,6 +90,13 @@ class Train(Section):
             adds = f"train.{info.field_name}={value}"
             raise contradiction(f"{adds} adds to a run that is there; type  paceline train --resume RUN_FOLDER {adds}")
         return value
+
+    @model_validator(mode="after")
+    def _momentum_to_look_ahead(self) -> Train:
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            what = f"train.optimizer={self.optimizer}" if self.optimizer != "sgd" else "train.momentum=0"
+            raise contradiction(f"train.nesterov=true is for sgd with momentum, not {what}; drop it")
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:
@@ -98,12 +127,18 @@ class Parallel(Section):
     )
     offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
     reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
-        "exact", "", "ddp: how ranks are kept together; all but exact send less and change the answer"
+        "exact", "", "how ranks are kept together; all but exact send less and change the answer"
     )
     local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
+    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = field(
+        "layers", "parameters", "zero2, fsdp, hsdp: what is gathered together: a layer, or modules of at least so many"
+    )
     engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "who wraps the model and updates it")
     engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
+        "auto", "", "what carries messages between ranks; auto is nccl for CUDA devices and gloo for CPUs"
+    )
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
     bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)

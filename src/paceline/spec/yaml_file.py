@@ -69,12 +69,18 @@ MOST_VALUES = 100_000
 """In a run file; a few lines of aliases to aliases can stand for billions."""
 
 
+OPEN = -1
+"""In place of the number of values of a node that is being counted."""
+
+
 def _expanded(node: Any, known: dict[int, int]) -> int:
     """How many values a node stands for, with its aliases followed; each is counted once, so this takes no time."""
     if node is None:
         return 0
+    if known.get(id(node)) == OPEN:
+        raise RecursionError(f"line {node.start_mark.line + 1} holds itself")
     if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # for a node inside of itself
+        known[id(node)] = OPEN
         inside = node.value if isinstance(node.value, list) else []
         parts = [part for item in inside for part in (item if isinstance(item, tuple) else (item,))]
         known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)

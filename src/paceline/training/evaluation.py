@@ -105,6 +105,13 @@ class ChunkSums:
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, sums: Mapping[str, Tensor | float]) -> ChunkSums:
+        """Those of a single chunk."""
+        found = cls()
+        found.add(0, sums)
+        return found
+
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
         if not isinstance(sums, Mapping):
             raise RunFailed(

@@ -6,9 +6,9 @@ from typing import Any
 
 from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.layout import layout_of
-from paceline.registry import entry_of
-from paceline.spec import RunSpec, Section
-from paceline.training.optim.schedule import scaled_lr
+from paceline.registry import entry_of, is_script
+from paceline.spec import DEFAULT, RunSpec, Section
+from paceline.training.optim.schedule import scaled_lr, warmup_samples
 from paceline.workload import BaseWorkload, Workload
 
 OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
@@ -20,7 +20,9 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
     if not entry_of(spec.workload).batched:
         return [] if samples is None else [shared(samples, layout.ranks, "samples")]
     lines = [] if layout.plain else [layout.grid()]
-    lines += [layout.equation(), scaled_lr(train)[1]]
+    lines.append(layout.equation())
+    if not is_script(spec.workload) or spec.origin("train.lr") != DEFAULT:  # else the script may have its own
+        lines.append(scaled_lr(train)[1])
     if samples is None:
         return lines
     from paceline.data.order import Order, total_steps
@@ -38,6 +40,9 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
         lines.append(f"{steps} steps = {epochs} epoch{'s' * (epochs > 1)} × {order.steps_per_epoch} steps")
     if isinstance(workload, Workload) and workload.has("schedule"):
         lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
+    elif train.warmup_steps is not None:
+        equation = f"{train.warmup_steps} steps × {train.global_batch} global"
+        lines.append(f"{warmup_samples(train, total):.0f} samples warm-up = {equation}")
     elif train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
     return lines

@@ -6,10 +6,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from paceline.errors import OutOfMemory, PacelineError, RunFailed
 from paceline.launch.blame import is_echo
-from paceline.registry import one_line, own_trace
+from paceline.registry import is_script, one_line, own_trace
 from paceline.spec import RunSpec
 
 TORCH_SAYS = {
@@ -52,7 +53,8 @@ def _meaning(error: Exception, spec: RunSpec) -> str:
         if told in str(error):
             return f"{meant} ({one_line(error)})"
     trace = own_trace(error, spec.workload)
-    return f"the workload failed: {one_line(error)}\n\n{trace}" if trace else ""
+    who = Path(spec.workload).name if is_script(spec.workload) else "the workload"
+    return f"{who} failed: {one_line(error)}\n\n{trace}" if trace else ""
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.errors import RunFailed
 from paceline.record.files import sync_folder, write_atomic
 from paceline.record.run_dir import RunDir
+from paceline.registry import own_place
 from paceline.workload import BaseWorkload, Workload
 
 SOURCE = "source"
@@ -46,6 +47,6 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def own_file(workload: str) -> Path | None:
-    """The file of `file.py:Class`."""
-    place = workload.rpartition(":")[0]
+    """The file of `file.py:Class`, or the script."""
+    place = own_place(workload)
     return Path(place) if place.endswith(".py") else None

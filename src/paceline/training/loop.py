@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
 from time import perf_counter
@@ -24,6 +24,7 @@ from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
 from paceline.spec import Train
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
+from paceline.training.checkpoints.kept import KEPT, Stateful, kept_tensors, kept_values, restore_kept
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
@@ -54,6 +55,8 @@ class GradientJob(Job):
     """Evaluations since then."""
     ended: str = ""
     """Why a callback ended the run."""
+    kept: dict[str, Stateful] = field(default_factory=dict)
+    """By name, what a script keeps in checkpoints beside model and optimiser."""
 
     @property
     def state(self) -> State:
@@ -89,6 +92,7 @@ class GradientJob(Job):
         self.evaluation, self.best = meta["evaluation"], meta["best"]
         self.stale, self.ended = meta.get("stale", 0), meta.get("ended", "")
         self.workload.callback_state = meta.get("callback_state", {})
+        restore_kept(checkpoint, self.kept)
 
     def run(self) -> Status:
         """Train from the present step to the last."""
@@ -99,40 +103,51 @@ class GradientJob(Job):
             log.write()
 
     def _train(self, log: StepLog) -> Status:
-        train, state, stop = self.context.spec.train, self.state, self.context.stop
-        decides = bool(train.patience) or self.workload.has("on_evaluate")  # then no evaluation is left out
-        state.model.net.train()
+        decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # none is left out then
+        self.state.model.net.train()
 
-        for batch in self.loader.prefetch(state.step, self.facts.steps):
-            state.before_step(self.schedule(batch.global_batch.seen))
-            stats = self.train_step(batch, stop.requested)
-            state.step += 1
-            last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
-            evaluating = last or due(state.step, train.evaluate_every, epoch_end)
-            saving = last or due(state.step, train.checkpoint_every, epoch_end)
-            state.model.reduction.average_models(state.step, now=evaluating or saving)
-            log.add(batch, stats)
-            stopping = log.flush(now=evaluating or saving)
-            if self.done:  # as planned, or since a callback said so
-                state.model.reduction.average_models(state.step, now=True)
-
-            score = None
-            if self.held_out and (evaluating or self.done) and (self.done or decides or not stopping):
-                score = self._evaluate(self.held_out)
+        for batch in self.loader.prefetch(self.state.step, self.facts.steps):
+            self.before_step(batch)
+            now = self.after_step(batch, self.train_step(batch, self.context.stop.requested), log)
+            score, saving = None, now.saving
+            if self.held_out and (now.evaluating or self.done) and (self.done or decides or not now.stopping):
+                score = self.evaluate(self.held_out)
                 saving = saving or self.stale == 0
                 log.resume()
-            if saving or stopping or self.done:
-                self._save(score)
+            if saving or now.stopping or self.done:
+                self.save(score)
                 log.resume()
             if self.done:
                 break
-            if stopping:
+            if now.stopping:
                 return Status.STOPPED
-        if self.why:
-            self.context.event("done", step=state.step, why=self.why)
+        self.note_why()
         return Status.FINISHED
 
-    def _evaluate(self, held_out: HeldOut) -> float:
+    def before_step(self, batch: RankBatch) -> None:
+        """What a step takes from its position in the run."""
+        self.state.before_step(self.schedule(batch.global_batch.seen))
+
+    def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> AfterStep:
+        """Count a step that was made, note what it found, and say what is due."""
+        train, state = self.context.spec.train, self.state
+        state.step += 1
+        last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
+        evaluating = last or due(state.step, train.evaluate_every, epoch_end)
+        saving = last or due(state.step, train.checkpoint_every, epoch_end)
+        state.model.reduction.average_models(state.step, now=evaluating or saving)
+        log.add(batch, stats)
+        stopping = log.flush(now=evaluating or saving)
+        if self.done:  # as planned, or since a callback said so
+            state.model.reduction.average_models(state.step, now=True)
+        return AfterStep(evaluating, saving, stopping)
+
+    def note_why(self) -> None:
+        """For the record: why it is done before its last step, where it is."""
+        if self.why:
+            self.context.event("done", step=self.state.step, why=self.why)
+
+    def evaluate(self, held_out: HeldOut) -> float:
         """Evaluate the model as it is now; returns its score."""
         share_buffers(self.state.buffers(), self.layout)
         began = perf_counter()
@@ -147,20 +162,33 @@ class GradientJob(Job):
         self.ended = self.ended or told_of_evaluation(self.workload, step, self.evaluation, device)
         return score
 
-    def _save(self, score: float | None) -> None:
+    def save(self, score: float | None) -> None:
         began = perf_counter()
         self.state.average_over_ranks()
         share_buffers(self.state.buffers(), self.layout)
         meta = {
             "step": self.state.step,
+            "steps_per_epoch": self.facts.order.steps_per_epoch,
             "evaluation": self.evaluation,
             "best": self.best,
             "stale": self.stale,
             "ended": self.ended,
             "callback_state": saved_state(self.workload),
+            **({KEPT: kept_values(self.kept)} if self.kept else {}),
         }
-        self.context.checkpoints.save(self.state.tensors(), meta, score=score)
+        tensors = {**self.state.tensors(), **({KEPT: kept_tensors(self.kept)} if self.kept else {})}
+        self.context.checkpoints.save(tensors, meta, score=score)
         self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class AfterStep:
+    """What is due after a step, on every rank the same."""
+
+    evaluating: bool
+    saving: bool
+    stopping: bool
+    """A rank was asked to stop."""
 
 
 def due(step: int, every: int, epoch_end: bool) -> bool:
@@ -243,11 +271,13 @@ class StepLog:
     def _watch(self, event: dict[str, Any]) -> None:
         """The stated policy for a step that is not finite. fp16 may overflow now and then: its scale adapts."""
         train, scaler = self.context.spec.train, self.job.state.scaler
-        if not event["skipped"] or train.nonfinite == "skip" or (scaler.active and float(scaler.scale) >= 1):
+        if not event["skipped"] or train.nonfinite == "skip" or (scaler.adapts and float(scaler.scale) >= 1):
             return
         what, value = ("gradient norm", "grad_norm") if isfinite(event["loss"]) else ("loss", "loss")
         self.known.clear()  # steps after this one went the same way
         found = f"{what} is {event[value]} at step {event['step']}"
+        if train.precision == "fp16" and not scaler.adapts:
+            raise RunFailed(f"{found}: train.loss_scale={train.loss_scale:g} may be too large; use dynamic")
         if event["step"] == 1:
             raise RunFailed(
                 f"{found}, with the weights as they began: look for the cause in the data, the model or loss(), or "

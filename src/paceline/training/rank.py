@@ -8,10 +8,10 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from paceline.errors import PacelineError, UserError
 from paceline.launch.blame import is_echo
@@ -27,12 +27,12 @@ from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
-from paceline.workload import BaseWorkload, Say, Workload, workload_of
+from paceline.workload import BaseWorkload, OwnLoop, Say, Workload, workload_of
 
 if TYPE_CHECKING:
     import torch
 
-    from paceline.training.context import Job
+    from paceline.training.context import Job, RunContext
 
 
 def say(text: str) -> None:
@@ -56,11 +56,14 @@ def run_rank(
     from paceline.launch.group import from_main, joined
 
     place = detect(os.environ) or ALONE
+    if isinstance(workload := workload or workload_of(spec), OwnLoop):
+        with expected_failures(spec), noted(folder, place):
+            return cast("tuple[Path, Summary]", workload.drive(show, folder))
     with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
-        workload = workload or workload_of(spec)
-        with _noted(folder, place):
+        with noted(folder, place):
             held.enter_context(_samples_ready(workload, place))
-        together = joined(place, _device_kind(spec), spec.parallel.threads, spec.parallel.timeout_s)
+        parallel = spec.parallel
+        together = joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend)
         device = held.enter_context(together)
         speak = say if show and place.rank == 0 else silent
         run: RunDir = folder if isinstance(folder, RunDir) else from_main(lambda: folder(speak))
@@ -68,7 +71,7 @@ def run_rank(
         return run.path, from_main(lambda: summary)
 
 
-def _device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
+def device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
     import torch
 
     if spec.parallel.device == "auto":
@@ -77,7 +80,7 @@ def _device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
 
 
 @contextmanager
-def _noted(folder: RunDir | Callable[[Say], RunDir], place: Place) -> Iterator[None]:
+def noted(folder: RunDir | Callable[[Say], RunDir], place: Place) -> Iterator[None]:
     """A failure before there is a job, in the folder of the run if it has one."""
     try:
         yield
@@ -108,52 +111,99 @@ def train_rank(
     show: bool = False,
 ) -> Summary | None:
     """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
+    from paceline.training.setup import job_of
+
+    with rank_work(run, spec, place, device, stop, show) as work:
+        job = job_of(work.context, workload)
+        if work.begin(job):
+            work.end(job.run())
+    return work.summary
+
+
+@dataclass
+class RankWork:
+    """What one rank does before the first step and after the last, whoever makes the steps."""
+
+    run: RunDir
+    context: RunContext
+    show: bool
+    job: Job | None = None
+    summary: Summary | None = None
+    """On the main rank, at the end."""
+    ended: Summary | None = None
+    """The same where steps were made, and not all were before."""
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def main(self) -> bool:
+        return self.context.place.rank == 0
+
+    @property
+    def say(self) -> Say:
+        return say if self.show and self.main else silent
+
+    def begin(self, job: Job) -> bool:
+        """Bring a job to where the run stands and note that it goes on; False where nothing is left to do."""
+        from paceline.record.loggers import audience
+
+        self.job, context, run = job, self.context, self.run
+        if context.checkpoint is not None:
+            job.restore(context.checkpoint)
+        if job.done:
+            self.summary = _done_already(run, job, self.say) if self.main else None
+            return False
+        first = 0 if context.checkpoint is None else context.checkpoint.step
+        again = first > 0 or any(read_events(run.events_file(context.place.rank), "start"))
+        _note_start(job, first, again, self.say)
+        if self.main:
+            _prepare_folder(run, context.spec, job, self.say)
+            length = job.facts.order.seen(job.facts.steps), job.facts.order.seen(first)
+            told = audience(context.spec, run, *length, self.show, job.facts.pauses)
+            context.shown = self.held.enter_context(told)
+        return True
+
+    def end(self, status: Status) -> None:
+        """Wait for what is still being saved, and sum up."""
+        assert self.job is not None
+        context, why = self.context, self.job.why
+        context.checkpoints.wait()
+        if self.main:
+            context.shown({"kind": "end", "status": status})
+            self.held.close()
+            context.events.write("end", status=status, **({"why": why} if why else {}))
+        peaks = _peaks(context.device)
+        if self.main:
+            self.summary = self.ended = _sum_up(self.run, self.job, status, peaks, why=why)
+
+
+@contextmanager
+def rank_work(
+    run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, show: bool
+) -> Iterator[RankWork]:
+    """The run's folder held and its record open; a failure is noted there, an end is shown."""
     from paceline.launch.group import from_main
-    from paceline.record.loggers import audience
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
-    from paceline.training.setup import job_of
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
     with (
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
-        closing(CheckpointWriter(run.checkpoints, spec.train.keep)) as checkpoints,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
     ):
-        job: Job | None = None
+        work: RankWork | None = None
         try:
             checkpoint = from_main(lambda: newest(run.checkpoints, speak))
-            job = job_of(RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), workload)
-            if checkpoint is not None:
-                job.restore(checkpoint)
-            if job.done:
-                return _done_already(run, job, speak) if main else None
-            first = 0 if checkpoint is None else checkpoint.step
-            again = first > 0 or any(read_events(run.events_file(place.rank), "start"))
-            _note_start(job, first, again, speak)
-            if main:
-                _prepare_folder(run, spec, job, speak)
-            else:
-                job.run()
-                checkpoints.wait()
-                _peaks(device)
-                return None
-            order = job.facts.order
-            length = order.seen(job.facts.steps), order.seen(first)
-            with audience(spec, run, *length, show, job.facts.pauses) as job.context.shown:
-                status = job.run()
-                checkpoints.wait()
-                job.context.shown({"kind": "end", "status": status})
-            events.write("end", status=status, **({"why": job.why} if job.why else {}))
-            summary = _sum_up(run, job, status, _peaks(device), why=job.why)
+            work = RankWork(run, RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), show)
+            with work.held:
+                yield work
         except Exception as error:
             if main:
-                _note_failure(run, events, job, error)
+                _note_failure(run, events, work.job if work is not None else None, error)
             raise
-    if show:
-        _show_end(run, summary, speak)
-    return summary
+    if show and work.ended:
+        _show_end(run, work.ended, speak)
 
 
 def _show_end(run: RunDir, summary: Summary, say: Say) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from paceline.errors import UserError
 from paceline.parallel.compress import LOCAL
 from paceline.spec import Train
-from paceline.training.evaluation import HeldOut
 from paceline.workload import Workload
 
-OWN_INSTEAD = {"optimizer": ("optimizer",), "schedule": ("schedule", "warmup", "final_lr")}
+OWN_INSTEAD = {
+    "optimizer": ("optimizer", "eps", "nesterov"),
+    "schedule": ("schedule", "warmup", "warmup_steps", "warmup_from", "warmup_shape", "final_lr"),
+}
 """Methods of a workload, and the keys of `train` whose place they take."""
 
 
-def refuse_contradictions(workload: Workload, held_out: HeldOut | None) -> None:
+def refuse_contradictions(workload: Workload, evaluates: bool) -> None:
     train, parallel = workload.spec.train, workload.spec.parallel
-    if train.patience and held_out is None:
+    if train.patience and not evaluates:
         raise UserError(
             f"train.patience={train.patience} waits for a better evaluation, but data('test') gives no samples to "
             "evaluate on; hold some out, or use train.patience=0"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     "name",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint_every", "nonfinite")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
     *("train.evaluate_every", "train.evaluate_on"),
     *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
 )
@@ -73,7 +73,7 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
     """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
     place = detect(os.environ)
     if place is not None:
-        spec = _as_placed(spec, place)
+        spec = as_placed(spec, place)
         with expected_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
             workload = workload_of(spec)
             workload.prepare(say if show and place.rank == 0 else silent)
@@ -86,18 +86,25 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
             return RunResult(*run_rank(spec, show, run, workload))
         from paceline.launch.local import run_ranks
 
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, PRELOAD)[0])
+        preload = (*PRELOAD, *entry_of(spec.workload).preload)
+        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload)[0])
     except UserError:
-        if resume is None and not any(run.checkpoints.glob("*")):
-            shutil.rmtree(run.path, ignore_errors=True)  # the request was wrong: nothing is left of it
+        if resume is None:
+            forget(run)
         raise
     except RunFailed as failed:
         if show:
-            failed.args = (f"{failed}\n{_way_on(run)}",)
+            failed.args = (f"{failed}\n{way_on(run)}",)
         raise
 
 
-def _way_on(run: RunDir) -> str:
+def forget(run: RunDir) -> None:
+    """The request was wrong: nothing is left of it."""
+    if not any(run.checkpoints.glob("*")):
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
+def way_on(run: RunDir) -> str:
     """The line to type after a failure."""
     from paceline.training.checkpoints.saved import newest
 
@@ -205,7 +212,7 @@ def _same_answer(run: RunDir, spec: RunSpec) -> None:
     extension_of(run, spec)
 
 
-def _as_placed(spec: RunSpec, place: Place) -> RunSpec:
+def as_placed(spec: RunSpec, place: Place) -> RunSpec:
     """Under a launcher its number of ranks counts; a run file that insists on another is refused."""
     if place.world == spec.parallel.ranks:
         return spec

@@ -13,6 +13,8 @@ from paceline.data.samples import training_samples, traits_of
 from paceline.data.workers import worker_notes, worker_words
 from paceline.execution import Execution, Reason, compiling, execution_of
 from paceline.layout import layout_of
+from paceline.nn.keras_backend import holds_keras
+from paceline.parallel.precision import lack_of_tf32
 from paceline.parallel.wrapping import ModelSetup, ParallelModel, ability, parallelize
 from paceline.record.pauses import Pauses
 from paceline.record.timers import timer_of
@@ -25,7 +27,7 @@ from paceline.training.explain import equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.optim.schedule import schedule_of
 from paceline.training.refusals import refuse_contradictions
-from paceline.training.start.match import notes_of, start_of
+from paceline.training.start.match import Start, notes_of, start_of
 from paceline.training.steps.step import PipelineStep, State, Step
 from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload
 
@@ -56,7 +58,7 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     samples = training_samples(workload)
     order = Order.of(train, len(samples))
     steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
-    refuse_contradictions(workload, held_out)
+    refuse_contradictions(workload, evaluates=held_out is not None)
     timer, execution = timer_of(context.device.type), _execution(context, workload, samples)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
     if (start := start_of(workload, context)) is not None:
@@ -71,9 +73,24 @@ def gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     if execution.recorded and not execution.compiled:
         ahead.begin()
     step.notice = lambda text: context.event("notice", text=text)
-    collate = step.collate(samples, layout)
+    return job_around(step, execution, context, samples, start, held_out)
+
+
+def job_around(
+    step: Step,
+    execution: Execution,
+    context: RunContext,
+    samples: Samples,
+    start: Start | None,
+    held_out: HeldOut | None = None,
+) -> GradientJob:
+    """The job of a step that is there: its samples in their order, its length and its schedule."""
+    spec, train, layout, workload = context.spec, context.spec.train, layout_of(context.spec), step.workload
+    order = Order.of(train, len(samples))
+    steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
+    said += filter(None, [lack_of_tf32(train.precision, context.device)])
     facts = JobFacts(
         order,
         steps,
@@ -127,7 +144,8 @@ def _settled(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> t
     if found.reason is not Reason.RECORDED:
         return step, Execution(reason=found.reason, detail=found.detail)
     if execution.compiling is None and found.work is not None:
-        traits, target = Traits(few_shapes=True), ability(setup.device)
+        compiles = not holds_keras(step.state.model.unwrapped)
+        traits, target = Traits(few_shapes=True, compiles=compiles), ability(setup.device)
         weighed = compiling(found.work, steps, layout)
         execution = execution_of(setup.spec.train, layout, target, traits, weighed)
     recorded = recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
 from paceline.errors import RunFailed, UserError
+from paceline.nn.keras_backend import as_built
 from paceline.record.files import write_atomic, write_json
 from paceline.record.run_dir import RunDir
+from paceline.registry import entry_of, is_script
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
 from paceline.using.trained import FittedModel, TrainedModel
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".npz", ".json", ".pkl", ".safetensor", ".zip", ".gz")
+OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".json", ".pkl", ".safetensor", ".zip", ".gz")
 """Names of files that are asked for, and not written."""
 
 
@@ -36,7 +39,14 @@ def export(
     out = Path(out)
     if out.suffix == ".safetensors":
         return _export_file(RunDir.open(Path(run)), out, which, onnx)
+    if out.suffix and out.suffix == _file_suffix(RunDir.open(Path(run))):
+        return _export_alone(run, out, which, code, onnx)
     _check_folder(out)
+    if is_script(RunDir.open(Path(run)).spec().workload):
+        raise UserError(
+            f"{run} is a run of a script, whose model has no class that a folder could build it from; write its "
+            f"weights as  --out {out}.safetensors"
+        )
     trained = open_run(run, which, code=code)
     aside = out.resolve().with_name(f".{out.resolve().name}.{os.getpid()}.writing")
     try:
@@ -48,6 +58,20 @@ def export(
         raise RunFailed(f"cannot write {out}: {error.strerror}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    return out
+
+
+def _file_suffix(run: RunDir) -> str:
+    """Of the one file that is all of the run's model; empty where there is no such file."""
+    return getattr(entry_of(run.spec().workload).run_class(), "export_suffix", "")
+
+
+def _export_alone(run: str | Path, out: Path, which: str, code: str | Path | None, onnx: bool) -> Path:
+    """What the workload exports, as one file."""
+    _check_file(out, onnx)
+    with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=".exporting-") as aside:
+        folder = export(run, Path(aside) / "all", which, code=code)
+        (folder / f"model{out.suffix}").replace(out)
     return out
 
 
@@ -70,15 +94,19 @@ def write_standalone(folder: Path, tensors: dict[str, Tensor], config: dict[str,
 def _export_file(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
     from paceline.training.checkpoints.saved import chosen, read_tensors
 
+    _check_file(out, onnx)
+    checkpoint = chosen(run, which)
+    header = {"paceline_spec": json.dumps(run.spec().dump()), "step": str(checkpoint.step)}
+    write_weights(out, read_tensors(checkpoint), **header)
+    return out
+
+
+def _check_file(out: Path, onnx: bool) -> None:
     if onnx:
         raise UserError(f"--onnx writes a folder, and {str(out)!r} is a file; write it as  --out {out.stem} --onnx")
     if out.is_dir():
         raise UserError(f"{str(out)!r} is a folder; name a file that is not there yet, or may be replaced")
     _check_parent(out)
-    checkpoint = chosen(run, which)
-    header = {"paceline_spec": json.dumps(run.spec().dump()), "step": str(checkpoint.step)}
-    write_weights(out, read_tensors(checkpoint), **header)
-    return out
 
 
 def _check_folder(out: Path) -> None:
@@ -131,7 +159,7 @@ def _write_parts(trained: TrainedModel, folder: Path, file: Path | None) -> None
     sections = {name: values.get(name) or {} for name in ("model", "data", "train")}
     made = {"paceline": __version__, "step": trained.step, "classes": list(trained.classes)}
     own = {} if file is None else {"file": file.name, "class": spec.workload.rpartition(":")[2]}
-    weights, config = trained.model.state_dict(), {"workload": spec.workload, **own, **sections, **made}
+    weights, config = as_built(trained.model).state_dict(), {"workload": spec.workload, **own, **sections, **made}
     if file is None:
         write_weights(folder / WEIGHTS, weights)
         write_json(folder / CONFIG, config)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UserError
 from paceline.passes import Fitted
 from paceline.record.run_dir import RunDir
-from paceline.registry import entry_of
+from paceline.registry import entry_of, is_script
 from paceline.spec import RunSpec
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
@@ -142,6 +142,11 @@ def check_predicts(folder: RunDir, workload: Workload) -> None:
     if not missing:
         return
     spec = workload.spec
+    if is_script(spec.workload):
+        raise UserError(
+            f"{folder.path} is a run of {Path(spec.workload).name}, a script, and nothing says how it would encode new "
+            f"inputs; in Python  paceline.open({str(folder.path)!r}).model  is its trained model"
+        )
     if entry_of(spec.workload).verbs:
         raise UserError(f"{folder.path} is a run of {spec.workload}, {_other_use(folder, spec)}")
     raise UserError(

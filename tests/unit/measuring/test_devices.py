@@ -11,7 +11,7 @@ from paceline.measuring import usage
 from paceline.measuring.compare import compare, with_mfu
 from paceline.measuring.reading import StepParts, device_of
 from paceline.measuring.rows import MeasuredPassesRow, MeasuredRow, Resources
-from paceline.measuring.sweep import usage_of_run
+from paceline.measuring.turns import usage_of_run
 from paceline.measuring.usage import Usage, device_handles
 from paceline.planning.plan import plan
 from paceline.planning.subject import subject_of

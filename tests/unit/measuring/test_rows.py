@@ -22,7 +22,8 @@ from paceline.measuring.rows import (
     with_speedups,
 )
 from paceline.measuring.scaling import fit_laws
-from paceline.measuring.sweep import in_short, trials
+from paceline.measuring.sweep import trials
+from paceline.measuring.turns import in_short
 from paceline.measuring.words import beyond_text, decision_text, finding, notes, verdict
 from paceline.record.run_dir import RunDir
 from paceline.record.units import TEXT_COLUMNS, wrapped

@@ -1,4 +1,4 @@
-"""Products in fp8: near those in fp32, with gradients, in place of the linear layers whose sizes suit."""
+"""Products in fp8: near those in fp32, with gradients, in place of the linear layers whose sizes suit; and in TF32."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.parallel import precision
-from paceline.parallel.precision import Fp8Linear, scaled, use_fp8
+from paceline.parallel.precision import Fp8Linear, lack_of_tf32, scaled, set_tf32, use_fp8
 from paceline.spec import build
 
 CPU = torch.device("cpu")
@@ -71,3 +71,20 @@ def test_the_largest_number_becomes_the_largest_that_the_type_holds(kind):
 def test_fp8_does_not_go_with_tensor_parallelism():
     with pytest.raises(UserError, match=r"train.precision=fp8 scales whole matrices, and parallel.tensor=2 divides"):
         layout_of(build({"train": {"precision": "fp8"}, "parallel": {"tensor": 2, "ranks": 2}}))
+
+
+@pytest.fixture
+def products_as_before():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("products_as_before")
+def test_products_take_tf32_only_where_it_was_asked_for():
+    assert lack_of_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
+    assert lack_of_tf32("fp32", CPU) == ""
+    set_tf32("fp32")
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, True), "torch's own"
+    set_tf32("tf32")
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)

@@ -134,7 +134,7 @@ def test_what_accelerate_makes_of_its_file_is_what_the_run_asks_for(folder, stra
 
 
 def test_an_engine_says_what_it_cannot_do(folder):
-    with pytest.raises(paceline.UserError, match=r"train\.precision=fp16"):
-        emitted(folder, "deepspeed", "4xA100", "train.precision=fp16", "parallel.strategy=ddp")
+    with pytest.raises(paceline.UserError, match=r"train\.precision=fp64"):
+        emitted(folder, "deepspeed", "4xA100", "train.precision=fp64", "parallel.strategy=ddp")
     with pytest.raises(paceline.UserError, match="there is nothing to launch"):
         emitted(folder, "torchrun", "1xK80", "parallel.strategy=ddp", "model.preset=7b")

@@ -77,6 +77,9 @@ class Deep(Workload):
     def data(self, split): return Rows()
     def loss(self, model, x): return model(x).sum(), len(x)
 
+class Fails(Deep):
+    def loss(self, model, x): return model(x[:, :3]).sum(), len(x)
+
 class Peeks(Deep):
     def loss(self, model, x):
         y = model(x)
@@ -105,9 +108,19 @@ def test_a_module_of_the_users_own_is_measured_on_fake_tensors(own):
     assert found.sample_bytes == 128
 
 
-def test_a_model_that_needs_values_cannot_be_built_on_fake_tensors(own):
-    with pytest.raises(UserError, match=r"own\.py:Peeks cannot be built on fake tensors") as said:
-        subject_of(own("Peeks"))
+def test_a_model_that_needs_values_is_tried_out_on_the_cpu(own):
+    found, without = subject_of(own("Peeks")), subject_of(own("Deep"))
+    assert found.flops_per_sample == without.flops_per_sample
+    assert found.blocks[1].saved_whole_elements == without.blocks[1].saved_whole_elements
+    assert "measured on 8 samples on the CPU" in found.assumptions[0]
+    assert "measured on fake tensors" in without.assumptions[0]
+
+
+def test_a_model_that_fails_in_any_case_is_refused_in_one_line(own):
+    with pytest.raises(
+        UserError, match=r"own\.py:Fails cannot be tried out, on fake tensors: .*; on 8 samples"
+    ) as said:
+        subject_of(own("Fails"))
     assert "\n" not in str(said.value)
 
 

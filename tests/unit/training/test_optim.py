@@ -15,7 +15,7 @@ from paceline.training.optim.optimizers import set_lr
 from paceline.training.optim.schedule import scaled_lr, schedule_of
 from paceline.training.steps.step import State, update
 
-RULES = ["adamw", "sgd", "lars", "lamb"]
+RULES = ["adamw", "adam", "sgd", "lars", "lamb"]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,32 @@ RULES = ["adamw", "sgd", "lars", "lamb"]
 def test_schedules_are_functions_of_samples(shape, seen, want):
     schedule = schedule_of(Train(lr=1.0, schedule=shape, warmup=0.1, final_lr=0.1), 1000)
     assert schedule(seen) == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("how", "rates"),
+    [
+        ({"warmup_steps": 4}, [0, 0.25, 0.5, 0.75, 1, 1]),
+        ({"warmup_steps": 4, "warmup_from": 0.2}, [0.2, 0.4, 0.6, 0.8, 1, 1]),
+        ({"warmup_steps": 4, "warmup_shape": "log"}, [0, 0.5, math.log(3) / math.log(4), 1, 1, 1]),
+        ({"warmup_steps": 0}, [1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_a_warm_up_in_steps_of_a_length_a_start_and_a_shape(how, rates):
+    schedule = schedule_of(Train(lr=1.0, schedule="constant", global_batch=10, **how), 1000)
+    assert [schedule(10 * step) for step in range(6)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(("rule", "decay"), [("sgd", "matrices"), ("adamw", "all")])
+def test_what_decays(rule, decay):
+    """Without a gradient, only the decay moves a weight."""
+    state, train = state_of(rule, weight_decay=0.5, decay=decay, momentum=0.9, eps=1e-5)
+    before = [p.detach().clone() for p in state.model.net.parameters()]
+    apply(state, train, [torch.zeros(3, 4), torch.zeros(3)])
+    moved = [not torch.equal(a, b) for a, b in zip(before, state.model.net.parameters(), strict=True)]
+    assert moved == [True, decay == "all"]
+    group = state.optimizer.param_groups[0]
+    assert group.get("eps", 1e-5) == 1e-5
 
 
 @pytest.mark.parametrize(("rule", "want"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
@@ -82,10 +108,12 @@ def by_hand(rule, weights, steps, decay, lr=0.1, momentum=0.9, beta1=0.9, beta2=
                 first[i] = momentum * first[i] + lr * (0.001 * w.norm() / u.norm() if matrix else 1) * u
                 weights[i] = w - first[i]
                 continue
+            if rule == "adam":
+                g = g + wd * w
             first[i], second[i] = beta1 * first[i] + (1 - beta1) * g, beta2 * second[i] + (1 - beta2) * g * g
             m, v = first[i] / (1 - beta1**t), second[i] / (1 - beta2**t)
-            if rule == "adamw":
-                weights[i] = w * (1 - lr * wd) - lr * m / (v.sqrt() + 1e-8)
+            if rule in ("adamw", "adam"):
+                weights[i] = w * (1 - lr * wd * (rule == "adamw")) - lr * m / (v.sqrt() + 1e-8)
             else:
                 u = m / (v.sqrt() + 1e-6) + wd * w
                 weights[i] = w - lr * (w.norm() / u.norm() if matrix else 1) * u
@@ -93,7 +121,7 @@ def by_hand(rule, weights, steps, decay, lr=0.1, momentum=0.9, beta1=0.9, beta2=
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("rule", ["adamw", "lars", "lamb"])
+@pytest.mark.parametrize("rule", ["adamw", "adam", "lars", "lamb"])
 def test_rules_follow_their_formulas(rule, decay):
     state, train = state_of(rule, weight_decay=decay)
     before = [p.detach().clone() for p in state.model.net.parameters()]
@@ -136,7 +164,7 @@ def test_clipping_cuts_the_global_norm(rule):
 
 
 def test_the_scale_of_fp16_halves_on_overflow_and_doubles_after_a_while():
-    scaler = Scaler("fp16", torch.device("cpu"), growth_interval=3)
+    scaler = Scaler(Train(precision="fp16", loss_scale_window=3), torch.device("cpu"))
     first = float(scaler.scale)
     good, bad = torch.tensor(True), torch.tensor(False)
     scaler.update(bad)
@@ -150,9 +178,10 @@ def test_the_scale_of_fp16_halves_on_overflow_and_doubles_after_a_while():
     scaler.update(good)
     scaler.update(good)
     assert float(scaler.scale) == first / 2, "an overflow starts the count anew"
-    plain = Scaler("bf16", torch.device("cpu"))
-    plain.update(bad)
-    assert float(plain.scale) == 1
+    for stays, train in ((1, Train(precision="bf16")), (128, Train(precision="fp16", loss_scale=128))):
+        scaler = Scaler(train, torch.device("cpu"))
+        scaler.update(bad)
+        assert float(scaler.scale) == stays
 
 
 def test_state_is_complete_before_the_first_step_and_untouched_by_it():

@@ -10,7 +10,7 @@ from typing import ClassVar
 from paceline.hardware.catalogue import Device
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import Numbers, Placement
-from paceline.planning.formulas.shape import BlockShape
+from paceline.planning.formulas.shape import BlockShape, repeated
 
 SCORE_COPIES = 2.5
 """Stored scores: normalised, dropped, and the mask that dropped them in half an element."""
@@ -87,7 +87,7 @@ class Memory(DeviceMemory):
 
 def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Numbers, physics: Physics) -> Memory:
     """Price a model (its blocks: first, repeated, last) under a layout; the first or last stage is the fullest."""
-    embedding, layer, head = blocks[0], max(blocks, key=lambda b: b.repeat), blocks[-1]
+    embedding, layer, head = blocks[0], repeated(blocks), blocks[-1]
     layers = layer.repeat / placement.pipeline
     ends = (embedding, head) if placement.pipeline == 1 else (max(embedding, head, key=lambda b: b.params),)
     params = (layers * layer.stored_params + sum(b.stored_params for b in ends)) / placement.tensor

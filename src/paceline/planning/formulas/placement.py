@@ -89,7 +89,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How plain data-parallel ranks are kept together: part of the run file, but not of the layout."""
+    """How data-parallel ranks are kept together: part of the run file, but not of the layout."""
 
     kind: Reduce = "exact"
     local_steps: int = 8
@@ -99,6 +99,10 @@ class Reduction:
     def joins_models(self) -> bool:
         """Weights are averaged now and then, instead of gradients in every step."""
         return self.kind in ("local_sgd", "diloco")
+
+    def sent_bytes(self, numbers: Numbers) -> float:
+        """Per parameter when gradients are reduced."""
+        return 2.0 if self.kind in ("bf16", "fp16") else numbers.sent_bytes
 
 
 @dataclass(frozen=True)

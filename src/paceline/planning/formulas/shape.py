@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -124,6 +125,11 @@ class BlockShape:
     def flops(self) -> float:
         """Forward, one sample, one block."""
         return sum(m.flops for m in self.matmuls) + (self.attention.flops if self.attention else 0.0)
+
+
+def repeated(blocks: Sequence[BlockShape]) -> BlockShape:
+    """The layer between the first and the last block, also where there is one of each."""
+    return max(blocks[1:-1] or blocks, key=lambda block: block.repeat)
 
 
 @dataclass(frozen=True)

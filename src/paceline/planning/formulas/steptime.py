@@ -10,7 +10,7 @@ from paceline.planning.formulas.comm import all_gather_s, all_reduce_s, exposed_
 from paceline.planning.formulas.compute import block_time, optimizer_s
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import Numbers, Placement
-from paceline.planning.formulas.shape import BlockShape
+from paceline.planning.formulas.shape import BlockShape, repeated
 
 BUCKET_BYTES = 25e6
 """Size in which gradients are sent while the backward pass goes on."""
@@ -157,7 +157,7 @@ class _Step:
 
     def _stage(self) -> _Stage:
         stages, device = self.placement.pipeline, self.cluster.device
-        layer = max(self.blocks, key=lambda b: b.repeat)
+        layer = repeated(self.blocks)
         each = block_time(layer, self.placement, device, self.numbers, self.physics)
         others = [b for b in self.blocks if b is not layer]
         ends = [block_time(b, self.placement, device, self.numbers, self.physics) for b in others]
@@ -193,11 +193,12 @@ class _Step:
         inner = placement.tensor * placement.context
         shards = group(placement.shard, inner, self.cluster, physics)
         gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
-        scatter = all_gather_s(self.local_trained * numbers.sent_bytes, shards, physics, self.collectives)
+        each = placement.reduction.sent_bytes(numbers)
+        scatter = all_gather_s(self.local_trained * each, shards, physics, self.collectives)
         visible = self._exposed_s(gather, stage.forward_s)
         visible += self._exposed_s(gather + scatter, stage.backward_s)
         copies = group(placement.replicate, inner * placement.shard, self.cluster, physics)
-        sent = self.local_trained / placement.shard * numbers.sent_bytes
+        sent = self.local_trained / placement.shard * each
         flight = all_reduce_s(sent, copies, physics, self.collectives)
         return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
 
@@ -212,10 +213,8 @@ class _Step:
         if reduction.joins_models:  # weights are averaged after a step, now and then
             flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
             return _Travel(flight, flight)
-        sent = self.local_trained * numbers.sent_bytes
-        if reduction.kind in ("bf16", "fp16"):
-            sent = self.local_trained * 2.0
-        elif reduction.kind == "powersgd":
+        sent = self.local_trained * reduction.sent_bytes(numbers)
+        if reduction.kind == "powersgd":
             sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
         flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
         return _Travel(flight, in_buckets_s(flight, sent, backward_s, physics, overlap))

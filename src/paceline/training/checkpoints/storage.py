@@ -18,9 +18,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 from paceline.errors import UserError
+from paceline.training.checkpoints import one_file
 from paceline.training.checkpoints.staging import Staging, divide, flatten, share
 
 __all__ = ["CheckpointException", "Staging", "divide", "flatten", "share"]
@@ -90,6 +91,8 @@ class _Unpickler(pickle.Unpickler):
 
 def read_metadata(folder: Path) -> Metadata:
     """The names, shapes and places of all tensors of a checkpoint, from a file that is not trusted."""
+    if (folder / one_file.FILE).exists():
+        return _metadata_of(one_file.types_in(folder / one_file.FILE))
     path = folder / METADATA
     try:
         with path.open("rb") as file:
@@ -107,6 +110,15 @@ def read_metadata(folder: Path) -> Metadata:
     except Exception as error:
         raise refusal(path, error) from None
     return metadata
+
+
+def _metadata_of(types: one_file.Types) -> Metadata:
+    return Metadata(
+        {
+            name: TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), [])
+            for name, (shape, dtype) in types.items()
+        }
+    )
 
 
 def refusal(path: Path, error: BaseException) -> UserError:
@@ -132,9 +144,27 @@ class _Reader(dcp.FileSystemReader):
 @torch.no_grad()
 def read(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
     """Fill tensors in place, each rank by itself: what it holds is read, whoever wrote it."""
+    if (folder / one_file.FILE).exists():
+        one_file.read(folder / one_file.FILE, into)
+        return
     dcp.load(
         dict(into),
         storage_reader=_Reader(folder, metadata),
         planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
         no_dist=True,
     )
+
+
+def join(folder: Path, step: int) -> Path:
+    """Put the parts that all ranks have written into the folder together in one file, and remove them."""
+    metadata = read_metadata(folder)
+    whole = {
+        name: torch.empty(described.size, dtype=described.properties.dtype)
+        for name, described in metadata.state_dict_metadata.items()
+        if isinstance(described, TensorStorageMetadata)
+    }
+    read(folder, metadata, whole)
+    path = one_file.write(folder, whole, step)
+    for part in (folder / METADATA, *folder.glob("*.distcp")):
+        part.unlink()
+    return path

@@ -1,7 +1,7 @@
 """Writing the checkpoints of a run: aside, sealed with checksums, renamed.
 
     checkpoints/.step-00000300.writing/   being written, or left behind by a killed run
-    checkpoints/step-00000200/            sealed: __0_0.distcp …  .metadata  manifest.json
+    checkpoints/step-00000200/            sealed: __0_0.distcp …  .metadata, or state.safetensors;  manifest.json
     checkpoints/step-00000200.old/        only while one of the same step takes its place
     checkpoints/.step-00000100.deleting/  no longer kept
 
@@ -36,11 +36,15 @@ T = TypeVar("T")
 class CheckpointWriter:
     """The checkpoints of one run: written aside, sealed with checksums, renamed; damaged ones are skipped."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        """On every rank. The newest `keep` are kept, and the one with the best score."""
+    def __init__(self, folder: Path, keep: int, one_file: bool = False) -> None:
+        """On every rank. The newest `keep` are kept, and the one with the best score.
+
+        `one_file`: all tensors in one file, instead of one for each rank.
+        """
         assert keep > 0
         self._folder = folder
         self._keep = keep
+        self._one_file = one_file
         # Never the training group: its collectives go on in the main thread while ours run.
         together = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo") if together else None
@@ -105,6 +109,8 @@ class CheckpointWriter:
             files: dict[str, Any] = {}
             for written in self._on_all(lambda: self._write_own(writing)):
                 files |= written
+            if self._one_file:
+                files = self._on_first(lambda: _joined(writing, files, step))
             self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
             failure = (
                 f"the checkpoint of step {step} is sealed, but an older one could not be removed from {self._folder}"
@@ -128,13 +134,10 @@ class CheckpointWriter:
 
         storage.write(self._staging, writing, self._group)
         own = sorted(writing.glob(f"__{self._rank}_*.distcp")) + [writing / storage.METADATA] * (self._rank == 0)
-        return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in own}
+        return _described(*own)
 
     def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
-        for name, (size, _) in manifest["files"].items():
-            file = writing / name
-            if not file.exists() or file.stat().st_size != size:
-                raise RunFailed(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
+        _must_see(writing, manifest["files"])
         with (writing / saved.MANIFEST).open("w", encoding="utf-8") as stream:
             json.dump(manifest | {"seal": saved.seal_of(manifest)}, stream, indent=1)
             sync_file(stream)
@@ -205,6 +208,26 @@ class _Failed(Exception):
         elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
             said += "; make the folder writable, then resume the run"
         return said
+
+
+def _joined(writing: Path, files: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """What all ranks have written, as one file; its size and checksum."""
+    from paceline.training.checkpoints import storage
+
+    _must_see(writing, files)
+    return _described(storage.join(writing, step))
+
+
+def _must_see(writing: Path, files: Mapping[str, Any]) -> None:
+    for name, (size, _) in files.items():
+        file = writing / name
+        if not file.exists() or file.stat().st_size != size:
+            raise RunFailed(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
+
+
+def _described(*files: Path) -> dict[str, Any]:
+    """Size and checksum of each, by its name."""
+    return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in files}
 
 
 def _lost(step: int, error: BaseException) -> str:

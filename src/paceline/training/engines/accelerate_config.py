@@ -32,7 +32,7 @@ def shards(layout: Layout) -> bool:
 
 def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
     """Refuse what Accelerate cannot do, or does wrongly without a word."""
-    train, parallel = spec.train, spec.parallel
+    parallel = spec.parallel
     asked = f"parallel.engine=accelerate with parallel.strategy={parallel.strategy}"
     if layout.strategy not in ("single", "ddp", *RESHARDS):
         raise UserError(f"{asked} is not offered; use ddp, fsdp or zero2, or parallel.engine=torch")
@@ -44,8 +44,6 @@ def check(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
         )
     if parallel.offload:
         raise UserError("parallel.offload=true is not offered with Accelerate; use parallel.engine=torch or deepspeed")
-    if train.precision == "fp16":
-        raise UserError("train.precision=fp16: Accelerate's loss scale is not Paceline's; use bf16, or engine=torch")
     if LAUNCHED in environ:
         _check_launch(spec, layout, environ)
     config(spec, layout, device)
@@ -169,4 +167,4 @@ def _strategy(spec: RunSpec) -> str:
 
 
 def _mixed(spec: RunSpec) -> str:
-    return "bf16" if spec.train.precision == "bf16" else "no"
+    return spec.train.precision if spec.train.precision in ("bf16", "fp16") else "no"

@@ -45,6 +45,8 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     if workload.has("optimizer"):
         raise UserError("workload: DeepSpeed takes no optimiser of the workload's own; use parallel.engine=torch")
     model, groups = prepared(setup)
+    if spec.train.precision == "fp16":
+        _multiply_in_fp16(model, device)
     parameters, local = count(model), local_parameters_of([model], layout.ranks)
     optimizer = optimizer_of(spec.train, local, groups)
     largest = max((p.numel() for p in model.parameters() if p.ndim < 2), default=0)
@@ -63,11 +65,25 @@ def start(setup: ModelSetup, context: RunContext) -> Step:
     _prove(engine, layout, spec, stage, device)
     if device.type == "cpu":
         _time_collectives(setup.timer)
-    scaler = Scaler(spec.train.precision, device)
+    scaler = Scaler(spec.train, device)
     whole = ParallelModel(engine, [model], LocalParameters([]) if stage else local, parameters, groups=groups)
     state = ZeroState(whole, optimizer, scaler, engine=engine) if stage else State(whole, optimizer, scaler)
     state.allocate()
     return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)
+
+
+def _multiply_in_fp16(model: nn.Module, device: torch.device) -> None:
+    """Autocast inside of what DeepSpeed wraps, where it cannot see it: to DeepSpeed this is a run in fp32.
+
+    Told of fp16, it would scale the loss in its own way at some stages, and sum gradients in fp16 at others.
+    """
+    forward = model.forward
+
+    def in_fp16(*args: Any, **options: Any) -> Any:
+        with autocast("fp16", device):
+            return forward(*args, **options)
+
+    model.forward = in_fp16
 
 
 def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any], place: Place, device: torch.device) -> Any:
@@ -88,7 +104,7 @@ def _prove(engine: Any, layout: Layout, spec: RunSpec, stage: int, device: torch
     dist.all_reduce(joined, group=engine.data_parallel_group)
     half = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
     optimizer = type(engine.optimizer).__name__
-    wanted = {0: ("AdamW", "SGD"), 3: ("DeepSpeedZeroOptimizer_Stage3",)}
+    wanted = {0: ("AdamW", "Adam", "SGD"), 3: ("DeepSpeedZeroOptimizer_Stage3",)}
     has: dict[str, tuple[Any, Any]] = {
         "ranks that sum gradients": (int(joined), layout.ranks),
         "world size": (engine.world_size, layout.ranks),
@@ -146,14 +162,16 @@ class DeepSpeedStep(Step):
             with autocast(self.train.precision, self.device):
                 total, count = self.workload.loss(net, self.moved(micro).batch)
             # DeepSpeed takes the mean over ranks, and the sum is wanted.
-            net.backward(total * (self.ranks * micro.weight / samples), scale_wrt_gas=False)
+            scale = self.state.scaler.scale * (self.ranks * micro.weight / samples)
+            net.backward(total * scale, scale_wrt_gas=False)
             found[:2] += loss_and_count(total, count, micro.weight)
         with self.timer.blocking():
             dist.all_reduce(found)
         self.loss_sum, number, stops = found
-        self.factor, self.fresh = samples / divisor(number), True
+        self.factor, self.fresh = samples / (divisor(number) * self.state.scaler.scale), True
         self.norm = torch.full_like(number, math.inf)  # stays so where DeepSpeed passes the step over by itself
         net.step()
+        self.state.scaler.update(torch.isfinite(self.norm) & torch.isfinite(self.loss_sum))
         return torch.stack([self.loss_sum, number, self.norm, stops])
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
@@ -198,7 +216,7 @@ class ZeroState(State):
     def __post_init__(self) -> None:
         self.divided: bool = self.engine.zero_optimization_stage() == 3
         """Parameters are divided too."""
-        self.counts = isinstance(self.optimizer, torch.optim.AdamW)
+        self.counts = isinstance(self.optimizer, torch.optim.Adam)
         self.moments = ["exp_avg", "exp_avg_sq"] if self.counts else ["momentum_buffer"]
         if not self.counts and not self.optimizer.param_groups[0]["momentum"]:
             self.moments = []

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.spec import RunSpec
-from paceline.training.engines import user_config
+from paceline.training.engines import deepspeed_sections, user_config
 
 FILE = "deepspeed.json"
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 """The ZeRO stage of each strategy; zero3 is another name of fsdp."""
 NOT_HERE = {
-    "optimizer": "train.optimizer, train.lr, train.weight_decay … of the run file say it",
-    "scheduler": "train.schedule and train.warmup of the run file say it",
     "amp": "train.precision of the run file says it",
     "gradient_allreduce_op": "Paceline undoes DeepSpeed's mean, and would undo one that was not taken",
     "communication_data_type": "gradients are summed as train.precision of the run file implies",
@@ -43,14 +43,13 @@ def check(spec: RunSpec, layout: Layout) -> None:
             f"parallel.engine=deepspeed does not know parallel.strategy={layout.strategy}; "
             "use ddp (ZeRO 0), zero1, zero2 or zero3"
         )
-    if train.optimizer not in ("adamw", "sgd"):
+    if train.optimizer not in ("adamw", "adam", "sgd"):
         raise UserError(
             f"train.optimizer={train.optimizer} looks at one layer at a time, and ZeRO hands it flat parts of many; "
-            "use adamw or sgd, or parallel.engine=torch"
+            "use adamw, adam or sgd, or parallel.engine=torch"
         )
-    if train.precision not in ("fp32", "bf16"):
-        why = {"fp16": "DeepSpeed's loss scale is not Paceline's", "fp64": "DeepSpeed has no fp64"}[train.precision]
-        raise UserError(f"train.precision={train.precision}: {why}; use fp32 or bf16, or parallel.engine=torch")
+    if train.precision == "fp64":
+        raise UserError("train.precision=fp64: DeepSpeed has no fp64; use fp32, or parallel.engine=torch")
     if parallel.offload and STAGES[layout.strategy] == 0:
         raise UserError(
             "parallel.offload=true: ZeRO 0 would ignore it without a word; use parallel.strategy=zero1, zero2 or zero3"
@@ -108,14 +107,48 @@ def _theirs(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
         "zero_optimization.compute_grad_norm": (True, f"train.clip={train.clip:g}"),
         "zero_optimization.offload_optimizer.device": (where, offload),
         "zero_optimization.offload_param.device": (where if stage == 3 else "none", f"{offload} and {strategy}"),
-        "fp16.enabled": (False, precision),
+        "fp16.enabled": (train.precision == "fp16", precision),
     }
     if train.precision != "bf16":
         said |= {"bf16.enabled": (False, precision), "torch_autocast.enabled": (False, precision)}
     theirs = user_config.checked(path, NOT_HERE, said)
+    _must_mean_the_same(spec, path, theirs)
+    for name in deepspeed_sections.SECTIONS:  # done by Paceline: to DeepSpeed the run is in fp32, with an optimiser
+        theirs.pop(name, None)
     if user_config.get(theirs, "bf16.enabled") is True and stage == 0:
         raise UserError(
             f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "
             "or leave bf16 out: train.precision=bf16 is then done by autocast, over fp32 weights"
         )
     return theirs
+
+
+def _must_mean_the_same(spec: RunSpec, path: Path, theirs: dict[str, Any]) -> None:
+    """Their optimiser, schedule and loss scale are those of the run file."""
+    try:
+        found = deepspeed_sections.meanings(theirs)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: optimizer, scheduler or fp16 is not as DeepSpeed wants it: {error}") from None
+    for one in found:
+        if one.refusal:
+            raise UserError(f"{path}: {one.name} is {json.dumps(one.value)}: {one.refusal}; take it out of that file")
+    keys = {key: (one, value) for one in found for key, value in one.keys.items()}
+    different = {key: it for key, it in keys.items() if not _same(getattr(spec.train, key[6:]), it[1], key)}
+    if different:
+        words = ", ".join(
+            f"{one.name} ({key}={_typed(getattr(spec.train, key[6:]))})" for key, (one, _) in different.items()
+        )
+        line = " ".join(f"{key}={_typed(value)}" for key, (_, value) in different.items())
+        raise UserError(f"{path} and the run file differ: {words}; take it out of that file, or type  {line}")
+
+
+def _same(ours: Any, theirs: Any, key: str) -> bool:
+    if key == "train.eps" and ours is None:
+        ours = 1e-8
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs, rel_tol=1e-12)
+    return bool(ours == theirs)
+
+
+def _typed(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

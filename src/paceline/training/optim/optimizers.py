@@ -25,18 +25,20 @@ def optimizer_of(train: Train, local: LocalParameters, groups: Groups) -> torch.
     parts: list[Any] = [{**group, "lr": lrs[group["lr_factor"]]} for group in update_groups(train, local, groups)]
     lr, betas = parts[0]["lr"], (train.beta1, train.beta2)
     match train.optimizer:
-        case "adamw":
-            return AdamW(parts, lr=lr, betas=betas, fused=True, capturable=device.type == "cuda")
+        case "adamw" | "adam" as rule:
+            kind = AdamW if rule == "adamw" else Adam
+            eps = train.eps or 1e-8
+            return kind(parts, lr=lr, betas=betas, eps=eps, fused=True, capturable=device.type == "cuda")
         case "sgd":
-            return SGD(parts, lr=lr, momentum=train.momentum, fused=True)
+            return SGD(parts, lr=lr, momentum=train.momentum, nesterov=train.nesterov, fused=True)
         case "lars":
             return LARS(parts, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
         case _:
-            return LAMB(parts, {"lr": lr, "betas": betas, "eps": 1e-6}, local.norms)
+            return LAMB(parts, {"lr": lr, "betas": betas, "eps": train.eps or 1e-6}, local.norms)
 
 
 def update_groups(train: Train, local: LocalParameters, groups: Groups) -> list[dict[str, Any]]:
-    """Parameters that are updated alike. Matrices decay; biases, norms and other vectors do not."""
+    """Parameters that are updated alike. Matrices decay; biases, norms and other vectors only if `train.decay` says."""
     found: dict[tuple[str, bool], list[Tensor]] = {}
     for part in local:
         found.setdefault((groups.pattern(part.name), part.data.ndim < 2), []).append(part.data)
@@ -47,7 +49,7 @@ def update_groups(train: Train, local: LocalParameters, groups: Groups) -> list[
         made.append(
             {
                 "params": params,
-                "weight_decay": 0.0 if vectors else decay,
+                "weight_decay": decay if train.decay == "all" or not vectors else 0.0,
                 "lr_factor": 1.0 if group.lr is None else group.lr / train.lr,
                 "adapt": not vectors,
             }
@@ -92,6 +94,10 @@ class _WithoutCompiler(torch.optim.Optimizer):
 
 class AdamW(_WithoutCompiler, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Adam(_WithoutCompiler, torch.optim.Adam):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
 class SGD(_WithoutCompiler, torch.optim.SGD):

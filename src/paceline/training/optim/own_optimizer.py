@@ -1,4 +1,4 @@
-"""An optimiser of the user's own (`Workload.optimizer`), under every layout and in every checkpoint.
+"""An optimiser of the user's own (`Workload.optimizer`, or a script's), under every layout and in every checkpoint.
 
 It is made on what this rank updates, as Paceline's own are. It begins as its author meant it to: its state is there
 once it has made a step. What a checkpoint must hold is learned from a step with gradients of zero that is undone.
@@ -6,17 +6,21 @@ once it has made a step. What a checkpoint must hold is learned from a step with
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
 from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.errors import UserError
+from paceline.errors import UserError, listed
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.registry import one_line
 from paceline.workload import Workload
 
+Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 PROBE = (8, 3)
 """Of the matrix on which it is tried whether rows are updated as the whole is."""
 ENTRY = "own_optimizer"
@@ -28,27 +32,76 @@ def made_by(
 ) -> torch.optim.Optimizer:
     """What the workload makes of the groups, each with its peak learning rate; `peak` is that of the run file."""
     given = [{"params": g["params"], "lr": peak * g["lr_factor"], "weight_decay": g["weight_decay"]} for g in groups]
-    if local.divided and not _updates_rows_alike(workload, given):
+    _refuse_rows(partial(_made, workload), given, local, workload.spec.parallel.strategy)
+    optimizer = _made(workload, given)
+    if left_out := _prepared(optimizer, peak, local):
         raise UserError(
-            f"parallel.strategy={workload.spec.parallel.strategy}: {_name(workload, given)} does not update the rows "
+            f"workload: optimizer(groups) leaves out {listed(left_out, 3)}; "
+            'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
+        )
+    return optimizer
+
+
+def taken_over(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], peak: float, local: LocalParameters, strategy: str
+) -> None:
+    """Let a script's optimiser update what this rank holds of each parameter; class and groups stay as they are.
+
+    `names` are those of the parameters that it was made of, by their id.
+    """
+    mine = {part.name: part.data for part in local}
+    groups = []
+    for group in optimizer.param_groups:
+        own = [names.get(id(p)) for p in group["params"]]
+        if None in own:
+            raise UserError(
+                f"run.prepare: the {type(optimizer).__name__} has a parameter that the model does not have; make it "
+                "of the parameters of the model that is prepared with it"
+            )
+        groups.append({**group, "params": [mine[name] for name in own if name in mine]})
+    _refuse_rows(partial(_like, optimizer), [g for g in groups if g["params"]], local, strategy)
+    for group, taken in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = taken["params"]
+    if left_out := _prepared(optimizer, peak, local):
+        raise UserError(
+            f"run.prepare: the {type(optimizer).__name__} leaves out {listed(left_out, 3)}; give it all parameters, or "
+            "freeze those that are not to be trained, with  p.requires_grad_(False)"
+        )
+
+
+def _like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Another one of its class and settings, however its class is made."""
+    other = object.__new__(type(optimizer))
+    other.__dict__.update(optimizer.__dict__)
+    other.param_groups = [dict(group) for group in groups]
+    other.state = defaultdict(dict)
+    return other
+
+
+def _refuse_rows(make: Make, groups: list[dict[str, Any]], local: LocalParameters, strategy: str) -> None:
+    if local.divided and not _updates_rows_alike(make, groups):
+        kind = type(make(_probes(groups, [slice(None)]))).__name__
+        raise UserError(
+            f"parallel.strategy={strategy}: {kind} does not update the rows "
             "of a matrix as it updates the whole, and this layout gives each rank some rows; use parallel.strategy=ddp"
         )
-    optimizer = _made(workload, given)
+
+
+def _prepared(optimizer: torch.optim.Optimizer, peak: float, local: LocalParameters) -> list[str]:
+    """Give each group its factor of the learning rate and learn what a checkpoint must hold; returns the names of
+    parameters that it leaves out."""
     names = {id(part.data): part.name for part in local}
     for group in optimizer.param_groups:
         group["lr_factor"] = float(group["lr"]) / peak
         for p in group["params"]:
             names.pop(id(p), None)
     if names:
-        raise UserError(
-            f"workload: optimizer(groups) leaves out {', '.join(list(names.values())[:3])}{' …' * (len(names) > 3)}; "
-            'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
-        )
+        return list(names.values())
     first = {p: {key: _copied(value) for key, value in state.items()} for p, state in optimizer.state.items()}
     allocate(optimizer)
     optimizer.state.clear()
     optimizer.state.update(first)
-    return optimizer
+    return []
 
 
 def _copied(value: Any) -> Any:
@@ -63,10 +116,6 @@ def _made(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optim
             "as in  return torch.optim.RMSprop(groups)"
         )
     return found
-
-
-def _name(workload: Workload, groups: list[dict[str, Any]]) -> str:
-    return type(_made(workload, _probes(groups, [slice(None)]))).__name__
 
 
 @torch.no_grad()
@@ -109,12 +158,12 @@ def _probes(groups: list[dict[str, Any]], cuts: list[slice]) -> list[dict[str, A
     return made
 
 
-def _updates_rows_alike(workload: Workload, groups: list[dict[str, Any]]) -> bool:
+def _updates_rows_alike(make: Make, groups: list[dict[str, Any]]) -> bool:
     """Whether three steps on rows give the rows of three steps on the whole."""
     results = []
     for cuts in ([slice(None)], [slice(0, 3), slice(3, None)]):
         probes = _probes(groups, cuts)
-        optimizer = _made(workload, probes)
+        optimizer = make(probes)
         for step in range(3):
             for group in probes:
                 for p, cut in zip(group["params"], cuts, strict=True):

@@ -24,24 +24,39 @@ COMPARED = 1000
 class Schedule:
     """The learning rate at a number of samples seen: never of calls, so restarts and accumulation cannot bend it."""
 
+    train: Train
     peak: float
-    shape: str
-    warmup: float
-    final: float
     total: int
+    """Samples of the run."""
 
     def __call__(self, seen: int) -> float:
-        warm = self.warmup * self.total
+        warm, final = warmup_samples(self.train, self.total), self.train.final_lr
         if seen < warm:
-            return self.peak * seen / warm
+            return self._warming(seen, warm)
         done = min(1.0, (seen - warm) / max(1.0, self.total - warm))
-        match self.shape:
+        match self.train.schedule:
             case "constant":
                 return self.peak
             case "linear":
-                return self.peak * (self.final + (1 - self.final) * (1 - done))
+                return self.peak * (final + (1 - final) * (1 - done))
             case _:
-                return self.peak * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done)))
+                return self.peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
+
+    def _warming(self, seen: int, warm: float) -> float:
+        begin = self.train.warmup_from
+        if self.train.warmup_shape == "log":
+            step, steps = seen / self.train.global_batch, max(2.0, warm / self.train.global_batch)
+            grown = min(1.0, math.log(1 + step) / math.log(steps))
+        else:
+            grown = seen / warm
+        return self.peak * (begin + (1 - begin) * grown)
+
+
+def warmup_samples(train: Train, total: int) -> float:
+    """Samples of the warm-up, of a run of so many."""
+    if train.warmup_steps is None:
+        return train.warmup * total
+    return float(train.warmup_steps * train.global_batch)
 
 
 def change_of_schedule(planned: Rate, now: Rate, order: Order, first: int) -> str:
@@ -68,7 +83,7 @@ def schedule_of(train: Train, total_samples: int, workload: Workload | None = No
     """That of the run file, or the workload's own."""
     peak = scaled_lr(train)[0]
     if workload is None or not workload.has("schedule"):
-        return Schedule(peak, train.schedule, train.warmup, train.final_lr, total_samples)
+        return Schedule(train, peak, total_samples)
     factor_at = workload.schedule
 
     def own(seen: int) -> float:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from paceline.data.files import digest_of_value
 from paceline.errors import RunFailed, UserError, did_you_mean
-from paceline.parallel.local_parameters import is_sharded
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints import saved
+from paceline.training.checkpoints.one_file import held_part
 from paceline.workload import Say
 
 KEY = "model.start"
@@ -143,22 +143,10 @@ class SafetensorsWeights:
         for name, tensor in into.items():
             try:
                 with safe_open(self.where[name], framework="pt") as opened:
-                    for local, place in _held(tensor):
+                    for local, place in held_part(tensor):
                         local.copy_(opened.get_slice(name)[place] if place else opened.get_tensor(name))
             except (SafetensorError, OSError) as error:
                 raise RunFailed(f"{KEY}={self.where[name]}: {name} cannot be read: {error}") from None
-
-
-def _held(tensor: Tensor) -> list[tuple[Tensor, tuple[slice, ...]]]:
-    """What this rank holds of a tensor, and where that lies in the whole."""
-    if not is_sharded(tensor):
-        return [(tensor, ())]
-    local, chunks = tensor.to_local(), tensor.__create_chunk_list__()
-    assert len(chunks) == 1, "one rank holds one part"
-    if not local.numel():
-        return []
-    place = zip(chunks[0].offsets, chunks[0].sizes, strict=True)
-    return [(local, tuple(slice(begin, begin + size) for begin, size in place))]
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,19 @@ class State:
     own_optimizer: bool = False
 
     @classmethod
-    def new(cls, model: ParallelModel, train: Train, device: torch.device, workload: Workload | None = None) -> State:
-        """The workload is asked for an optimiser of its own."""
-        local, scaler = model.local_parameters, Scaler(train.precision, device)
+    def new(
+        cls,
+        model: ParallelModel,
+        train: Train,
+        device: torch.device,
+        workload: Workload | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> State:
+        """The workload is asked for an optimiser of its own, unless there is one of the local parameters already."""
+        local, scaler = model.local_parameters, Scaler(train, device)
         average = WeightAverage(train.ema, local, model.parts) if train.ema else None
+        if optimizer is not None:
+            return cls(model, optimizer, scaler, average=average, own_optimizer=True)
         if workload is not None and workload.has("optimizer"):
             groups = update_groups(train, local, model.groups)
             optimizer = own_optimizer.made_by(workload, groups, scaled_lr(train)[0], local)
@@ -250,8 +259,12 @@ class Step:
         """
         with autocast(self.train.precision, self.device):
             total, count = self.workload.loss(net, micro.batch)
-        (total * (self.state.scaler.scale * micro.weight / samples)).backward()
-        return loss_and_count(total, count, micro.weight)
+        return self.backward(total, count, micro.weight, samples)
+
+    def backward(self, total: Tensor, count: Tensor | float, weight: int, samples: int | Tensor) -> Tensor:
+        """The second half of `forward_backward`, for a loss that is there."""
+        (total * (self.state.scaler.scale * weight / samples)).backward()
+        return loss_and_count(total, count, weight)
 
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """What follows the micro-batches: one sum over ranks of what they found (sum of losses, count), the update."""
@@ -309,7 +322,7 @@ class PipelineStep(Step):
         return self.finish(found, samples, stop)
 
 
-def loss_and_count(total: Tensor, count: Tensor | int, weight: int) -> Tensor:
+def loss_and_count(total: Tensor, count: Tensor | float, weight: int) -> Tensor:
     found = total.detach().double()
     counted = count.to(found) if isinstance(count, Tensor) else torch.full_like(found, count)
     both = torch.stack([found, counted])

@@ -58,7 +58,7 @@ def fit(
     counts = read_counts(X, fractional=fractional, on_device=where != "cpu")
     check_topics(k, counts)
     with current_device(getattr(counts, "device", where)):
-        problem = problem_of(counts, where, fractional=fractional)
+        problem = problem_of(counts, where, fractional=fractional, alone=True)
         best, loss = _best(problem, k, options, progress)
     L, Ft = best.result()
     factors = L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)

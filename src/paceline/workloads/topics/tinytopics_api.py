@@ -1,4 +1,7 @@
-"""The names of tinytopics: `fit_model` in this process, `fit_model_distributed` on ranks. Both give (model, losses)."""
+"""Fits by the names that tinytopics gave them: in this process, or on ranks that are started for it.
+
+Both give (fit, losses) of our own kind. `paceline.tinytopics` has the whole interface of tinytopics.
+"""
 
 from __future__ import annotations
 

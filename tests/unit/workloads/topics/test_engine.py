@@ -381,7 +381,7 @@ def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
     block = read_counts(sp.csr_array(X)).block(0, 200)
     fast = cpu_pass(block, torch.ones(60) / 60)
     find = importlib.util.find_spec
-    monkeypatch.setattr(rows.importlib.util, "find_spec", lambda name: None if name == "numba" else find(name))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numba" else find(name))
     rows.say_plain.cache_clear()
     plain = cpu_pass(DocumentBlock(0, block.values), torch.ones(60) / 60)
     assert type(plain) is not type(fast)

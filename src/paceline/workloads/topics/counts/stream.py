@@ -39,10 +39,11 @@ class Scanned(Protocol):
 
 
 def scans(counts: Counts) -> bool:
-    return isinstance(counts, Scanned) and _has_numba()
+    return isinstance(counts, Scanned) and has_numba()
 
 
-def _has_numba() -> bool:
+def has_numba() -> bool:
+    """It comes with the package, except where there is none for the machine or its Python."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -58,16 +59,16 @@ def blocks(
 
     What is on disk is read by a thread that is READ_AHEAD blocks ahead: memory holds two more at most. An error
     of the thread is raised here. The thread ends when the iterator does, however early. `without_zeros`: rows that are
-    mostly zeros come as their nonzeros, over which a pass is many times as fast, if numba is there for it.
+    mostly zeros come as their nonzeros, over which a compiled pass is many times as fast.
     """
     ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
-    read = _without_zeros(counts) if without_zeros and _has_numba() else counts.block
+    read = _scanning(counts) if without_zeros and has_numba() else counts.block
     if counts.resident or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
     return _read_ahead(read, ranges)
 
 
-def _without_zeros(counts: Counts) -> Read:
+def _scanning(counts: Counts) -> Read:
     """Scanned where that can be; what the scan does not take is read again as it is."""
     in_vain = 0
 
@@ -79,12 +80,13 @@ def _without_zeros(counts: Counts) -> Read:
                 in_vain = 0
                 return DocumentBlock(first, found)
             in_vain += 1
-        return _if_few(counts.block(first, last))
+        return nonzeros_if_few(counts.block(first, last))
 
     return read
 
 
-def _if_few(block: DocumentBlock) -> DocumentBlock:
+def nonzeros_if_few(block: DocumentBlock) -> DocumentBlock:
+    """The same documents, as their nonzeros where most counts are zero."""
     values = block.values
     if isinstance(values, Csr):
         return block

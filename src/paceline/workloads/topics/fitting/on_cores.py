@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from paceline.workloads.topics.counts.blocks import Csr, DocumentBlock
+from paceline.workloads.topics.counts.stream import has_numba
 from paceline.workloads.topics.device.passes import DocumentPass, PlainDense, PlainSparse, keep_or_normalise, say_plain
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, core_topics
 
@@ -26,7 +26,7 @@ def cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
     """The pass over one block, on as many threads as torch uses."""
     if not isinstance(block.values, Csr):
         return CoreDensePass(torch.from_numpy(block.values))
-    if importlib.util.find_spec("numba") is None:
+    if not has_numba():
         say_plain("numba", 20, "numba")
         return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts), share)
     return CoreSparsePass(block.values, len(share))

@@ -51,13 +51,15 @@ class Problem:
     share: Tensor  # float32
     device: torch.device
     documents: ReadPasses
+    alone: bool
+    """No other rank has a part of these counts, whatever process group there is."""
 
     def begin(self, k: int, options: FitOptions) -> AcceleratedEM:
         """The first point: topics of a sample, the same on every rank, and rows of L for them."""
         Ft = torch.empty(self.counts.terms, k, device=self.device)
-        if not _several() or dist.get_rank() == 0:
+        if self.alone or dist.get_rank() == 0:
             Ft = self._first_topics(k, options)
-        if _several():
+        if not self.alone:
             dist.broadcast(Ft, 0)
         L = torch.empty(len(self.per_document), k, device=self.device)
         sweeps = FEW_SWEEPS if self.counts.sparse and self.device.type == "cpu" else SWEEPS
@@ -67,7 +69,7 @@ class Problem:
 
     def _first_topics(self, k: int, options: FitOptions) -> Tensor:
         """Where one rank has all documents on its device, the start uses the passes over them that are there."""
-        all_here = isinstance(self.counts, DeviceCounts) and not _several()
+        all_here = isinstance(self.counts, DeviceCounts) and self.alone
         everything = StartSample(self.documents, self.per_document.double(), self.per_term) if all_here else None
         how: dict[str, Any] = {"how": options.start, "seed": options.seed}
         return first_topics(self.counts, self.per_term, k, **how, device=self.device, everything=everything)
@@ -75,13 +77,16 @@ class Problem:
     def at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
         """A fit that goes on from a point."""
         check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
-        everyone = self.counts.documents if _several() else 0
+        everyone = 0 if self.alone else self.counts.documents
         return AcceleratedEM(self.documents, L, Ft, options, check=check, all_documents=everyone)
 
 
-def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False) -> Problem:
-    """This rank's problem: of N ranks each takes the next N-th part of the documents."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if _several() else (0, 1)
+def problem_of(
+    counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False, alone: bool = False
+) -> Problem:
+    """This rank's problem: of N ranks each takes the next N-th part of the documents, unless it works `alone`."""
+    alone = alone or not (dist.is_available() and dist.is_initialized())
+    rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     start, stop = part_of(counts.documents, rank, world)
     if isinstance(counts, DeviceCounts):
         device, there = counts.device, counts.part(start, stop)
@@ -91,7 +96,7 @@ def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional
         sums = totals(counts, start, stop, fractional=fractional)
         per_document, own = (torch.from_numpy(part).to(device) for part in sums)
     per_term = own.clone()
-    if _several():
+    if not alone:
         dist.all_reduce(per_term)
     total = float(per_term.sum())
     if not total:
@@ -103,7 +108,7 @@ def problem_of(counts: Counts, device: str | torch.device = "cpu", *, fractional
         documents = passes_of(there, per_document, own, share)
     else:
         documents = _reader(counts, (start, stop), per_document, share)
-    return Problem(counts, per_document, per_term, share, device, documents)
+    return Problem(counts, per_document, per_term, share, device, documents, alone)
 
 
 def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:
@@ -133,10 +138,6 @@ def _reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: 
             yield block.start - start, block.stop - start, cpu_pass(block, share)
 
     return streamed
-
-
-def _several() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+"""Scripts measured from outside, held against their own clocks and against torch's profiler.
+
+    python benchmarks/outside.py [--scripts ddp accelerate lightning] [--steps 60] [--turns 5] [--rate 100mbit]
+
+Each script runs on 1 and 2 ranks of one core each, in turns with and without being measured. Printed are the step as it
+was seen from outside over the script's own clock in the same run, and what a step takes while it is measured over the
+same when it is not, by the script's clock and by the time of the processor, which other work on the machine disturbs
+less. Then, on two ranks with a slow network between them (root is needed, see slow_network.py), the
+exposed communication that was seen from outside beside that of the profiler, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slow_network import ADDRESSES, CARD, Link, slow_link, why_not
+
+from paceline.launch.local import reserved_port
+from paceline.measuring.outside.reading import read_seen
+from paceline.measuring.outside.request import Request
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+
+SCRIPT = Path(__file__).with_name("outside_script.py")
+SCRIPTS = ("ddp", "accelerate", "lightning")
+WARM_UP = 5
+NEVER = 1 << 30
+"""Steps after which a script would be ended: it is left to print what its own clock said."""
+
+
+def run(kind: str, ranks: int, steps: int, folder: Path, link: Link | None = None, measured: bool = True) -> list[Any]:
+    """What each rank printed. With a link, each has a namespace of its own and works under the profiler."""
+    words = [sys.executable, str(SCRIPT), kind, "--steps", str(steps), *(["--profile"] if link else [])]
+    cores = sorted(os.sched_getaffinity(0))
+    request = Request(str(folder), NEVER, ranks)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with reserved_port() as port:
+        environ |= {"MASTER_ADDR": ADDRESSES[0] if link else "127.0.0.1", "MASTER_PORT": str(port)}
+        environ |= {"GLOO_SOCKET_IFNAME": CARD if link else "lo"}
+        started = []
+        for rank in range(ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+            started.append(
+                subprocess.Popen(
+                    [*(("ip", "netns", "exec", link.names[rank]) if link else ()), *words],
+                    env=request.environ(environ | place) if measured else environ | place,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    preexec_fn=partial(os.sched_setaffinity, 0, {cores[rank % len(cores)]}),
+                )
+            )
+        printed = [process.communicate(timeout=900)[0].decode() for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"{kind} failed on {ranks} ranks; try  {' '.join(words)}")
+    return [json.loads(text.strip().splitlines()[-1]) for text in printed]
+
+
+def usual(seconds: list[float]) -> float:
+    return statistics.median(seconds[WARM_UP:])
+
+
+def clocks(kind: str, ranks: int, steps: int, turns: int) -> tuple[float, float, float, float]:
+    """(usual step, seen from outside over the script's clock, measured over not by the clock, by the processor)."""
+    taken: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    ratios = []
+    for turn in range(2 * turns):
+        with tempfile.TemporaryDirectory() as folder:
+            measured = turn % 4 in (0, 3)
+            found = run(kind, ranks, steps, Path(folder), measured=measured)[0]
+            taken[measured].append({name: usual(found[name]) for name in ("step_s", "processor_s")})
+            if measured:
+                events = read_steps(RunDir(Path(folder)).events_file(0))
+                ratios.append(usual([event["step_s"] for event in events]) / usual(found["step_s"]))
+    pairs = list(zip(taken[True], taken[False], strict=True))
+    cost = [statistics.median(own[name] / alone[name] for own, alone in pairs) for name in ("step_s", "processor_s")]
+    return statistics.median(alone["step_s"] for alone in taken[False]), statistics.median(ratios), *cost
+
+
+def exposed(kind: str, steps: int, link: Link) -> tuple[float, float, float]:
+    """(usual step, exposed as it was seen from outside, the same by the profiler), means over the ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed = run(kind, 2, steps, Path(folder), link)
+        times = read_seen(Path(folder), Request(folder, NEVER, 2), 0)
+        events = [read_steps(RunDir(Path(folder)).events_file(rank)) for rank in range(2)]
+    ours = statistics.fmean(usual([event["exposed_s"] for event in of_rank]) for of_rank in events)
+    theirs = statistics.fmean(usual(rank["exposed_s"]) for rank in printed)
+    return times.step_s, ours, theirs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scripts", nargs="+", default=SCRIPTS)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rate", default="100mbit")
+    asked = parser.parse_args()
+    print(
+        f"{'script':>10} {'ranks':>5} {'step':>9} {'outside / own clock':>20} {'measured / not':>15} processor",
+        flush=True,
+    )
+    for kind in asked.scripts if asked.turns else ():
+        for ranks in (1, 2):
+            step_s, seen, cost, processor = clocks(kind, ranks, asked.steps, asked.turns)
+            print(
+                f"{kind:>10} {ranks:>5} {1e3 * step_s:>6.1f} ms {seen:>20.4f} {cost:>15.4f} {processor:>9.4f}",
+                flush=True,
+            )
+    if reason := why_not():
+        raise SystemExit(f"no slow network here: {reason}")
+    print(f"{'script':>10} {'link':>8} {'step':>9} {'exposed, outside':>17} {'profiler':>9} {'ratio':>6}", flush=True)
+    with slow_link() as link:
+        link.shape(asked.rate)
+        for kind in asked.scripts:
+            step_s, ours, theirs = exposed(kind, max(20, asked.steps // 3), link)
+            row = f"{1e3 * step_s:>6.1f} ms {1e3 * ours:>14.1f} ms {1e3 * theirs:>6.1f} ms {ours / theirs:>6.3f}"
+            print(f"{kind:>10} {asked.rate:>8} {row}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A training script as people have it, with a clock of its own: what `outside.py` measures.
+
+    torchrun --nproc-per-node 2 benchmarks/outside_script.py ddp|accelerate|lightning [--steps 40] [--profile]
+
+Prints a line of JSON when it ends: seconds of each step by its own clock, those of the processor and, with --profile,
+the communication of each step that torch's profiler saw exposed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from contextlib import nullcontext
+from itertools import pairwise
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+WIDTH = 512
+BATCH = 64
+Interval = tuple[float, float]
+CLOCK: list[tuple[float, float]] = []
+"""When each step was over, and the time of the processor by then."""
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+    return nn.Sequential(*hidden, nn.Linear(WIDTH, 10))
+
+
+def samples(steps: int) -> TensorDataset:
+    count = BATCH * int(os.environ.get("WORLD_SIZE", 1)) * steps
+    return TensorDataset(torch.randn(count, WIDTH), torch.randint(0, 10, (count,)))
+
+
+def loss(net: nn.Module, batch: list[Tensor]) -> Tensor:
+    """Some work without parameters, so that computing takes a while beside a small gradient."""
+    x, y = batch
+    for _ in range(4):
+        x = torch.tanh(x @ (x.T @ x) / WIDTH)
+    return F.cross_entropy(net(x), y)
+
+
+def ddp(steps: int) -> None:
+    torch.distributed.init_process_group("gloo")
+    net = nn.parallel.DistributedDataParallel(model())
+    optimizer = torch.optim.AdamW(net.parameters())
+    data = samples(steps)
+    for batch in DataLoader(data, BATCH, sampler=DistributedSampler(data)):
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+        CLOCK.append((perf_counter(), process_time()))
+
+
+def accelerate(steps: int) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    loader = DataLoader(samples(steps), BATCH, shuffle=True)
+    net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    for batch in loader:
+        optimizer.zero_grad()
+        accelerator.backward(loss(net, batch))
+        optimizer.step()
+        CLOCK.append((perf_counter(), process_time()))
+
+
+def lightning(steps: int) -> None:
+    import lightning
+
+    class Net(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return loss(self.net, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+        def on_train_batch_end(self, *rest: Any) -> None:
+            CLOCK.append((perf_counter(), process_time()))
+
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="cpu", devices=ranks, strategy="ddp", max_epochs=1, **quiet)
+    trainer.fit(Net(), DataLoader(samples(steps), BATCH, shuffle=True))
+
+
+def exposed_by_profiler(profiler: Any) -> list[float]:
+    """Seconds of each step with a collective in flight while no operation of torch ran; steps end as optimisers do."""
+    found = [(e.name, e.time_range.start / 1e6, e.time_range.end / 1e6) for e in profiler.events()]
+    flights = merged([(begin, end) for name, begin, end in found if name.startswith("gloo:")])
+    busy = merged([(begin, end) for name, begin, end in found if name.startswith("aten::")])
+    ends = sorted(end for name, _, end in found if name.startswith("Optimizer.step"))
+    return [overlap(flights, [step]) - overlap(busy, flights, step) for step in pairwise(ends)]
+
+
+def merged(intervals: list[Interval]) -> list[Interval]:
+    out: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if out and begin <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((begin, end))
+    return out
+
+
+def overlap(ones: list[Interval], others: list[Interval], within: Interval = (0.0, float("inf"))) -> float:
+    """Seconds that both have in common."""
+    low, high = within
+    return sum(max(0.0, min(one[1], other[1], high) - max(one[0], other[0], low)) for one in ones for other in others)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=("ddp", "accelerate", "lightning"))
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--profile", action="store_true")
+    asked = parser.parse_args()
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profile if asked.profile else nullcontext():
+        {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[asked.kind](asked.steps)
+    steps, processor = ([after - before for before, after in pairwise(clock)] for clock in zip(*CLOCK, strict=True))
+    exposed = exposed_by_profiler(profile) if asked.profile else []
+    print(json.dumps({"step_s": steps, "processor_s": processor, "exposed_s": exposed}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

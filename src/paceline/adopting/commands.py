@@ -1,0 +1,278 @@
+"""Command lines as settings: which tool starts what, with which options. Nothing of them is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.adopting import shell
+from paceline.adopting.rules import Outcome, Ruling, file_too
+from paceline.adopting.sources import KeyTable, Settings
+from paceline.adopting.tables.accelerate import ACCELERATE, FLAGS, OPTIONS
+from paceline.adopting.tables.launchers import (
+    DEEPSPEED,
+    ENVIRONMENT,
+    HOROVODRUN,
+    MPIRUN,
+    SBATCH,
+    SRUN,
+    TORCHRUN,
+    Launcher,
+)
+from paceline.adopting.tables.script_options import SCRIPT
+from paceline.adopting.tables.trainer import TRAINER
+from paceline.spec.yaml_file import overrides_of, put
+
+LAUNCHERS = {
+    "torchrun": TORCHRUN,
+    "deepspeed": DEEPSPEED,
+    "mpirun": MPIRUN,
+    "mpiexec": MPIRUN,
+    "horovodrun": HOROVODRUN,
+    "srun": SRUN,
+    "sbatch": SBATCH,
+}
+MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed.launcher.runner": "deepspeed",
+    "horovod.runner.launch": "horovodrun",
+}
+"""Modules that are launchers, as in `python -m torch.distributed.run`."""
+OPAQUE = Launcher(KeyTable("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
+BEFORE = ("exec", "time", "nohup", "sudo", "nice", "command")
+"""Words before a command that change nothing of what it starts."""
+LAST_WORD = 1
+"""Options of `accelerate launch` replace what its YAML says, overrides what the run file says."""
+ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+PYTHON = re.compile(r"python[\d.]*")
+STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
+"""Launchers of which one task per node is enough."""
+TOOLS = ("pip", "venv", "virtualenv", "ensurepip", "compileall", "site")
+"""Modules that prepare a machine, and train nothing."""
+HF_OPTIONS = 2
+"""So many names of TrainingArguments among the options of a script make it one of the Trainer."""
+
+
+@dataclass
+class Command:
+    """What is left of a command line, and what was found so far."""
+
+    words: list[str]
+    folder: Path
+    sources: list[Settings] = field(default_factory=list)
+
+
+def tool_of(words: Sequence[str]) -> str:
+    """The launcher or Python that a command begins with; empty where it is neither."""
+    rest = shell.inner(_without_prefix(list(words)))
+    if not rest:
+        return ""
+    name = Path(rest[0]).name
+    if name == "accelerate":
+        return name if rest[1:2] == ["launch"] else ""
+    if name in LAUNCHERS or name == "paceline":
+        return name
+    return "python" if PYTHON.fullmatch(name) else ""
+
+
+def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
+    """The settings of a command, one source per tool that takes part in it."""
+    command = Command(list(words), folder)
+    while command.words:
+        _read_environment(command)
+        command.words = shell.inner(_without_prefix(command.words))
+        tool = tool_of(command.words)
+        if not tool:
+            break
+        _read_tool(command, tool)
+        if tool in ("python", "paceline", "sbatch", *STARTS_RANKS):
+            break
+    return command.sources
+
+
+def _read_environment(command: Command) -> None:
+    """`NAME=value` before a command."""
+    own = command.words[: len(command.words) - len(_without_prefix(command.words))]
+    given = dict(word.split("=", 1) for word in own if ASSIGNED.fullmatch(word))
+    known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
+    as_before = Ruling(Outcome.NOTED, why="for the shell: set it as before")
+    extra = tuple((key, value, as_before) for key, value in given.items() if key not in known)
+    if given and tool_of(command.words):
+        command.sources.append(Settings("the shell", ENVIRONMENT, known, command.folder, extra=extra))
+
+
+def _without_prefix(words: list[str]) -> list[str]:
+    while words and (words[0] in BEFORE or ASSIGNED.fullmatch(words[0])):
+        words = words[1:]
+    return words
+
+
+def _read_tool(command: Command, tool: str) -> None:
+    rest = command.words[1:]
+    if tool == "paceline":
+        _read_own(command, rest)
+    elif tool == "python":
+        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in MODULES:
+            _read_launcher(command, MODULES[rest[1]], rest[2:])
+        else:
+            _read_program(command, "python", rest, alone=True)
+    elif tool == "accelerate":
+        _read_accelerate(command, rest[1:])
+    else:
+        _read_launcher(command, tool, rest)
+
+
+def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
+    launcher = LAUNCHERS[tool]
+    if words[:1] and words[0] in shell.CALLED_WITH:
+        words = words[1:]
+    found, rest = options_of(words, launcher)
+    module = found.pop("module", None)
+    extra: list[tuple[str, Any, Ruling]] = []
+    python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
+    if scheduled and rest and not python and not tool_of(rest):
+        extra.append(("script", rest[0], file_too()(rest[0])))
+        rest = []
+    elif tool == "srun" and tool_of(rest) not in STARTS_RANKS:
+        extra.append(("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
+    if found or extra:
+        command.sources.append(Settings(tool, launcher.table, found, command.folder, prefix="--", extra=tuple(extra)))
+    if tool in ("torchrun", "deepspeed") or python:
+        _read_program(command, tool, ["-m", *rest] if module else rest)
+        rest = []
+    command.words = rest
+
+
+def _read_accelerate(command: Command, words: list[str]) -> None:
+    found, rest = options_of(words, OPAQUE)
+    module = found.pop("module", None)
+    values: dict[str, Any] = {}
+    extra: list[tuple[str, Any, Ruling]] = []
+    for name, value in found.items():
+        if name == "config_file":
+            extra.append((name, value, file_too()(value)))
+        elif name in FLAGS and value is True:
+            _merge(values, FLAGS[name])
+        else:
+            put(values, OPTIONS.get(name, name), value)
+    command.sources.append(
+        Settings("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
+    )
+    _read_program(command, "accelerate launch", ["-m", *rest] if module else rest)
+
+
+def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+
+
+def _read_program(command: Command, tool: str, words: list[str], *, alone: bool = False) -> None:
+    """The script that ranks run, and its own options."""
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        words = words[1:]  # of the interpreter
+    module = words[:1] == ["-m"]
+    words = words[1:] if module else words
+    if not words or words[0] == "-c" or (module and words[0] in TOOLS):
+        return
+    if module and words[0] == "paceline":
+        _read_own(command, words[1:])
+        return
+    script, given = words[0], [word for word in words[1:] if word not in shell.CALLED_WITH]
+    claims: dict[str, Any] = {"started_alone": True} if alone else {}
+    if module:
+        ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
+    elif script.endswith(".py"):
+        why = "once it calls paceline.run()"
+        claims |= {"workload": script, **({"data.arguments": given} if given else {})}
+        ruling = Ruling(Outcome.TRANSLATED, claims, why)
+    else:
+        ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
+    extra: tuple[tuple[str, Any, Ruling], ...] = (("script", script, ruling),)
+    if len(given) < len(words) - 1:
+        ruling = Ruling(Outcome.NOTED, why="what the shell script is called with; write it into data.arguments")
+        extra = (*extra, ("argument", "$@", ruling))
+    command.sources.append(Settings(tool, SCRIPT, {}, command.folder, extra=extra))
+    _read_script_options(command, Path(script).name, given)
+
+
+def _read_script_options(command: Command, script: str, words: list[str]) -> None:
+    found, rest = options_of(words, Launcher(SCRIPT), loose=True)
+    if not found and not rest:
+        return
+    if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
+        theirs = {key: value for key, value in found.items() if TRAINER.rule(key) is not None}
+        command.sources.append(Settings(script, TRAINER, theirs, command.folder, prefix="--"))
+        found = {key: value for key, value in found.items() if key not in theirs}
+    own = Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
+    extra = [(f"--{key}", value, own) for key, value in found.items() if SCRIPT.rule(key) is None]
+    extra += [("argument", word, own) for word in rest]
+    known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
+    command.sources.append(Settings(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
+
+
+def _read_own(command: Command, words: list[str]) -> None:
+    """`paceline train RUN.yaml section.key=value …`, as launch files have it."""
+    rest = [word for word in words[1:] if not word.startswith("-")]
+    files = [word for word in rest if "=" not in word or Path(word).is_file()]
+    overrides = overrides_of(word for word in rest if word not in files)
+    extra = [("RUN.yaml", file, file_too()(file)) for file in files[:1]]
+    for key, value in overrides.items():
+        claims = {} if value is None else {key: value}
+        extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=LAST_WORD)))
+    command.sources.append(Settings("paceline train", SCRIPT, {}, command.folder, extra=tuple(extra)))
+
+
+def options_of(words: list[str], launcher: Launcher, *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """(options by name, what follows). `loose`: of a script, whose options may stand anywhere."""
+    found: dict[str, Any] = {}
+    rest: list[str] = []
+    position = 0
+    while position < len(words):
+        text = words[position]
+        position += 1
+        if text == "--" and not loose:
+            return found, words[position:]
+        if not text.startswith("-") or text == "-" or _is_number(text):
+            if not loose:
+                return found, words[position - 1 :]
+            rest.append(text)
+            continue
+        name, value, taken = _option(text, words[position : position + 1], launcher)
+        position += taken
+        found[name] = value if name not in found else [*_listed(found[name]), value]
+    return found, rest
+
+
+def _option(text: str, following: list[str], launcher: Launcher) -> tuple[str, Any, int]:
+    """(name, value, whether the next word was taken)."""
+    name, equals, value = text.partition("=")
+    short = name.lstrip("-")
+    glued = None if equals or text.startswith("--") else re.fullmatch(r"([A-Za-z])(\d\S*)", short)
+    if glued and glued[1] in launcher.aliases and short not in launcher.aliases:  # -N2
+        return launcher.aliases[glued[1]], glued[2], 0
+    key = launcher.aliases.get(short, short.replace("-", "_"))
+    if equals:
+        return key, value, 0
+    known = launcher.table.rule(key) is not None
+    if key in launcher.flags or not following or (following[0].startswith("-") and not _is_number(following[0])):
+        return key, True, 0
+    if not known and following[0].endswith(".py"):
+        return key, True, 0
+    return key, following[0], 1
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-\d+(\.\d*)?(e-?\d+)?", text) is not None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def as_one(sources: Sequence[Settings], name: str) -> list[Settings]:
+    """Sources of a file, named by it."""
+    return [replace(source, name=f"{name}: {source.name}") for source in sources]

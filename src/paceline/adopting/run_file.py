@@ -1,0 +1,88 @@
+"""The text of an adopted run file: each line with where it came from, then what is left to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from paceline.adopting.draft import Draft, Line, Row
+from paceline.adopting.rules import Outcome
+from paceline.spec import Parallel, Train
+
+ORDER = ("name", "workload", "cluster", "model", "data", "train", "parallel")
+KEYS = [*(f"train.{name}" for name in Train.model_fields), *(f"parallel.{name}" for name in Parallel.model_fields)]
+COLUMN = 34
+WIDTH = 118
+
+
+def text_of(draft: Draft, made_of: Sequence[str]) -> str:
+    """The whole file."""
+    lines = _wrapped(f"Written by  paceline adopt  from {', '.join(made_of)}.")
+    for section in ORDER:
+        inside = {key: line for key, line in draft.lines.items() if key.split(".")[0] == section}
+        if section in inside:
+            lines.append(_line(section, inside[section]))
+        elif inside:
+            lines.append(f"{section}:")
+            lines += [_line(f"  {key.partition('.')[2]}", inside[key]) for key in sorted(inside, key=_place)]
+    lines += _block("To fill in:", [f"{key}: {why}" for key, why in draft.fill_in.items()])
+    lines += _block("For the scheduler, the shell and the script:", [_note(row) for row in _with(draft, Outcome.NOTED)])
+    lines += _block("Not carried over:", [_note(row) for row in _with(draft, Outcome.NOT_SUPPORTED)])
+    return "\n".join(lines) + "\n"
+
+
+def _place(key: str) -> int:
+    """In the order of docs/train.md; keys of a workload's own come as they were found."""
+    return KEYS.index(key) if key in KEYS else -1
+
+
+def _with(draft: Draft, outcome: Outcome) -> list[Row]:
+    return [row for row in draft.rows if row.outcome is outcome]
+
+
+def _line(key: str, line: Line) -> str:
+    text = f"{key}: {scalar(line.value)}"
+    return f"{text:<{COLUMN}}  # {plain(line.comment)}" if line.comment else text
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML has it, on one line."""
+    if isinstance(value, float) and value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f"{value:.12g}" if "e" not in f"{value:.12g}" else _exponent(value)
+    return yaml.safe_dump(value, default_flow_style=True, width=1 << 20, allow_unicode=True).split("\n...")[0].strip()
+
+
+def _exponent(value: float) -> str:
+    """YAML takes 1.0e-5 for a number, and 1e-5 for a word."""
+    mantissa, power = f"{value:.12g}".split("e")
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{power}"
+
+
+def _note(row: Row) -> str:
+    value = "" if row.value is True or row.value is None else f"={plain(str(row.value))}"
+    return f"{row.said}{value if row.given else ''}" + (f": {row.why}" if row.why else "")
+
+
+def plain(text: str) -> str:
+    """One line, whatever was in a file."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _block(head: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return []
+    return [f"# {head}", *(line for item in items for line in _wrapped(plain(item), "#   "))]
+
+
+def _wrapped(text: str, start: str = "# ") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=f"{start}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,80 @@
+"""The verb `adopt` as a command: files in, a table and a run file out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from typing import Any
+
+from paceline.adopting.adopt import Adopted, adopt
+from paceline.adopting.draft import Row
+from paceline.adopting.rules import Outcome, is_off
+from paceline.adopting.run_file import plain
+from paceline.errors import UserError
+from paceline.record.files import as_json, finite
+
+LONGEST = 40
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    if arguments.line and arguments.command:
+        raise UserError("one command is given with --command and another after --; leave one of them out")
+    command = arguments.line or shlex.join(arguments.command)
+    adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
+    if arguments.json:
+        json.dump(finite(adopted.as_json()), sys.stdout, indent=2, ensure_ascii=False, default=as_json)
+        print()
+        return 0
+    console.print(table(adopted))
+    for line in summary(adopted):
+        console.print(plain(line), soft_wrap=True)
+    return 0
+
+
+def table(adopted: Adopted) -> Any:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("key", "value", "became", "in the run file"):
+        shown.add_column(head, overflow="fold")
+    source = ""
+    for row in adopted.rows:
+        if _silent(row):
+            continue
+        if row.source != source:
+            source = row.source
+            shown.add_row(f"{plain(source)}:", "", "", "")
+        shown.add_row(f"  {plain(row.key)}", plain(_value(row)), row.outcome.value, plain(_place(row)))
+    return shown
+
+
+def summary(adopted: Adopted) -> list[str]:
+    """What the table comes to, and what is to be done."""
+    given = sum(row.given for row in adopted.rows)
+    counts = ", ".join(f"{count} {name}" for name, count in adopted.counts().items())
+    silent = [row.key for row in adopted.rows if _silent(row)]
+    lines = ["", f"kept, as they ask for nothing: {', '.join(silent)}"] if silent else []
+    lines += ["", f"{given} key{'s' * (given != 1)}: {counts}"]
+    lines += [f"look at: {row.source}: {row.key} {_value(row)}: {row.why}" for row in adopted.rows if row.ask]
+    lines += [f"to fill in: {key}: {why}" for key, why in adopted.fill_in.items()]
+    if adopted.out is not None:
+        lines.append(f"written: {adopted.out}; look at it with  paceline explain {adopted.out}")
+    return lines
+
+
+def _silent(row: Row) -> bool:
+    """Asks for nothing, and nothing is done."""
+    return row.outcome is Outcome.KEPT and not row.where and is_off(row.value)
+
+
+def _value(row: Row) -> str:
+    value = "" if row.value is None else str(row.value).lower() if isinstance(row.value, bool) else str(row.value)
+    value = value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
+    return value if row.given else f"({value or 'not given'})"
+
+
+def _place(row: Row) -> str:
+    where = ", ".join(row.where)
+    return f"{where}: {row.why}" if where and row.why else where or row.why

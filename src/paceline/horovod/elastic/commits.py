@@ -1,0 +1,94 @@
+"""A committed state as one file: tensors as safetensors, all else as JSON beside them. Nothing is pickled.
+
+The file is whole or not there: it is written aside and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from paceline.errors import UserError
+from paceline.record.files import write_atomic
+
+KEY = "paceline"
+
+
+def default_file() -> Path:
+    """Of the script that is running, in the folder it was started in."""
+    return Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
+
+
+def write(file: Path, state: dict[str, Any]) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    packed = {name: _pack(value, f"state.{name}", tensors) for name, value in state.items()}
+    about = {"state": packed, "command": shlex.join(sys.argv), "time_s": time.time()}
+    write_atomic(file, save(tensors, metadata={KEY: json.dumps(about)}))
+
+
+def check(state: dict[str, Any]) -> None:
+    """That all of it can be written, before an hour of work depends on it."""
+    for name, value in state.items():
+        _pack(value, f"state.{name}", {})
+
+
+def read(file: Path) -> tuple[dict[str, Any], str]:
+    """The state, and in words where it comes from."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            about = json.loads((opened.metadata() or {})[KEY])
+            state = {name: _unpack(value, opened) for name, value in about["state"].items()}
+            age_s = max(0.0, time.time() - about["time_s"])
+            return state, f"{file}, committed {age_s:.0f} s ago by  {about['command']}"
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is not a committed state ({error}); remove it to begin anew") from None
+
+
+def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """As JSON, with tensors aside; what JSON has no word for becomes a list that begins with one."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return ["tensor", key]
+    if type(value).__module__ == "numpy":
+        packed = _pack(torch.as_tensor(value), name, tensors)
+        return ["array", packed[1], hasattr(value, "shape") and bool(value.shape)]
+    if isinstance(value, dict):
+        return [
+            "dict",
+            *([_pack(key, name, tensors), _pack(v, f"{name}[{key!r}]", tensors)] for key, v in value.items()),
+        ]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, *(_pack(inner, f"{name}[{i}]", tensors) for i, inner in enumerate(value))]
+    raise UserError(
+        f"{name} is a {type(value).__name__}; an elastic state holds numbers, text, tensors, lists and dicts of them, "
+        "and objects with state_dict() and load_state_dict()"
+    )
+
+
+def _unpack(value: Any, opened: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *rest = value
+    match kind:
+        case "tensor":
+            return opened.get_tensor(rest[0])
+        case "array":
+            array = opened.get_tensor(rest[0]).numpy()
+            return array if rest[1] else array[()]
+        case "dict":
+            return {_unpack(key, opened): _unpack(inner, opened) for key, inner in rest}
+        case "tuple":
+            return tuple(_unpack(inner, opened) for inner in rest)
+        case _:
+            return [_unpack(inner, opened) for inner in rest]

@@ -1,0 +1,169 @@
+"""What has to survive a failure, by name: committed every few steps, read back when the ranks start again."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from paceline.errors import UserError
+from paceline.horovod import same_everywhere, world
+from paceline.horovod.elastic import commits
+from paceline.horovod.elastic.sampler import ElasticSampler
+from paceline.horovod.reduction import Rule, Sum
+from paceline.horovod.sending import reduce
+from paceline.launch.group import from_main
+
+T = TypeVar("T")
+WRITE_EVERY_S = 2.0
+WRITING_SHARE = 0.1  # of the time, at most
+
+
+class ElasticState:
+    """Values by name, as attributes. A copy of them is kept in memory by `save`, and on disk by `commit`."""
+
+    def __init__(self, **values: Any) -> None:
+        self._values = values
+        self._saved: dict[str, Any] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        self._file: Path | None = None  # outside of `run` nobody would read it
+        self._next_write_s = 0.0
+        self.save()
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in self._values:
+            return self._values[name]
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self._values[name] = value
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Called when the ranks go on after a restart: to fit the learning rate to their number, say."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        for call in self._callbacks:
+            call()
+
+    def check_host_updates(self) -> None:
+        """Machines come and go between restarts only."""
+
+    def commit(self) -> None:
+        """Keep the state as it is now; the main rank writes it at most every two seconds, and a tenth of the time."""
+        self.save()
+        if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
+            began_s = time.monotonic()
+            commits.write(self._file, _for_all_ranks(self._saved))
+            ended_s = time.monotonic()
+            self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
+
+    def save(self) -> None:
+        self._saved = {name: _copy(value) for name, value in self._values.items()}
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        for name, saved in self._saved.items():
+            now: Any = self._values.get(name)
+            if _stateful(now):
+                now.load_state_dict(copy.deepcopy(saved))
+            elif isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor):
+                self._values[name] = saved.clone().to(now.device)
+            else:
+                self._values[name] = copy.deepcopy(saved)
+
+    def sync(self) -> None:
+        """Everything as the main rank has it; of samplers, what all ranks have processed."""
+        plain = {name: value for name, value in self._values.items() if not _stateful(value)}
+        self._values.update(same_everywhere.broadcast_object(plain))
+        for value in self._values.values():
+            if isinstance(value, torch.nn.Module):
+                same_everywhere.broadcast_parameters(value.state_dict())
+            elif isinstance(value, torch.optim.Optimizer):
+                same_everywhere.broadcast_optimizer_state(value)
+            elif isinstance(value, ElasticSampler):
+                main = same_everywhere.broadcast_object(value.state_dict())
+                since = reduce(torch.tensor([value.since]), Rule(Sum)).wait().item()
+                value.load_state_dict({**main, "before": main["before"] + int(since), "since": 0})
+            elif _stateful(value):
+                value.load_state_dict(same_everywhere.broadcast_object(value.state_dict()))
+        self.save()
+
+    def _resume(self, file: Path) -> bool:
+        """On the main rank, take over what an earlier start committed; False if there is nothing."""
+        self._file = file
+
+        def read() -> str | None:
+            if not file.exists():
+                return None
+            self._saved, whence = commits.read(file)
+            try:
+                self.restore()
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                why = str(error).strip().splitlines()[0]
+                raise UserError(f"{file} does not fit this script ({why}); remove it to begin anew") from None
+            return whence
+
+        whence = from_main(read)
+        if whence is not None and world.rank() == 0:
+            print(f"paceline.horovod: goes on from {whence}; remove it to begin anew", file=sys.stderr, flush=True)
+        return whence is not None
+
+
+class ObjectState(ElasticState):
+    """Values that are copied as they are; Horovod's first two arguments are taken and not needed."""
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
+        super().__init__(**values)
+
+
+class TorchState(ElasticState):
+    def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
+        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        super().__init__(**given, **values)
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Of `func(state, …)`: it begins with what was committed before a failure, or with the main rank's state."""
+
+    @functools.wraps(func)
+    def call(state: ElasticState, *args: Any, **options: Any) -> T:
+        world.init()
+        commits.check(state._saved)
+        file = commits.default_file()
+        if state._resume(file):
+            state.on_reset()
+        state.sync()
+        result = func(state, *args, **options)
+        if world.rank() == 0:
+            file.unlink(missing_ok=True)
+        return result
+
+    return call
+
+
+def _stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _copy(value: Any) -> Any:
+    return copy.deepcopy(value.state_dict() if _stateful(value) else value)
+
+
+def _for_all_ranks(saved: dict[str, Any]) -> dict[str, Any]:
+    """The main rank writes for all of them: each has processed as many samples as it has."""
+    return {
+        name: {**value, "before": value["before"] + value["since"] * world.size(), "since": 0}
+        if isinstance(value, dict) and value.keys() == {"epoch", "before", "since"}
+        else value
+        for name, value in saved.items()
+    }

@@ -1,0 +1,315 @@
+"""An optimiser whose gradients are those of all ranks: summed in buckets while the backward pass goes on.
+
+Buckets are filled from the last parameter to the first and leave in that order on every rank, whatever the order in
+which gradients come. Behind the gradients, each carries one number per parameter that says whether this rank has a
+gradient for it: a parameter that no rank has used keeps none, as it would in one process.
+
+Which parameters have sparse gradients (`nn.Embedding(sparse=True)`) is agreed on after the first backward pass; these
+are gathered instead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+import torch
+
+from paceline.errors import UserError, listed
+from paceline.horovod.compression import Compression, Compressor
+from paceline.horovod.handles import Handle
+from paceline.horovod.reduction import Average, Max, Operation, Rule, Sum, rule_of
+from paceline.horovod.refused import ProcessSet, only_global
+from paceline.horovod.sending import reduce, reduce_buffer, sparse_reduce
+from paceline.horovod.world import size
+
+BUCKET_BYTES = 25_000_000
+FIRST_BYTES = 1_000_000  # that one may leave while most of the backward pass is still ahead
+Parameters = list[torch.nn.Parameter]
+
+
+class Grouping(TypedDict, total=False):
+    """What `DistributedOptimizer` takes by name only."""
+
+    num_groups: int
+    groups: int | Sequence[Sequence[torch.nn.Parameter]] | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Operation = Average,
+    gradient_predivide_factor: float = 1.0,
+    **grouping: Unpack[Grouping],
+) -> Any:
+    """The optimiser, as an object of a class derived from its own, with the same groups and state.
+
+    `gradient_predivide_factor` divides the averaging: by it before the sum, by the rest after it.
+    """
+    only_global(grouping.get("process_set"))
+    if op not in (Average, Sum):
+        rule_of(op, None)  # which refuses what is no reduction
+        raise UserError(f"op=hvd.{op.value}: gradients are summed or averaged; use hvd.Sum or hvd.Average")
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise UserError("gradient_predivide_factor= divides an average; use it with op=hvd.Average")
+    if backward_passes_per_step < 1:
+        raise UserError(f"backward_passes_per_step={backward_passes_per_step}; use 1 or more")
+    _check_names(optimizer, named_parameters)
+    rule = Rule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
+    kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    new = kind.__new__(kind)
+    # A schedule that was made before has put its own `step` into the old object, bound to it.
+    new.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    groups = grouping.get("groups") or grouping.get("num_groups") or 0
+    new.exchange = GradientExchange(
+        new, rule, compression, backward_passes_per_step, groups, grouping.get("sparse_as_dense", False)
+    )
+    return new
+
+
+def _check_names(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> None:
+    """Names are not needed here; a wrong list of them is a mistake all the same."""
+    if named_parameters is None:
+        return
+    pairs = list(named_parameters)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise UserError("named_parameters= takes pairs of name and parameter; give model.named_parameters()")
+    if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
+        raise UserError(f"named_parameters= has several parameters of the name {listed(twice)}; names must differ")
+    named = {id(parameter) for _, parameter in pairs}
+    unnamed = sum(id(parameter) not in named for parameter in _parameters(optimizer))
+    if unnamed:
+        raise UserError(f"named_parameters= leaves out {unnamed} parameters of the optimiser; name all of them or none")
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Parameters:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@dataclass
+class _Sent:
+    """A bucket under way: the gradients end to end, and whether this rank had each of them."""
+
+    bucket: Parameters
+    handle: Handle[torch.Tensor]
+    had: list[bool]
+    sparse: set[torch.nn.Parameter]  # those that are dense on the way only
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        summed = self.handle.wait()
+        sizes = [parameter.numel() for parameter in self.bucket]
+        *pieces, used = summed.split([*sizes, len(self.bucket)])
+        # Asking a device for a value waits for it, and only a rank that lacks a gradient needs to know.
+        any_has = [True] * len(sizes) if all(self.had) else used.gt(0).tolist()
+        for parameter, piece, has in zip(self.bucket, pieces, any_has, strict=True):
+            gradient = piece.view_as(parameter)
+            if has and parameter in self.sparse:
+                parameter.grad = gradient.to_sparse(1)
+            elif has and (parameter.grad is None or parameter.is_contiguous()):
+                parameter.grad = gradient  # a view of the bucket, which saves a copy
+            elif has:
+                parameter.grad.copy_(gradient)
+
+
+class GradientExchange:
+    """The gradients of one optimiser on their way between the ranks."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rule: Rule,
+        compression: type[Compressor],
+        passes: int,
+        groups: int | Sequence[Sequence[torch.nn.Parameter]],
+        sparse_as_dense: bool,
+    ) -> None:
+        self.rule, self.compression, self.passes, self.sparse_as_dense = rule, compression, passes, sparse_as_dense
+        self.fresh = False  # the gradients are those of all ranks
+        every = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
+        self.left = dict.fromkeys(every, passes)
+        self.groups = groups
+        self.sparse: set[torch.nn.Parameter] = set()
+        self.buckets: list[Parameters] = []
+        self.agreed = False  # on which gradients are sparse
+        self.sent: list[_Sent] = []
+        if size() > 1:
+            ready = _weakly(self._ready)  # an optimiser that is given up must not go on answering
+            for parameter in every:
+                parameter.register_post_accumulate_grad_hook(ready)
+
+    @property
+    def begun(self) -> bool:
+        """There was a backward pass since the last exchange."""
+        return any(left != self.passes for left in self.left.values())
+
+    def again(self, passes: int) -> None:
+        self.passes = passes
+        self.left = dict.fromkeys(self.left, passes)
+
+    def _ready(self, parameter: torch.nn.Parameter) -> None:
+        if self.left[parameter] <= 0:
+            raise AssertionError(
+                f"a gradient was computed more than {self.passes} times before step(); "
+                "say so with backward_passes_per_step=, or call step() or zero_grad() in between"
+            )
+        self.left[parameter] -= 1
+        self.fresh = False
+        while len(self.sent) < len(self.buckets) and not any(self.left[p] for p in self.buckets[len(self.sent)]):
+            self._send()
+
+    def finish(self) -> None:
+        """Send what has not been sent, wait for all of it, and put the reduced gradients in place."""
+        if size() > 1:
+            if not self.agreed:
+                self._agree()
+            while len(self.sent) < len(self.buckets):
+                self._send()
+            gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
+            handles = [sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
+            for sent in self.sent:
+                sent.put_back()
+            for parameter, handle in zip(gathered, handles, strict=True):
+                gradient = handle.wait()
+                parameter.grad = gradient if parameter.grad is not None or gradient._nnz() else None
+            self.sent.clear()
+            self.again(self.passes)
+        self.fresh = True
+
+    def _agree(self) -> None:
+        every = list(self.left)
+        mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
+        sparse = reduce(mine.to(torch.uint8), Rule(Max)).wait().tolist()
+        self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}
+        in_buckets = [parameter for parameter in every if self.sparse_as_dense or parameter not in self.sparse]
+        self.buckets = buckets_of(in_buckets, self.groups)
+        self.agreed = True
+
+    def _send(self) -> None:
+        bucket = self.buckets[len(self.sent)]
+        had = [parameter.grad is not None for parameter in bucket]
+        used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
+        flat = torch.cat([*(self._flat(parameter) for parameter in bucket), used])
+        self.sent.append(_Sent(bucket, reduce_buffer(flat, self.rule, self.compression), had, self.sparse))
+
+    def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        if parameter.grad is None:
+            return parameter.new_zeros(parameter.numel())
+        if parameter.grad.is_sparse and parameter not in self.sparse:
+            raise UserError(
+                "a gradient is sparse for the first time after the first step, on which ranks agree which gradients "
+                "are; leave sparse=True out of its nn.Embedding"
+            )
+        return parameter.grad.detach().to_dense().reshape(-1)
+
+
+def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A rank that did not use the parameter sends no rows."""
+    if parameter.grad is not None:
+        return parameter.grad
+    rows = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
+    values = parameter.new_empty(0, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
+
+
+def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    reference = weakref.WeakMethod(method)
+
+    def call(argument: Any) -> None:
+        if (alive := reference()) is not None:
+            alive(argument)
+
+    return call
+
+
+def buckets_of(every: Parameters, groups: int | Sequence[Sequence[torch.nn.Parameter]]) -> list[Parameters]:
+    """From the last parameter to the first: the groups that were asked for, or as many as fit into a bucket."""
+    backwards = every[::-1]
+    if isinstance(groups, int):
+        each = -(-len(backwards) // groups) if groups else 0
+        return _alike(backwards, lambda bucket: groups and len(bucket) >= each)
+    asked = {id(parameter): number for number, group in enumerate(groups) for parameter in group}
+    parts: dict[int, Parameters] = {}
+    for parameter in backwards:
+        parts.setdefault(asked.get(id(parameter), -1), []).append(parameter)
+    rest = _alike(parts.pop(-1, []), lambda bucket: False)
+    return [bucket for part in parts.values() for bucket in _alike(part, None)] + rest
+
+
+def _alike(parameters: Parameters, full: Callable[[Parameters], Any] | None) -> list[Parameters]:
+    """In buckets of one type and device each; without `full`, however large."""
+    buckets: list[Parameters] = []
+    held = 0
+    for parameter in parameters:
+        last = buckets[-1] if buckets else []
+        alike = last and (parameter.dtype, parameter.device) == (last[0].dtype, last[0].device)
+        most = BUCKET_BYTES if len(buckets) > 1 else FIRST_BYTES
+        too_large = full is not None and (held + parameter.nbytes > most or full(last))
+        if not alike or too_large:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(parameter)
+        held += parameter.nbytes
+    return buckets
+
+
+class _Distributed(torch.optim.Optimizer):
+    """Put before the class of the user's optimiser."""
+
+    exchange: GradientExchange
+    _skip = False
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self.exchange.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        self.exchange.again(passes)
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are those of all ranks, to clip them, say, before `step`."""
+        self.exchange.finish()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Gradients that were synchronised already are not reduced a second time."""
+        if closure is not None:
+            return super().step(self._synchronised(closure))
+        if not self._skip and not self.exchange.fresh:
+            self.synchronize()
+        self.exchange.fresh = False
+        return super().step()
+
+    step.hooked = True  # type: ignore[attr-defined]  # the hooks of `step` run in that of the user's class
+
+    def _synchronised(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return call
+
+    def zero_grad(self, *args: Any, **options: Any) -> None:
+        """Gradients that are given up may be on their way already: the exchange is completed first, on every rank."""
+        if self.exchange.begun:
+            self.exchange.finish()
+        self.exchange.fresh = False
+        super().zero_grad(*args, **options)

@@ -1,0 +1,75 @@
+"""How values of several ranks become one: the operations, and the factors before and after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import UserError
+from paceline.horovod.refused import refuse_adasum
+
+
+class Operation(Enum):
+    AVERAGE = "Average"
+    SUM = "Sum"
+    ADASUM = "Adasum"
+    MIN = "Min"
+    MAX = "Max"
+    PRODUCT = "Product"
+
+
+Average, Sum, Adasum = Operation.AVERAGE, Operation.SUM, Operation.ADASUM
+Min, Max, Product = Operation.MIN, Operation.MAX, Operation.PRODUCT
+OPERATIONS = {
+    Average: dist.ReduceOp.SUM,
+    Sum: dist.ReduceOp.SUM,
+    Min: dist.ReduceOp.MIN,
+    Max: dist.ReduceOp.MAX,
+    Product: dist.ReduceOp.PRODUCT,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An operation with the factors before and after it."""
+
+    op: Operation
+    before: float = 1.0
+    after: float = 1.0
+
+    def scaled(self, buffer: torch.Tensor) -> torch.Tensor:
+        """What is sent; floating-point buffers are changed in place."""
+        return multiplied(buffer, self.before)
+
+    def finished(self, buffer: torch.Tensor, ranks: int) -> torch.Tensor:
+        """What came back, likewise."""
+        if self.op is Average:
+            buffer = buffer.div_(ranks) if _in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
+        return multiplied(buffer, self.after)
+
+
+def multiplied(buffer: torch.Tensor, factor: float) -> torch.Tensor:
+    """In the type of the buffer; whole numbers by way of 64-bit floating point."""
+    if factor == 1.0:
+        return buffer
+    return buffer.mul_(factor) if _in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
+
+
+def _in_place(buffer: torch.Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def rule_of(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> Rule:
+    """`average` is the older way to ask for a sum."""
+    if op is not None and average is not None:
+        raise UserError("average= is the older name of op=; give one of them, op=hvd.Sum or op=hvd.Average")
+    if op is None:
+        op = Sum if average is False else Average
+    if op is Adasum:
+        refuse_adasum()
+    if not isinstance(op, Operation):
+        raise UserError(f"op={op!r} is not a reduction; use hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
+    return Rule(op, before, after)

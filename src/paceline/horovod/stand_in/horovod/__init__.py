@@ -1,0 +1,32 @@
+"""Found in place of Horovod while `python -m paceline.horovod` runs a script: its PyTorch part is ours."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+import paceline.horovod as torch
+from paceline.horovod import compression, elastic, same_everywhere
+from paceline.horovod.refused import PartNotCarriedOver, run
+
+__version__ = "0.28.1"  # whose interface this is
+__all__ = ["run", "torch"]
+
+
+class MissingParts(MetaPathFinder):
+    """Says which parts are not here, instead of letting Python say that they cannot be found."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.startswith(f"{__name__}."):
+            raise PartNotCarriedOver(f"paceline.horovod has no {name}; it carries over {__name__}.torch alone")
+
+
+sys.meta_path.insert(0, MissingParts())
+sys.modules |= {
+    f"{__name__}.torch": torch,
+    f"{__name__}.torch.elastic": elastic,
+    f"{__name__}.torch.compression": compression,
+    f"{__name__}.torch.functions": same_everywhere,
+    f"{__name__}.torch.mpi_ops": torch,
+}

@@ -1,0 +1,158 @@
+"""Joining the other ranks and leaving them, and what each rank may ask about its place."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import UserError
+from paceline.horovod.refused import refuse, refuse_process_sets
+from paceline.launch.environment import ALONE, Place, detect
+from paceline.launch.group import joined
+
+TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
+
+
+class HorovodInternalError(RuntimeError):
+    """The name under which scripts expect a failed collective. Here torch's own error is raised, and ends the rank."""
+
+
+class _Membership:
+    """Of this process: where it stands, since `init`; and the group, which stays until the process ends.
+
+    `shutdown` leaves the group alone because it could not be joined again: its meeting point is used up.
+    """
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.held: ExitStack | None = None
+
+    def join(self) -> None:
+        place = detect(os.environ) or ALONE
+        if dist.is_initialized():  # by an earlier `init`, or by the script itself
+            place = replace(place, rank=dist.get_rank(), world=dist.get_world_size())
+        elif self.held is None:
+            held = ExitStack()
+            held.enter_context(joined(place, _device_kind(place), 0, TIMEOUT_S))
+            self.held = held
+            atexit.register(self.leave)
+            _introduce(place)
+        self.place = place
+
+    def leave(self) -> None:
+        """At the end of the process: after a failure without waiting for what the peers may never send."""
+        error = getattr(sys, "last_value", None)
+        if self.held is not None:
+            with suppress(BaseException):
+                self.held.__exit__(type(error) if error is not None else None, error, None)
+
+
+_here = _Membership()
+
+
+def init(comm: Any = None, process_sets: Sequence[Any] | None = None) -> None:
+    """Join the ranks that torchrun, srun, mpirun or `paceline launch` started; alone, a world of one."""
+    if comm is not None:
+        refuse("communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part")
+    if process_sets:
+        refuse_process_sets()
+    if _here.place is None:
+        _here.join()
+
+
+def shutdown() -> None:
+    _here.place = None
+
+
+def is_initialized() -> bool:
+    return _here.place is not None
+
+
+def place() -> Place:
+    if _here.place is None:
+        raise UserError("hvd.init() has not been called in this process; call it first")
+    return _here.place
+
+
+def rank() -> int:
+    return place().rank
+
+
+def size() -> int:
+    return place().world
+
+
+def local_rank() -> int:
+    return place().local_rank
+
+
+def local_size() -> int:
+    return place().local_world
+
+
+def cross_rank() -> int:
+    """The number of this machine among those that have a rank with this local rank."""
+    return rank() // local_size()
+
+
+def cross_size() -> int:
+    return -(-size() // local_size())
+
+
+def _device_kind(place: Place) -> Literal["cpu", "cuda"]:
+    """A GPU of its own for every rank, or none: a script on CPUs may start more ranks than there are GPUs."""
+    visible = torch.cuda.device_count()
+    own = visible >= place.local_world or (visible == 1 and place.launcher in ("srun", "mpirun"))
+    return "cuda" if own and visible else "cpu"
+
+
+def _introduce(place: Place) -> None:
+    if place.rank == 0:
+        ranks = "1 rank" if place.world == 1 else f"{place.world} ranks"
+        started = "" if place is ALONE else f", started by {place.launcher}"
+        print(
+            f"paceline.horovod: {ranks}{started}; Horovod's names over torch.distributed. The order of the data is the "
+            "script's own; paceline.run makes it the same on any number of ranks",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def nccl_built() -> int:
+    """The version of NCCL as one number; 0 without it."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return 0
+    major, minor, patch = torch.cuda.nccl.version()[:3]
+    return major * 10_000 + minor * 100 + patch
+
+
+def cuda_built() -> bool:
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    return torch.version.hip is not None
+
+
+def gloo_built() -> bool:
+    return dist.is_gloo_available()
+
+
+def gloo_enabled() -> bool:
+    return gloo_built()
+
+
+def mpi_built() -> bool:
+    """Ranks that mpirun started are joined by gloo or NCCL all the same."""
+    return False
+
+
+mpi_enabled = mpi_threads_supported = ddl_built = ccl_built = mpi_built

@@ -1,0 +1,41 @@
+"""The process that ends ranks whose launcher was killed: a command of the user's does not notice by itself.
+
+The launcher writes the process id of each rank to our standard input. It kills us when all have ended; if it dies
+itself, the kernel closes the pipe. This file runs as a script, and uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+GRACE_S = 30.0  # for a rank to save what it has
+LOOK_EVERY_S = 0.1
+
+
+def main(lines: Iterable[str]) -> None:
+    ranks = [int(line) for line in lines]  # until the pipe is closed
+    alive = _signal(ranks, signal.SIGTERM)
+    deadline_s = time.monotonic() + GRACE_S
+    while alive and time.monotonic() < deadline_s:
+        time.sleep(LOOK_EVERY_S)
+        alive = _signal(alive, 0)
+    _signal(alive, signal.SIGKILL)
+
+
+def _signal(groups: list[int], number: int) -> list[int]:
+    """Those process groups that were there to receive it."""
+    reached = []
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+            reached.append(group)
+    return reached
+
+
+if __name__ == "__main__":
+    main(sys.stdin)

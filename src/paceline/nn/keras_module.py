@@ -1,0 +1,151 @@
+"""A Keras model as a plain torch module: every weight once, under its Keras name, and torch's `training` obeyed.
+
+A Keras model on the torch backend is a torch module already, but one with traps. It names its weights twice, counts the
+state of random generators among its parameters, keeps running statistics there too, and takes `training=` where torch
+modules look at themselves. Here weights are parameters, running statistics are buffers, and what random layers draw
+depends on torch's generator, which each pass seeds, and not on how often they were called before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UserError
+from paceline.nn.keras_backend import import_keras
+from paceline.nn.packed import hash32
+
+keras = import_keras()
+SEED_STATE = "seed_generator_state"
+MOST_SEED = 1 << 30
+
+
+@contextmanager
+def fresh_names(seed: int) -> Iterator[None]:
+    """A model that is built here gets the same names and first weights, however many were built before."""
+    from keras.src.utils.naming import reset_uids
+
+    reset_uids()
+    with keras.device("cpu"):
+        keras.utils.set_random_seed(seed)
+        yield
+
+
+def on_device_of(tensor: Tensor) -> Any:
+    """Keras computes where this tensor is; without it, on the first CUDA device there is."""
+    return keras.device(str(tensor.device))
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The model itself and all layers within it, whatever holds them."""
+    return list(model._flatten_layers())
+
+
+class KerasModule(nn.Module):
+    """Called as the Keras model is. `keys`, one number per sample, make its Dropout independent of the layout.
+
+    What else is asked of it, such as `layers` or `save`, the Keras model answers.
+    """
+
+    original: Any
+    keys: Tensor | None
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        if not model.built or not model.variables:
+            raise UserError(
+                f"workload: the Keras model {model.name!r} has no weights yet; begin it with  keras.Input(shape), or "
+                "call  model.build(shape)"
+            )
+        if torch_buffers := [name for name, _ in model.named_buffers()]:
+            raise UserError(
+                f"workload: the Keras model {model.name!r} holds a torch module with a buffer, {torch_buffers[0]}, "
+                "which Keras would not save; use layers of Keras there"
+            )
+        dropouts = list(filter(_drops, layers_of(model)))
+        self.__dict__.update(original=model, keys=None)  # beside torch's registration
+        self.statistics: dict[str, Any] = {}
+        self.generators: list[Any] = []
+        self.of_dropout = {id(layer.seed_generator.state) for layer in dropouts}
+        trained = {id(variable) for layer in layers_of(model) for variable in layer._trainable_variables}
+        for variable in model.variables:
+            if variable.name == SEED_STATE:
+                self.generators.append(variable)
+                continue
+            name = self._free_name(variable.path.removeprefix(f"{model.name}/").replace(".", "_"))
+            if id(variable) in trained:  # or was, before it was frozen
+                self.register_parameter(name, variable.value)
+            else:
+                self.register_buffer(name, variable.value.detach())
+                self.statistics[name] = variable
+        for place, layer in enumerate(dropouts):
+            layer.call = _keyed(layer, place, self)
+
+    def _free_name(self, name: str) -> str:
+        taken = self._parameters.keys() | self._buffers.keys()
+        return name if name not in taken else next(n for i in range(1, 1 << 20) if (n := f"{name}_{i}") not in taken)
+
+    def forward(self, *inputs: Any, keys: Tensor | None = None, penalised: bool = False, **options: Any) -> Any:
+        """The outputs; `penalised` gives the sum of regularisation losses beside them."""
+        options.setdefault("training", self.training)
+        if options["training"]:
+            self._seed_generators(keyed=keys is not None)
+        self.__dict__["keys"] = keys
+        try:
+            with on_device_of(next(self.parameters())):
+                outputs = self.original(*inputs, **options)
+                return (outputs, sum(self.original.losses)) if penalised else outputs
+        finally:
+            self.__dict__["keys"] = None
+
+    def _seed_generators(self, keyed: bool) -> None:
+        """From the seed of torch's generator, which is that of the step, the rank and the pass."""
+        from keras.src.random.seed_generator import global_seed_generator
+
+        seed = torch.initial_seed()
+        for place, state in enumerate([global_seed_generator().state, *self.generators]):
+            if not (keyed and id(state) in self.of_dropout):
+                state.value.data.copy_(torch.tensor([(seed + place) % MOST_SEED, 0]))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KerasModule:
+        """Parameters stay the objects that Keras knows; what it must be handed anew is the rest."""
+        super()._apply(fn, recurse)
+        for name, variable in self.statistics.items():
+            variable.value.data = self._buffers[name]
+        for state in self.generators:
+            state.value.data = fn(state.value.data)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["original"], name)
+
+
+def _drops(layer: Any) -> bool:
+    """A Dropout of Keras, or one of its spatial kinds, which computes as Keras wrote it."""
+    ours = isinstance(layer, keras.layers.Dropout) and type(layer).__module__.startswith("keras.")
+    return ours and 0 < layer.rate < 1
+
+
+def _keyed(layer: Any, place: int, module: KerasModule) -> Callable[..., Any]:
+    """The call of a Dropout that draws each sample's mask from its key, where there are keys."""
+
+    def call(inputs: Tensor, training: bool = False) -> Tensor:
+        keys = module.keys
+        spatial = getattr(layer, "_get_noise_shape", None)
+        wanted = spatial(inputs) if spatial else layer.noise_shape or inputs.shape
+        shape = torch.Size(there if size is None else size for size, there in zip(wanted, inputs.shape, strict=True))
+        if not training or keys is None or shape[0] != len(keys):
+            return type(layer).call(layer, inputs, training=training)
+        rows = hash32(((keys + (place + 1) * 0x85EBCA77) & 0xFFFFFFFF).to(torch.int32))
+        columns = torch.arange(shape[1:].numel(), device=inputs.device, dtype=torch.int32) * -0x61C88647
+        noise = hash32(rows[:, None] + columns).view(shape)
+        return torch.where(noise < int((layer.rate - 0.5) * 2**32), 0, inputs * (1 / (1 - layer.rate)))
+
+    return call

@@ -1,0 +1,5 @@
+"""A script that keeps its own loop: `with paceline.run("run.yaml") as run`, or `workload: train.py` in a run file."""
+
+from paceline.registry import Entry, Traits
+
+ENTRY = Entry(run="paceline.script.workload:Script", traits=Traits(own_loop=True))

@@ -1,0 +1,170 @@
+"""`paceline.run`: where a script meets its run, whoever started the script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.launch.environment import Place, detect
+from paceline.planning.plan import applied
+from paceline.record.events import Status
+from paceline.record.run_dir import RunDir, runs_in
+from paceline.record.summary import read_summary
+from paceline.registry import is_script
+from paceline.script.handing import handed
+from paceline.spec import RunSpec, build, load, overrides_of
+from paceline.spec.yaml_file import put, read_yaml
+from paceline.training.failures import expected_failures
+from paceline.training.rank import say, silent
+from paceline.training.run import as_placed, forget, open_run, way_on
+
+if TYPE_CHECKING:
+    from paceline.script.api import ScriptRun
+
+AUTO = "auto"
+HERE = "this script"
+
+
+def run(
+    file: str | Path | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    resume: str | Path | None = None,
+    out: str | Path = "runs",
+    show: bool = True,
+) -> AbstractContextManager[ScriptRun]:
+    """The run of the script that calls this: `with paceline.run("run.yaml") as run:`.
+
+    A new run below `out`, or that of the folder `resume` gone on with; "auto" goes on with the newest run of the same
+    name that is not finished, if there is one. The ranks are those that torchrun, srun or mpirun started, or this
+    process alone. A script that was started by `paceline train` gets that run, and the arguments are left aside.
+    """
+    given = handed()
+    if given is None:
+        return _by_hand(file, overrides, resume, Path(out), show)
+    given.leave_aside(file, overrides_of(overrides))
+    return given.opened()
+
+
+@contextmanager
+def _by_hand(
+    file: str | Path | None, overrides: Any, resume: str | Path | None, out: Path, show: bool
+) -> Iterator[ScriptRun]:
+    """Of a script that was started by `python train.py`, alone or under a launcher."""
+    from paceline.script.rank_run import RankStart
+
+    place = detect(os.environ)
+    _end_plainly(place)
+    script = _this_script()
+    spec = spec_of(file, overrides, script, sys.argv[1:])
+    resume = _newest_unfinished(out, spec.name) if resume == AUTO else resume
+    if resume is not None:
+        before = RunDir.open(Path(resume)).spec()
+        spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, HERE)
+    spec = applied(spec, place.world if place is not None else None)
+    speak = say if show and (place is None or place.rank == 0) else silent
+    if place is None:
+        _refuse_ranks(spec, file, script)
+        start = RankStart(spec, show, open_run(spec, out, resume, speak)[0])
+    else:
+        spec = as_placed(spec, place)
+        start = RankStart(spec, show, lambda speak: open_run(spec, out, resume, speak)[0])
+    try:
+        with start.opened() as found:
+            yield found
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(start.folder, RunDir) and (place is None or place.rank == 0):
+            if isinstance(error, UserError) and resume is None:
+                forget(start.folder)
+            elif show:
+                error.add_note(way_on(start.folder))
+        raise
+
+
+def spec_of_script(script: Path, overrides: Any = ()) -> RunSpec:
+    """The spec that a script would run by, with overrides; the script runs until it says so."""
+    from paceline.script.trial import run_file_of
+
+    plain = build({"workload": str(script.resolve())})
+    with expected_failures(plain):
+        file, own = run_file_of(plain)
+    return spec_of(file, {**own, **overrides_of(overrides)}, script.resolve(), [])
+
+
+def spec_of(file: str | Path | None, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
+    """The spec of a script by its run file, which need not name the script; without a file, of the overrides alone."""
+    given = {"workload": str(script), **overrides_of(overrides)}
+    if arguments:
+        given.setdefault("data.arguments", list(arguments))
+    if file is None:
+        values: dict[str, Any] = {"name": script.stem}
+        for key, value in given.items():
+            put(values, key, value)
+        return build(values, dict.fromkeys(given, HERE))
+    named = read_yaml(Path(file))[0].get("workload")
+    if isinstance(named, str) and not is_script(named):
+        raise UserError(
+            f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out of it, "
+            f"or write  workload: {script.name}"
+        )
+    if isinstance(named, str) and (Path(file).resolve().parent / named).resolve() != script:
+        raise UserError(f"{file} is the run file of {named}, and this is {script}; start that one, or correct workload")
+    spec = load(file, given)
+    spec._origins.update(dict.fromkeys(("workload", "data.arguments") & given.keys(), HERE))
+    return spec
+
+
+def _this_script() -> Path:
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise UserError("paceline.run must be called by a script, a file that ranks can run; write yours to train.py")
+    return Path(file).resolve()
+
+
+def _newest_unfinished(out: Path, name: str) -> Path | None:
+    """The newest run of this name, or NAME-2 and so on, that has steps left."""
+    for run in runs_in(out):
+        if run.name == name or (run.name.startswith(f"{name}-") and run.name[len(name) + 1 :].isdecimal()):
+            with suppress(UserError):
+                if read_summary(run.summary_file).status == Status.FINISHED:
+                    return None
+            return run.path
+    return None
+
+
+def _refuse_ranks(spec: RunSpec, file: str | Path | None, script: Path) -> None:
+    if (ranks := spec.parallel.ranks) == 1:
+        return
+    name = shlex.quote(os.path.relpath(script))
+    first = f"paceline train {shlex.quote(str(file))} workload={name}  or  " if file is not None else ""
+    raise UserError(
+        f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), and python starts one process; type  {first}"
+        f"torchrun --nproc-per-node {ranks} {name}"
+    )
+
+
+def _end_plainly(place: Place | None) -> None:
+    """What was foreseen ends the script with one message and its exit code, as it ends a verb; not with a traceback."""
+    before = sys.excepthook
+    if getattr(before, "plain", False):
+        return
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, PacelineError):
+            before(kind, error, trace)
+            return
+        several = place is not None and place.world > 1
+        if isinstance(error, RunFailed) or not several or (place is not None and place.rank == 0):
+            who = f"rank {place.rank}: " if several and place is not None and isinstance(error, RunFailed) else ""
+            print("\n".join([f"paceline: {who}{error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        raise SystemExit(error.exit_code)
+
+    end.plain = True  # type: ignore[attr-defined]
+    sys.excepthook = end

@@ -1,0 +1,40 @@
+"""Runs a program that imports tinytopics as it is, with this package in its place.
+
+python -m paceline.tinytopics program.py ARGUMENTS
+torchrun --nproc-per-node 2 -m paceline.tinytopics program.py ARGUMENTS
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import paceline.tinytopics
+from paceline.errors import UserError
+
+
+def main(words: Sequence[str]) -> None:
+    """Run the program that the first word names; the others are its arguments."""
+    if not words or not Path(words[0]).is_file():
+        given = f"{words[0]}: there is no such file" if words else "which program?"
+        raise UserError(f"{given}; type  python -m paceline.tinytopics PROGRAM.py")
+    stand_in()
+    sys.argv = list(words)
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def stand_in() -> None:
+    """From now on, `import tinytopics` and imports of its modules find this package."""
+    ours = paceline.tinytopics.__name__
+    for name in [name for name in sys.modules if name == ours or name.startswith(f"{ours}.")]:
+        sys.modules[name.removeprefix("paceline.")] = sys.modules[name]
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

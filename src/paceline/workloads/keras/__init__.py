@@ -1,0 +1,11 @@
+"""A Keras model on the torch backend: built by a function of the user's, or read from a .keras file."""
+
+from paceline.registry import Entry, Traits
+
+ENTRY = Entry(
+    run="paceline.workloads.keras.workload:KerasWorkload",
+    model="paceline.workloads.keras.sections:KerasModel",
+    data="paceline.workloads.keras.sections:KerasData",
+    preload=("paceline.nn.keras_module",),
+    traits=Traits(few_shapes=True, compiles=False),
+)

@@ -1,0 +1,188 @@
+"""A Keras model as a workload: trained by Paceline's loop, judged by its own loss and metrics, saved as Keras saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from paceline.errors import UserError, did_you_mean
+from paceline.layout import Layout
+from paceline.nn.keras_backend import import_keras
+from paceline.parallel.wrapping import refuse_for_keras
+from paceline.record.files import write_atomic
+from paceline.registry import module_of
+from paceline.spec import RunSpec
+from paceline.training.evaluation import ChunkSums, joined
+from paceline.training.keeping import SOURCE
+from paceline.workload import Say, Workload
+from paceline.workloads.keras.own_code import fitting_together, own_code
+from paceline.workloads.keras.samples import NOTHING, KeyedSamples, samples_from
+from paceline.workloads.keras.sections import SAVED, KerasData, KerasModel
+
+if TYPE_CHECKING:
+    from paceline.nn.keras_module import KerasModule
+    from paceline.workloads.keras.losses import SampleLoss
+    from paceline.workloads.keras.metrics import SummedMetrics
+
+
+class KerasWorkload(Workload):
+    Model = KerasModel
+    Data = KerasData
+    export_suffix = SAVED
+    asks_for_values = True
+    sample_loss: SampleLoss
+    keras_metrics: SummedMetrics
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        if not self.section.build:
+            raise UserError(
+                "model.build is not given; write  model: file.py:build  for a function that returns a model"
+            )
+        import_keras()
+
+    @property
+    def section(self) -> KerasModel:
+        return cast(KerasModel, self.spec.model)
+
+    @property
+    def file(self) -> Path | None:
+        """The user's own, which has the function that builds the model."""
+        place = self.section.build.rpartition(":")[0]
+        return Path(place) if place.endswith(".py") else None
+
+    def suits(self, layout: Layout) -> None:
+        refuse_for_keras(self.spec, layout)
+
+    def prepare(self, say: Say) -> None:
+        """Everything of the user's own is tried out, so that a mistake ends here."""
+        samples, module = cast(KeyedSamples, self.data("train")), self.model()
+        few = np.arange(min(2, len(samples)))
+        with torch.no_grad(), fitting_together():
+            sums = ChunkSums.of(self.evaluate(module.eval(), samples.batch(few, few)))
+            self._check_score(self.metrics(joined([sums], 1)))
+        optimizer = module.original.optimizer if module.original.compiled else None
+        if optimizer is not None:
+            train = self.spec.train
+            say(
+                f"of compile() the loss and the metrics are used; not its optimiser, {optimizer.name} with a learning "
+                f"rate of {float(optimizer.learning_rate):g}: the run file has {train.optimizer} with {train.lr:g}"
+            )
+
+    def _check_score(self, metrics: Mapping[str, Any]) -> None:
+        known = [name for name, value in metrics.items() if isinstance(value, int | float)]
+        known += ["auc"] * ("macro_f1" in known)  # which takes samples of two classes
+        if self.section.score.removeprefix("-") not in ("", *known):
+            hint = did_you_mean(self.section.score, known) or f"; there are {', '.join(known)}"
+            raise UserError(f"model.score={self.section.score}: there is no such metric{hint}")
+
+    def goodness(self, metrics: Mapping[str, Any]) -> float:
+        self.score = self.section.score or ("accuracy" if "accuracy" in metrics else "-loss")  # type: ignore[misc]
+        return super().goodness(metrics)
+
+    def data(self, split: str) -> KeyedSamples | None:
+        place = self.section.build.rpartition(":")[0]
+        return samples_from(cast(KerasData, self.spec.data).source or (f"{place}:data" if place else ""), split)
+
+    def fingerprint(self) -> str:
+        return cast(KeyedSamples, self.data("train")).fingerprint()
+
+    def classes(self) -> Sequence[str]:
+        return cast(KerasData, self.spec.data).classes
+
+    def model(self) -> KerasModule:
+        from paceline.workloads.keras.build import build
+        from paceline.workloads.keras.losses import loss_of
+        from paceline.workloads.keras.metrics import SummedMetrics
+
+        module = build(self.spec, self.section, self._an_input)
+        self.sample_loss = loss_of(self.section, module.original)
+        self.keras_metrics = SummedMetrics.of(self.section, module.original, self.sample_loss)
+        return module
+
+    def _an_input(self) -> Any:
+        (inputs, *_), _ = cast(KeyedSamples, self.data("train")).batch(NOTHING, NOTHING)
+        return inputs
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
+        total, count, _ = self._computed(model, batch)
+        return total, count
+
+    def _computed(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int, Any]:
+        """(sum of the losses, their number, the outputs). What regularises weights counts once in the mean of all."""
+        (inputs, y, *weight), keys = batch
+        output, penalty = model(inputs, keys=keys, penalised=True)
+        total, count = self.sample_loss(output, y, *weight)
+        return total + penalty * count, count, output
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
+        total, count, output = self._computed(model, batch)
+        (_, y, *weight), _ = batch
+        by_class = self.sample_loss.class_sums(output, y)
+        return {"loss": total.double(), "count": count, **by_class, **self.keras_metrics.sums(output, y, *weight)}
+
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        mine = self.keras_metrics.among(sums)
+        found = super().metrics({name: value for name, value in sums.items() if name not in mine})
+        return {**found, **self.keras_metrics.results(sums)}
+
+    def keep(self, folder: Path) -> None:
+        if self.file is not None:
+            (folder / SOURCE).mkdir()
+            write_atomic(folder / SOURCE / self.file.name, self.file.read_bytes())
+
+    def encode(self, inputs: Sequence[Any]) -> Any:
+        """By a function `encode` beside the one that builds the model, else as numbers: arrays, or rows of a table."""
+        own = getattr(module_of(self.section.build, "model.build", "function"), "encode", None) if self.file else None
+        if own is not None:
+            with own_code("encode", f"{self.file}:encode"):
+                return tree_map(torch.as_tensor, own(list(inputs)))
+        return torch.stack([_numbers(one) for one in inputs])
+
+    def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        """Probabilities where the loss is one of classes, else the output as it is."""
+        shape = getattr(cast(Any, model).original, "input_shape", None)
+        if isinstance(batch, Tensor) and isinstance(shape, tuple) and None not in shape[1:]:
+            if batch[0].numel() != np.prod(shape[1:]):
+                raise UserError(f"an input has the shape {list(batch.shape[1:])}; this model takes {list(shape[1:])}")
+            batch = batch.reshape(-1, *shape[1:])
+        output = model(batch)
+        logits = self.sample_loss.logits(output)
+        if logits is not None and logits.ndim == 2:
+            return {"probabilities": logits.softmax(1), "logits": logits}
+        if isinstance(output, Tensor):
+            return {"output": output}
+        return output if isinstance(output, dict) else {f"output_{i}": one for i, one in enumerate(output)}
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """As Keras saves it, with the user's file beside it: the model may have layers of their own."""
+        original = cast(Any, model).original
+        if original.compiled and original.optimizer is not None:
+            original.optimizer.build(original.trainable_variables)  # fresh: one without variables is warned of
+        original.save(folder / f"model{SAVED}")
+        if self.file is not None:
+            write_atomic(folder / self.file.name, self.file.read_bytes())
+
+    def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        raise UserError(
+            "--onnx: Keras writes ONNX itself; leave --onnx out and type, in Python,  "
+            "keras.saving.load_model('model.keras').export('model.onnx', format='onnx')"
+        )
+
+
+def _numbers(given: Any) -> Tensor:
+    try:
+        if isinstance(given, Path) and given.suffix == ".npy":
+            given = np.load(given, allow_pickle=False)
+        return torch.from_numpy(np.asarray(list(given.values()) if isinstance(given, Mapping) else given, np.float32))
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{str(given)[:60]!r} is not an array of numbers; write a function  encode(inputs)  beside the one that "
+            "builds the model, which returns what the model is called with"
+        ) from None

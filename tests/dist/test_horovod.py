@@ -1,0 +1,151 @@
+"""Horovod's names on several ranks: what collectives answer, gradients, the optimiser against one process, elastic."""
+
+import difflib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hvd_work import batch_norms, collectives, differences, elastic_run, example, gradients, optimizer_states
+
+import paceline.horovod as hvd
+from paceline.errors import RunFailed, UserError
+from paceline.launch.local import run_ranks
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = DOCS / "examples" / "moving"
+
+
+def same(got, expected):
+    if isinstance(expected, torch.Tensor):
+        return got.dtype == expected.dtype and torch.equal(got, expected)
+    if isinstance(expected, list | tuple):
+        return len(got) == len(expected) and all(map(same, got, expected))
+    return got == expected
+
+
+def test_collectives_answer_as_horovod_does():
+    base = torch.arange(6.0).reshape(3, 2)
+    rows = torch.tensor([[0, 0], [1, 1], [1, 1], [2, 2], [2, 2], [2, 2]])
+    expected = {
+        "average": base + 1,
+        "average of whole numbers": torch.tensor([3, -7]),
+        "sum": 3 * base + 3,
+        "min": base,
+        "product": torch.tensor(6.0),
+        "scaled": 6 * base + 6,
+        "small type": torch.tensor([3], dtype=torch.int16),
+        "in place": 3 * base + 3,
+        "under way": base + 2,
+        "done": True,
+        "grouped": [3 * base + 3, torch.tensor([9, -21])],
+        "gathered": rows,
+        "gathered numbers": torch.tensor([0, 1, 2]),
+        "from one": (base + 2, torch.tensor([1, 1])),
+        "sparse": torch.tensor([1.0, 1, 1, 0, 6]),
+        "objects": ([{"rank": 0}, {"rank": 1}, {"rank": 2}], [1]),
+    }
+    for rank, found in enumerate(run_ranks(collectives, (), 3)):
+        assert {name: found[name] for name, value in expected.items() if not same(found[name], value)} == {}
+        assert found["place"] == (rank, 3, rank, 3, 0, 1, True)
+        sent = [torch.arange(rank * (r + 1), (rank + 1) * (r + 1)) for r in range(3)]
+        assert same(found["exchanged"], (torch.cat(sent), torch.tensor([1, 2, 3], dtype=torch.int32)))
+        assert same(found["scattered"], 3.0 * torch.tensor([[0, 1, 2], [3, 4], [5, 6]][rank]))
+        assert found["misfit"].startswith("the tensors differ between ranks in type or beyond the first dimension")
+
+
+def test_gradients_go_through_collectives():
+    assert run_ranks(gradients, (), 2) == [
+        {
+            "sum": [3.0, 3.0],
+            "average": [1.5, 1.5],
+            "gather": [1.5, 1.5],
+            "broadcast": [0.0, 0.0] if rank == 0 else [1.5, 1.5],
+            "exchange": [1.0, 2.0],
+            "scatter": [2.0, 4.0],
+        }
+        for rank in range(2)
+    ]
+
+
+ROWS = {
+    "as it is": {},
+    "two passes": {"options": {"backward_passes_per_step": 2}},
+    "divided before": {"options": {"gradient_predivide_factor": 2.0}},
+    "in two groups": {"options": {"num_groups": 2}},
+    "grouped by layer": {"options": {"groups": "by layer"}},
+    "a sum": {"options": {"op": hvd.Sum}},
+    "clipped": {"clip": 0.1},
+    "by closure": {"closure": True},
+    "given up once": {"given up": True},
+    "sparse": {"sparse": True},
+    "sparse, sent dense": {"sparse": True, "options": {"sparse_as_dense": True}},
+    "in 16 bits": {"options": {"compression": hvd.Compression.fp16}},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_optimiser_trains_as_one_process_does(ranks):
+    for found in run_ranks(differences, (ROWS,), ranks):
+        for name, (far, left_alone) in found.items():
+            assert far < (2e-2 if name == "in 16 bits" else 2e-5), name
+            assert left_alone, name
+
+
+def test_the_state_of_an_optimiser_becomes_that_of_the_root():
+    first, second = run_ranks(optimizer_states, (), 2)
+    assert first == second
+    assert first[:3] == (0.1, (0.5, 0.9), 1)
+
+
+def test_batch_norm_is_over_the_samples_of_all_ranks():
+    for found in run_ranks(batch_norms, (), 2):
+        assert max(found) < 1e-4
+
+
+def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd):
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    (seen, resets, weight), _ = run_ranks(elastic_run, (str(tmp_path / "whole"),), 2)
+    assert [sorted(sum(seen[epoch : epoch + 4], [])) for epoch in (0, 4)] == [list(range(16))] * 2
+    assert resets == []
+    with pytest.raises(RunFailed, match="the power is gone"):
+        run_ranks(elastic_run, (str(tmp_path / "broken"), 6), 2)
+    assert (tmp_path / "broken" / "elastic-elastic_script.safetensors").exists()
+    with pytest.raises(UserError, match=r"does not fit this script \(.*\); remove it to begin anew"):
+        run_ranks(elastic_run, (str(tmp_path / "broken"), None, 2), 2)
+    ((again, resets, other),) = run_ranks(elastic_run, (str(tmp_path / "broken"),), 1)
+    assert again == seen
+    assert resets == [1]
+    assert other == pytest.approx(weight, rel=1e-5)
+    assert not list((tmp_path / "broken").iterdir())
+    line = r"paceline.horovod: goes on from elastic-elastic_script.safetensors, committed \d+ s ago by  elastic_script.py"
+    assert re.search(line + " --lr 1; remove it to begin anew", capfd.readouterr().err)
+
+
+def test_the_example_prints_the_same_losses_before_and_after_and_on_any_number_of_ranks(capfd):
+    printed = []
+    for file, ranks in (("before", 1), ("before", 2), ("after", 2)):
+        run_ranks(example, ([str(EXAMPLES / f"horovod_{file}.py")],), ranks)
+        out, err = capfd.readouterr()
+        printed.append([float(text) for text in re.findall(r"epoch \d loss (\S+)", out)])
+        assert err.startswith(f"paceline.horovod: {ranks} rank")
+        assert len(err.splitlines()) == 1
+    assert len(printed[0]) == 3
+    assert printed[0][-1] < 0.5 * printed[0][0]
+    for losses in printed[1:]:
+        assert losses == pytest.approx(printed[0], rel=1e-5)
+
+
+def test_one_line_of_the_example_changes():
+    before, after = (
+        [line for line in (EXAMPLES / f"horovod_{word}.py").read_text().splitlines() if line]
+        for word in ("before", "after")
+    )
+    assert [line for line in difflib.ndiff(before, after) if line[0] in "+-"] == [
+        "- import horovod.torch as hvd",
+        "+ import paceline.horovod as hvd",
+    ]
+    page = (DOCS / "moving" / "horovod.md").read_text(encoding="utf-8")
+    assert "-import horovod.torch as hvd\n+import paceline.horovod as hvd\n" in page

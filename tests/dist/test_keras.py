@@ -1,0 +1,78 @@
+"""A Keras model on several ranks: the same answer, also with Dropout; and what would train nothing is refused."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import train
+from paceline.errors import UserError
+from paceline.parity import check
+from paceline.spec import build
+from paceline.training.run import resumed_spec
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+MODELS = Path(__file__).parents[1] / "unit" / "workloads" / "keras" / "models.py"
+OWN = """
+import os
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, numpy as np, torch
+from paceline import Workload
+
+class Own(Workload):
+    def model(self):
+        layers = keras.layers
+        return keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dropout(0.5, seed=3), layers.Dense(1)])
+    def data(self, split):
+        x = np.random.default_rng(0).normal(size=(21, 3)).astype("float32")
+        return x, x.sum(1)
+    def loss(self, model, batch):
+        x, y = batch
+        return (model(x)[:, 0] - y).square().sum(), len(y)
+"""
+
+
+def run(**arguments):
+    return build(
+        {
+            "workload": "keras",
+            "model": {"build": f"{MODELS}:build", "arguments": arguments},
+            "train": {"steps": 4, "global_batch": 13, "lr": 1e-2},
+            "parallel": {"threads": 1, "timeout_s": 60},
+        }
+    )
+
+
+def test_the_answer_is_the_same_on_any_layout():
+    parity = check(run(dropout=0.4, penalty=0.1), layouts=["single", "ddp:4", "zero1:2"], steps=4)
+    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    assert max(row.weights for row in parity.rows) > 0, "the weights were compared"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    file = tmp_path_factory.mktemp("own") / "own_keras.py"
+    file.write_text(textwrap.dedent(OWN))
+    return build(
+        {
+            "workload": f"{file}:Own",
+            "train": {"steps": 2, "global_batch": 6, "lr": 1e-2, "schedule": "constant", "warmup": 0},
+            "parallel": {"threads": 1, "ranks": 2, "timeout_s": 60},
+        }
+    )
+
+
+def test_a_keras_model_in_a_workload_of_ones_own_is_not_divided(own, tmp_path):
+    with pytest.raises(UserError, match="parallel.strategy=fsdp: Keras holds the weights of its models itself"):
+        train(own.replace({"parallel.strategy": "fsdp"}), tmp_path, show=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_seeded_dropout_of_ones_own_goes_on_as_if_never_stopped(own, tmp_path):
+    half, whole = (train(own.replace({"train.steps": steps}), tmp_path, show=False) for steps in (2, 4))
+    rest = train(resumed_spec(half.path, ["train.steps=4"]), resume=half.path, show=False)
+    ours, theirs = rest.weights(), whole.weights()
+    assert ours.keys() == {"dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"}
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -1,0 +1,75 @@
+"""Programs of tinytopics on ranks: the answer of one process, whoever started and joined them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHARED
+from topic_ranks import fit_three_times
+
+import paceline.tinytopics as tt
+from paceline.launch.local import run_ranks
+
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
+SEEDS = sorted((SHARED / "seeds").glob("000*"))
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory):
+    file = tmp_path_factory.mktemp("counts") / "x.npy"
+    tt.set_random_seed(1)
+    tt.write_synthetic_data(file, 61, 40, 3, 200)
+    return file
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
+    """61 documents do not divide by 2. The second and third time each rank has a seed of its own: the first's counts."""
+    tt.set_random_seed(5)
+    model, losses = tt.fit_model(tt.NumpyDiskDataset(counts), 3, num_epochs=8)
+    L, F = model.get_normalized_L().numpy(), model.get_normalized_F().numpy()
+    of_ranks = run_ranks(fit_three_times, (str(counts), str(tmp_path)), 2)
+    for of_rank in of_ranks:
+        assert 2 <= len(of_rank) <= 3
+        for found in of_rank:
+            np.testing.assert_allclose(found[0], losses, rtol=1e-7)
+            np.testing.assert_allclose(found[1], L, atol=1e-5)
+            np.testing.assert_allclose(found[2], F, atol=1e-6)
+    (told, *_), (silent, *_) = of_ranks
+    assert "Epoch 8/8: 100%" in told[3]
+    assert f"Epoch 8, Loss = {told[0][-1]:.4f}" in told[3]
+    assert silent[3] == ""
+    saved = tt.NeuralPoissonNMF(61, 40, 3)
+    saved.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    np.testing.assert_allclose(saved.get_normalized_F().numpy(), F, atol=1e-6)
+
+
+@pytest.mark.skipif(not SEEDS, reason="the article with the two scripts is not here")
+def test_the_scripts_of_the_article_run_with_one_import_changed(tmp_path, monkeypatch):
+    """At small sizes: one writes the counts, the other fits them on two ranks of torchrun."""
+    pytest.importorskip("accelerate")
+    data, training = re.findall(r"^```python\n(.*?)^```", SEEDS[0].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    for name, script in (("data.py", data), ("training.py", training)):
+        assert script.count("import tinytopics as tt") == 1
+        script = script.replace("import tinytopics as tt", "import paceline.tinytopics as tt")
+        script = script.replace("n, m, k = 100_000, 100_000, 20", "n, m, k = 120, 90, 20").replace("256 * 256", "400")
+        (tmp_path / name).write_text(script)
+    monkeypatch.chdir(tmp_path)
+    space = {"__name__": "__main__"}
+    exec(compile((tmp_path / "data.py").read_text(), "data.py", "exec"), space)
+    assert np.load("X.npy").shape == (120, 90)
+    done = subprocess.run([*TORCHRUN, "training.py"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"^Epoch \d+, Loss = ([\d.]+)$", done.stdout, re.MULTILINE)]
+    assert losses == sorted(losses, reverse=True)
+    assert done.stdout.count("Loading data from X.npy") == 2
+    assert Path("loss.png").stat().st_size > 0
+    assert torch.load("model.pt", weights_only=True)["L.weight"].shape == (120, 20)

@@ -1,0 +1,60 @@
+"""Committed states as files: everything comes back as it was, and what cannot be written is refused before."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import UserError
+from paceline.horovod.elastic import commits
+
+
+def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--name", "two words"])
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    tied = torch.ones(2, 2, dtype=torch.bfloat16)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epoch": 3,
+        "best": float("inf"),
+        "note": None,
+        "both": [tied, tied.t()],
+        "mixed": {1: ("a", True), "b": [1.5, {}], "list": ["tensor", "0"]},
+        "array": np.arange(3),
+        "scalar": np.int64(7),
+    }
+    file = tmp_path / "state.safetensors"
+    commits.write(file, state)
+    back, whence = commits.read(file)
+    assert re.fullmatch(rf"{re.escape(str(file))}, committed \d+ s ago by  train.py --name 'two words'", whence)
+    for plain in ("epoch", "best", "note", "mixed", "scalar"):
+        assert back[plain] == state[plain]
+        assert type(back[plain]) is type(state[plain])
+    assert isinstance(back["array"], np.ndarray)
+    assert back["array"].tolist() == [0, 1, 2]
+    assert torch.equal(back["both"][1], tied.t())
+    again = torch.optim.AdamW(model.parameters())
+    again.load_state_dict(back["optimizer"])
+    for saved, loaded in zip(optimizer.state.values(), again.state.values(), strict=True):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    model.load_state_dict(back["model"])
+
+
+def test_what_cannot_be_written_is_refused_before_the_work_begins():
+    with pytest.raises(
+        UserError, match=r"state.log\['x'\]\[1\] is a set; an elastic state holds numbers, text, tensors"
+    ):
+        commits.check({"log": {"x": [1, {2}]}})
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"no safetensors at all"])
+def test_another_file_is_not_taken_for_a_state(tmp_path, content):
+    file = tmp_path / "elastic-train.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"is not a committed state .*; remove it to begin anew"):
+        commits.read(file)

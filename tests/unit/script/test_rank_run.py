@@ -1,0 +1,223 @@
+"""A script's run on one rank: what is recorded, what is refused, and where it goes on."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline.errors import RunFailed, UserError
+from paceline.record.events import read_events, read_steps
+from paceline.record.run_dir import RunDir
+from paceline.training.checkpoints.saved import newest
+from script_runs import HEAD, LOOP, script, script_spec
+
+PREPARED = "with paceline.run() as run:\n    model, optimizer = run.prepare(model, optimizer)\n"
+BATCHES = f"{PREPARED}    for x, y in run.batches(train_set):\n"
+STEP = 'run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))'
+EPOCHS = f"""
+class Counter:
+    steps, seen = 0, torch.zeros(2)
+    def state_dict(self): return {{"steps": self.steps, "seen": self.seen}}
+    def load_state_dict(self, state): self.steps, self.seen = state["steps"], state["seen"]
+
+
+counter = Counter()
+{PREPARED}    run.keep(counter=counter)
+    for epoch in run.epochs():
+        for x, y in run.batches(train_set):
+            {STEP}
+            counter.steps, counter.seen = counter.steps + 1, counter.seen + 1
+            if "fail" in sys.argv[1:] and counter.steps == 6:
+                raise ValueError("as asked")
+        run.evaluate(test_set, sums, best="accuracy")
+        print("epoch", epoch, "after", counter.steps, int(counter.seen[0]))
+"""
+
+
+def losses(path):
+    return [step["loss"] for step in read_steps(RunDir(path).events_file(0))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("script")
+
+
+@pytest.fixture(scope="module")
+def by_epochs(folder):
+    return script_spec(script(folder, EPOCHS), train={"steps": None, "epochs": 3})
+
+
+@pytest.fixture(scope="module")
+def trained(by_epochs, folder):
+    return paceline.train(by_epochs, folder / "runs", show=False)
+
+
+def test_a_run_of_a_script_is_recorded_as_any_other(trained):
+    run, steps = RunDir(trained.path), losses(trained.path)
+    assert trained.status == "finished"
+    assert len(steps) == 12
+    assert steps[-1] < steps[0]
+    assert [e["step"] for e in read_events(run.events_file(0), "evaluate")] == [4, 8, 12]
+    assert trained.metrics.keys() == {"loss", "accuracy"}
+    assert trained.summary.trained.samples == 3 * 53
+    assert (run.kept / "source" / "train.py").is_file()
+
+
+def test_the_rates_of_the_groups_follow_the_schedule(trained):
+    rates = [step["lr"] for step in read_steps(RunDir(trained.path).events_file(0))]
+    assert max(rates) == pytest.approx(1e-2, rel=0.1)  # those of the first group, not train.lr
+    assert rates[-1] < max(rates) / 5
+
+
+def test_a_failed_run_goes_on_to_the_same_bits(by_epochs, trained, folder, capsys):
+    failing = by_epochs.replace({"data.arguments": ["fail"]})
+    with pytest.raises(RunFailed, match=r"train\.py failed: ValueError: as asked") as failed:
+        paceline.train(failing, folder / "failing")
+    assert "go on from step 4 with  paceline train --resume" in str(failed.value)
+    run = folder / "failing" / "script"
+    text = (run / "spec.yaml").read_text().replace("arguments: [fail]", "arguments: []")
+    (run / "spec.yaml").write_text(text)
+    capsys.readouterr()
+    resumed = paceline.resume(run)
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")] == [
+        "epoch 1 after 8 8",
+        "epoch 2 after 12 12",
+    ]
+    assert losses(run)[-8:] == losses(trained.path)[-8:]
+    ours, theirs = trained.weights(), resumed.weights()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    again = paceline.resume(run)  # nothing is left to do, and nothing is recorded
+    assert again.summary == resumed.summary
+    assert len(list(read_events(RunDir(run).events_file(0), "evaluate"))) == 3
+
+
+def test_a_checkpoint_has_the_score_of_its_evaluation(trained):
+    checkpoint = newest(RunDir(trained.path).checkpoints, print)
+    assert checkpoint.step == 12
+    assert checkpoint.score == trained.metrics["accuracy"] == checkpoint.meta["evaluation"]["accuracy"]
+
+
+def test_the_optimiser_of_the_run_file_has_its_schedule_or_a_factor(folder, tmp_path):
+    loop = LOOP.replace("(model, optimizer)", "(model, schedule=lambda seen, total: 1 - seen / total)")
+    spec = script_spec(script(tmp_path, loop), train={"optimizer": "sgd", "lr": 0.1, "steps": 4})
+    result = paceline.train(spec, tmp_path / "runs", show=False)
+    rates = [step["lr"] for step in read_steps(RunDir(result.path).events_file(0))]
+    assert rates == pytest.approx([0.1 * (1 - seen / 53) for seen in (0, 16, 32, 48)])
+
+
+def test_a_loop_that_is_left_ends_the_run(tmp_path):
+    spec = script_spec(script(tmp_path, f"{BATCHES}        {STEP}\n        if y.sum() >= 0: break\n"))
+    result = paceline.train(spec, tmp_path / "runs", show=False)
+    assert (result.status, result.summary.why) == ("finished", "the script left its loop")
+    assert len(losses(result.path)) == 1
+
+
+def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys):
+    loop = f"import os, signal\n{BATCHES}        {STEP}\n"
+    loop += "        if run.steps == 4: os.kill(os.getpid(), signal.SIGTERM)\n"
+    spec = script_spec(script(tmp_path, loop))
+    stopped = paceline.train(spec, tmp_path / "runs")
+    assert stopped.status == "stopped"
+    assert len(losses(stopped.path)) == 5  # the request is seen at the end of the next step
+    assert f"go on with  paceline train --resume {stopped.path}" in capsys.readouterr().out
+    assert paceline.resume(stopped.path, show=False).status == "finished"
+    assert len(losses(stopped.path)) == 8
+
+
+def test_an_average_of_the_weights_is_what_is_evaluated(tmp_path):
+    loop = f"{BATCHES}        {STEP}\n    found = run.evaluate(test_set, sums)\n"
+    loop += "    with run.evaluating():\n        own = sums(*test_set.tensors)\n"
+    loop += "    assert abs(float(own['loss']) / 29 - found['loss']) < 1e-6 and model.training\n"
+    loop += "    run.share(test_set), run.total(n=1)\n"
+    spec = script_spec(script(tmp_path, loop), train={"ema": 0.9, "precision": "bf16", "steps": 3})
+    result = paceline.train(spec, tmp_path / "runs", show=False)
+    assert result.metrics["loss"] > 0
+
+
+WRONG = {
+    "with paceline.run() as run:\n    pass\n": "never asked for a batch; a script without a step",
+    "print(1)\n": "never asked for a batch",
+    "sys.exit(3)\n": "train.py ended itself with exit code 3",
+    f"{BATCHES}        pass\n": "a batch went by without run.step",
+    f"{BATCHES}        break\n": "left its loop before its first step",
+    f"{BATCHES}        {STEP}\n        {STEP}\n": "run.step was called twice",
+    f"{BATCHES}        run.step(F.cross_entropy(model(x), y), len(y))\n": "run.step got a mean over the 16 samples",
+    f"{BATCHES}        run.step((model(x) ** 2).mean(), len(y))\n": r"a mean over the 16 samples of a pass \(MeanB",
+    f"{BATCHES}        run.step(F.cross_entropy(model(x), y, reduction='none'), len(y))\n": r"the shape \[16\]",
+    f"{BATCHES}        run.step(torch.tensor(1.0), len(y))\n": "does not depend on the model's parameters",
+    f"{BATCHES}        run.step(model(x).sum(), y)\n": r"the count is Tensor of shape \[16\], not a number",
+    f"{BATCHES}        {STEP}\n        optimizer.zero_grad()\n": r"optimizer.zero_grad\(\) was called by the script",
+    f"{BATCHES}        {STEP}\n        optimizer.step()\n": r"optimizer.step\(\) was called by the script",
+    f"{BATCHES}        l = model(x).sum()\n        l.backward()\n        run.step(l, 1)\n": (
+        r"loss.backward\(\) was called"
+    ),
+    f"{PREPARED}    run.prepare(model, optimizer)\n": "takes one model and one optimiser, once",
+    "with paceline.run() as run:\n    run.prepare(model, [optimizer, optimizer])\n": "one model and one optimiser",
+    "with paceline.run() as run:\n    run.prepare(model, torch.optim.SGD(model[0].parameters(), lr=1))\n": (
+        "the SGD leaves out 2.weight, 2.bias"
+    ),
+    "with paceline.run() as run:\n    run.prepare(model[0], optimizer)\n": "a parameter that the model does not have",
+    "torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + PREPARED: "has a learning-rate scheduler of torch",
+    f"{PREPARED}    run.batches(torch.utils.data.DataLoader(train_set))\n": r"run.batches\(loader.dataset\)",
+    f"{PREPARED}    run.batches(iter(train_set))\n": "run.batches got a stream",
+    "with paceline.run() as run:\n    run.batches(train_set)\n": "run.batches comes after",
+    f"{PREPARED}    run.evaluate(test_set, sums)\n": "run.evaluate comes when run.batches has begun",
+    f"{PREPARED}    run.keep(it=3)\n": "int has no state_dict",
+    f"{PREPARED}    for e in run.epochs():\n        pass\n": "went by without a step",
+    f"{PREPARED}    for e in range(2):\n        for x, y in run.batches(train_set):\n            {STEP}\n": (
+        r"for epoch in run.epochs\(\):"
+    ),
+    f"{LOOP}{LOOP}": "paceline.run was called a second time",
+    "def broken(:\n": "train.py is not valid Python",
+}
+
+
+@pytest.mark.parametrize("loop", WRONG)
+def test_what_is_wrong_is_said_in_one_line(loop, tmp_path):
+    with pytest.raises((UserError, RunFailed), match=WRONG[loop]):
+        paceline.train(script_spec(script(tmp_path, loop), train={"steps": 2}), tmp_path / "runs", show=False)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"train": {"lr": 1.0}}, "train.lr=1.0 .* has no effect: run.prepare got the script's own RMSprop"),
+        ({"train": {"groups": {"0.*": {"lr": 1.0}}}}, r"'0.\*' has no effect"),
+        ({"parallel": {"ranks": 2, "tensor": 2}}, "parallel.tensor=2: the model of a script cannot be cut"),
+        ({"parallel": {"engine": "accelerate"}}, "parallel.engine=accelerate: a script has its own loop"),
+    ],
+)
+def test_keys_that_a_script_leaves_no_room_for_are_refused(sections, said, tmp_path):
+    spec = script_spec(script(tmp_path), **sections)
+    with pytest.raises(UserError, match=said):
+        paceline.train(spec, tmp_path / "runs", show=False)
+    assert not list(Path(tmp_path).glob("runs/*"))
+
+
+def test_other_data_are_refused_when_a_run_goes_on(tmp_path):
+    file = script(tmp_path, f"{BATCHES}        {STEP}\n        if 'stop' in sys.argv: raise ValueError\n")
+    with pytest.raises(RunFailed):
+        paceline.train(script_spec(file, data={"arguments": ["stop"]}), tmp_path / "runs", show=False)
+    script(tmp_path, LOOP, HEAD.replace("Noisy(), ", "Noisy(54), "))
+    with pytest.raises(UserError, match="begun on 53 samples, and the script has 54 now"):
+        paceline.resume(tmp_path / "runs" / "script", show=False)
+
+
+def test_other_verbs_say_what_they_can(trained, folder):
+    model = paceline.open(trained.path).model
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()}["2.weight"] == (2, 16)
+    assert paceline.export(trained.path, folder / "weights.safetensors").is_file()
+    with pytest.raises(UserError, match=re.escape("write its weights as  --out")):
+        paceline.export(trained.path, folder / "exported")
+    with pytest.raises(UserError, match="nothing says how it would encode"):
+        paceline.open(trained.path).predict(["x"])
+
+
+def test_a_plan_prices_the_passes_of_the_loop(by_epochs):
+    found = paceline.plan(by_epochs, "2xV100")
+    assert found.subject.params == 6 * 16 + 16 + 16 * 2 + 2
+    sides = [(m.rows, m.inner, m.outer) for block in found.subject.blocks for m in block.matmuls]
+    assert sides == [(1.0, 6, 16), (1.0, 16, 2)]

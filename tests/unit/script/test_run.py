@@ -1,0 +1,98 @@
+"""`paceline.run` in a script that was started by hand: its spec, where it goes on, and how it ends."""
+
+import runpy
+import sys
+
+import pytest
+
+import paceline
+from paceline.errors import RunFailed, UserError
+from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
+from paceline.script.run import spec_of, spec_of_script
+from script_runs import LOOP, script, script_spec
+
+BY_HAND = LOOP.replace("paceline.run()", "paceline.run('run.yaml', resume='auto')").replace(
+    "len(y))\n", "len(y))\n        if 'fail' in sys.argv and run.steps == 5: raise ValueError('as asked')\n", 1
+)
+RUN_FILE = "name: hand\ndata: {workers: 0}\ntrain: {steps: 6, global_batch: 16, checkpoint_every: 3}\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    script(tmp_path, BY_HAND)
+    return tmp_path
+
+
+def by_hand(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    runpy.run_path("train.py", run_name="__main__")
+
+
+def test_a_run_that_failed_goes_on_by_itself(folder, monkeypatch, capsys):
+    with pytest.raises(ValueError, match="as asked") as failed:
+        by_hand(monkeypatch, "fail")
+    assert failed.value.__notes__ == ["  go on from step 3 with  paceline train --resume runs/hand"]
+    spec = RunDir(folder / "runs" / "hand").spec()
+    assert (spec.workload, spec.data.arguments) == (str(folder / "train.py"), ("fail",))
+    by_hand(monkeypatch)
+    assert "going on from step 3 of 6" in capsys.readouterr().out
+    assert read_summary(folder / "runs" / "hand" / "summary.json").status == "finished"
+    by_hand(monkeypatch)
+    assert sorted(run.name for run in (folder / "runs").iterdir()) == ["hand", "hand-2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("workload: lm", r"run.yaml is the run file of workload 'lm', and train.py is a script"),
+        ("workload: other.py", "run.yaml is the run file of other.py, and this is"),
+        (
+            "parallel: {ranks: 4}",
+            r"paceline train run.yaml workload=train.py  or  torchrun --nproc-per-node 4 train.py",
+        ),
+        ("trian: {}", "there is no such key"),
+    ],
+)
+def test_a_run_file_that_does_not_fit_is_refused(line, said, folder, monkeypatch):
+    (folder / "run.yaml").write_text(f"{RUN_FILE}{line}\n")
+    with pytest.raises(UserError, match=said):
+        by_hand(monkeypatch)
+    assert not (folder / "runs").exists()
+
+
+def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, capsys):
+    script(folder, BY_HAND.replace(', reduction="sum"), len(y))', "), len(y))", 1))
+    with pytest.raises(UserError, match="got a mean") as refused:
+        by_hand(monkeypatch)
+    assert not list((folder / "runs").iterdir())
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        sys.excepthook(UserError, refused.value, None)
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("paceline: run.step got a mean")
+
+
+def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
+    spec = spec_of(None, {"train.steps": 3}, tmp_path / "mine.py", [])
+    assert (spec.name, spec.train.steps, spec.origin("train.steps")) == ("mine", 3, "this script")
+
+
+def test_a_verb_takes_the_script_in_place_of_its_run_file(folder):
+    spec = spec_of_script(folder / "train.py", ["parallel.ranks=2"])
+    assert (spec.name, spec.train.steps, spec.parallel.ranks) == ("hand", 6, 2)
+    assert spec.workload == str(folder / "train.py")
+    (folder / "train.py").write_text("1 / 0\n")
+    with pytest.raises(RunFailed, match=r"train\.py failed: ZeroDivisionError"):
+        spec_of_script(folder / "train.py")
+
+
+def test_what_a_started_script_asks_for_is_left_aside_aloud(tmp_path, capsys):
+    loop = LOOP.replace("paceline.run()", "paceline.run('nowhere.yaml', ['train.lr=7', 'train.steps=2'])")
+    spec = script_spec(script(tmp_path, loop), train={"steps": 2})
+    assert paceline.train(spec, tmp_path / "runs").status == "finished"
+    said = capsys.readouterr().out
+    assert "the script gives paceline.run train.lr=7: left aside" in said

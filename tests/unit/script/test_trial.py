@@ -1,0 +1,51 @@
+"""A script that is asked something: it runs until the answer is there."""
+
+import pytest
+import torch
+
+from paceline.errors import UserError
+from paceline.parity import check
+from paceline.script.trial import data_of, loss_of, model_of
+from script_runs import HEAD, LOOP, script, script_spec
+
+SUM = 'F.cross_entropy(model(x), y, reduction="sum")'
+
+
+def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
+    spec = script_spec(script(tmp_path, "print('hello')\n" + LOOP))
+    model, (dataset, collate) = model_of(spec), data_of(spec)
+    assert len(dataset) == 53
+    assert collate is None
+    x, y = torch.zeros(5, 6), torch.zeros(5, dtype=torch.long)
+    total, count = loss_of(spec, model, (x, y))
+    assert count == 5
+    assert total.item() == pytest.approx(torch.nn.functional.cross_entropy(model(x), y, reduction="sum").item())
+    assert not capsys.readouterr().out
+
+
+def test_what_a_pass_draws_does_not_depend_on_what_came_before_it(tmp_path):
+    spec = script_spec(script(tmp_path, LOOP.replace(SUM, f"{SUM} * torch.rand(())", 1)))
+    model, batch = model_of(spec), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
+    torch.manual_seed(7)
+    first, second = loss_of(spec, model, batch)[0], loss_of(spec, model, batch)[0]
+    torch.manual_seed(7)
+    assert first.item() == loss_of(spec, model, batch)[0].item() != second.item()
+
+
+def test_a_script_that_does_not_answer_is_refused(tmp_path):
+    with pytest.raises(UserError, match="never asked for a batch"):
+        data_of(script_spec(script(tmp_path, "print(1)\n")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    [
+        (SUM, "F.cross_entropy(model(x), y) * 1.0", "did you return a mean?"),
+        ("nn.GELU()", "nn.Dropout(0.5)", "Dropout"),
+    ],
+)
+def test_causes_are_found_in_a_script(old, new, cause, tmp_path):
+    file = script(tmp_path, LOOP.replace(old, new, 1), HEAD.replace(old, new, 1))
+    parity = check(script_spec(file), ranks=(1,), accumulate=(1, 3), steps=1)
+    assert not parity.holds
+    assert cause in parity.causes[0]

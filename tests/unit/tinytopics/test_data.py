@@ -1,0 +1,86 @@
+"""Datasets of rows: from files that stay on disk, and from memory."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.tinytopics.data import IndexTrackingDataset, NumpyDiskDataset, TorchDiskDataset
+
+X = np.arange(20, dtype=np.int32).reshape(5, 4)
+
+
+@pytest.fixture
+def files(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    torch.save(torch.from_numpy(X), tmp_path / "x.pt")
+    torch.save(torch.from_numpy(X), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    return tmp_path
+
+
+@pytest.fixture(params=["array", "npy", "pt", "old"])
+def dataset(request, files):
+    """Makes the dataset of one kind."""
+    return {
+        "array": lambda **chosen: NumpyDiskDataset(X, **chosen),
+        "npy": lambda **chosen: NumpyDiskDataset(str(files / "x.npy"), **chosen),
+        "pt": lambda **chosen: TorchDiskDataset(files / "x.pt", **chosen),
+        "old": lambda **chosen: TorchDiskDataset(str(files / "old.pt"), **chosen),
+    }[request.param]
+
+
+def test_all_rows_or_some(dataset):
+    whole, some = dataset(), dataset(indices=[3, 1])
+    assert (len(whole), len(some)) == (5, 2)
+    assert whole.shape == some.shape == (5, 4)
+    assert whole.num_terms == 4
+    for found, expected in ((whole[2], X[2]), (whole[-1], X[4]), (some[0], X[3]), (whole[torch.tensor(1)], X[1])):
+        assert found.tolist() == expected.tolist()
+    assert [row.tolist() for row in some] == X[[3, 1]].tolist()
+    with pytest.raises(IndexError):
+        whole[5]
+
+
+def test_rows_of_arrays_are_floats_and_those_of_tensors_stay_what_they_are(files):
+    assert NumpyDiskDataset(files / "x.npy")[0].dtype == torch.float32
+    assert TorchDiskDataset(files / "x.pt")[0].dtype == torch.int32
+
+
+@pytest.mark.parametrize(("kind", "name"), [(NumpyDiskDataset, "x.npy"), (TorchDiskDataset, "x.pt")])
+def test_a_file_is_mapped_when_a_row_is_asked_for_and_not_sent_to_workers(files, kind, name):
+    dataset = kind(files / name)
+    assert dataset.mmap_data is None
+    dataset[0]
+    assert dataset.mmap_data is not None
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.mmap_data is None
+    assert torch.equal(copy[3], dataset[3])
+
+
+def test_rows_keep_their_numbers_when_they_are_shuffled(dataset):
+    tracked = IndexTrackingDataset(dataset())
+    assert (len(tracked), tracked.shape, tracked.is_tensor) == (5, (5, 4), False)
+    row, number = tracked[3]
+    assert (row.tolist(), number.item()) == (X[3].tolist(), 3)
+    rows, numbers = next(iter(DataLoader(tracked, batch_size=5, shuffle=True)))
+    assert rows.tolist() == X[numbers].tolist()
+
+
+def test_tensors_and_lists_of_rows_are_tracked_too():
+    assert IndexTrackingDataset(torch.from_numpy(X)).is_tensor
+    assert IndexTrackingDataset(list(torch.from_numpy(X))).shape == (5, 4)
+
+
+@pytest.mark.parametrize("kind", [NumpyDiskDataset, TorchDiskDataset])
+def test_a_missing_file_is_named(kind):
+    with pytest.raises(FileNotFoundError, match=r"Data file not found: no/such\.file"):
+        kind("no/such.file")
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_file_with_more_than_a_tensor_is_refused(tmp_path, new):
+    torch.save({"counts": torch.ones(2)}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+    with pytest.raises(ValueError, match=r"x.pt must contain a single tensor.*dict"):
+        TorchDiskDataset(tmp_path / "x.pt")

@@ -1,0 +1,55 @@
+"""The page on moving from tinytopics: its program runs before and after, and the page shows what differs."""
+
+import difflib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.tinytopics import __main__ as program
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+BEFORE, AFTER = (DOCS / "examples" / "moving" / f"tinytopics_{word}.py" for word in ("before", "after"))
+PICTURES = {"loss.png", "structure.png"}
+
+
+@pytest.fixture
+def imports(monkeypatch):
+    """What is imported under the name tinytopics is forgotten afterwards."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tinytopics"]:
+        del sys.modules[name]
+
+
+def test_the_program_says_the_same_with_one_import_changed(imports, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program.main([str(BEFORE)])
+    before = capsys.readouterr().out
+    assert {file.name for file in tmp_path.iterdir()} == PICTURES
+    runpy.run_path(str(AFTER), run_name="__main__")
+    after = capsys.readouterr().out
+    assert before == after
+    assert float(re.search(r"([\d.]+) % of the topics' mass", after)[1]) < 5
+
+
+def test_what_differs_is_on_the_page():
+    before, after = (file.read_text(encoding="utf-8").splitlines() for file in (BEFORE, AFTER))
+    changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    page = (DOCS / "moving" / "tinytopics.md").read_text(encoding="utf-8")
+    assert len(changed) == 2
+    assert all(line[2:] in page for line in changed)
+
+
+@pytest.mark.parametrize(("words", "told"), [([], "which program"), (["no.py"], "no.py: there is no such file")])
+def test_a_program_that_is_not_there_is_named(words, told):
+    with pytest.raises(UserError, match=f"{told}.*python -m paceline.tinytopics PROGRAM.py"):
+        program.main(words)

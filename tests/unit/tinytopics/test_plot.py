@@ -1,0 +1,93 @@
+"""Pictures: what they show, and what becomes of them."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+
+from paceline.tinytopics.plot import plot_loss, plot_structure, plot_top_terms
+
+L = np.array([[3.0, 1.0], [1.0, 1.0], [0.0, 2.0]])
+F = np.array([[0.1, 0.6, 0.3], [0.8, 0.0, 0.2]])
+SMALL = {"figsize": (4, 3), "dpi": 40}
+
+
+@pytest.fixture(autouse=True)
+def shown(monkeypatch):
+    """How many figures were there at each call of show."""
+    calls = []
+    monkeypatch.setattr(plt, "show", lambda: calls.append(len(plt.get_fignums())))
+    yield calls
+    plt.close("all")
+
+
+@pytest.mark.parametrize(("plot", "values"), [(plot_loss, [3, 2, 1]), (plot_structure, L), (plot_top_terms, F)])
+def test_a_picture_is_shown_or_written(plot, values, shown, tmp_path):
+    assert plot(values, **SMALL) is None
+    assert shown == [1]
+    assert plt.gcf().get_size_inches().tolist() == [4, 3]
+    plt.close("all")
+    assert plot(values, **SMALL, output_file=str(tmp_path / "a.png")) is None
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FileNotFoundError):
+        plot(values, **SMALL, output_file="/no/such/folder/a.png")
+    assert not plt.get_fignums()
+    assert shown == [1]
+
+
+def test_the_loss_of_every_epoch():
+    plot_loss([5.0, 4.0, 3.5], title="Fit", color_palette="#ff0000", **SMALL)
+    axes = plt.gca()
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Fit", "Epochs", "Loss")
+    (line,) = axes.get_lines()
+    assert line.get_ydata().tolist() == [5.0, 4.0, 3.5]
+    assert line.get_color() == "#ff0000"
+
+
+@pytest.mark.parametrize("given", [L, torch.from_numpy(L)])
+def test_documents_are_stacked_bars_of_their_topics(given):
+    plot_structure(given, normalize_rows=True, color_palette=["#ff0000", "#00ff00"], **SMALL)
+    axes = plt.gca()
+    first, second = axes.patches
+    np.testing.assert_allclose(first.get_data().values, [0.75, 0.5, 0])
+    np.testing.assert_allclose(second.get_data().baseline, [0.75, 0.5, 0])
+    np.testing.assert_allclose(second.get_data().values, 1)
+    assert second.get_facecolor() == (0, 1, 0, 1)
+    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 3), (0, 1))
+
+
+def test_of_many_documents_those_that_share_a_pixel_are_one_bar():
+    many = np.repeat([[1.0, 0.0], [0.0, 1.0]], 4000, axis=0)
+    plot_structure(many, **SMALL)
+    first = plt.gca().patches[0].get_data()
+    assert len(first.values) == 160
+    assert first.edges[-1] == 8000
+    np.testing.assert_allclose(first.values, np.repeat([1.0, 0.0], 80))
+
+
+def test_the_first_terms_of_every_topic():
+    plot_top_terms(F, n_top_terms=2, term_names=["a", "b", "c"], **SMALL)
+    first, second = plt.gcf().axes
+    assert [label.get_text() for label in first.get_yticklabels()] == ["b", "c"]
+    assert [bar.get_width() for bar in second.patches] == [0.8, 0.2]
+    assert second.get_title() == "Topic 1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "grid"),
+    [({}, (2, 5)), ({"nrows": 3}, (3, 2)), ({"ncols": 6}, (1, 6)), ({"nrows": 2, "ncols": 4}, (2, 4))],
+)
+def test_charts_are_on_the_grid_that_was_asked_for(asked, grid):
+    plot_top_terms(np.full((6, 3), 1 / 3), n_top_terms=5, **asked, **SMALL)
+    charts = plt.gcf().axes
+    assert len(charts) == 6
+    assert charts[0].get_gridspec().get_geometry() == grid
+
+
+def test_a_single_topic_has_a_chart_too():
+    plot_top_terms(F[:1], nrows=1, ncols=1, **SMALL)
+    assert len(plt.gcf().axes) == 1

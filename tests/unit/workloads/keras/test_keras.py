@@ -1,0 +1,240 @@
+"""A Keras model as a workload, in one process: its loss is that of fit(), its weights have one name each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import paceline
+from paceline.causes import causes_of
+from paceline.errors import UserError
+from paceline.nn.keras_backend import import_keras
+from paceline.planning.layouts import HELD_WHOLE
+from paceline.planning.subject import subject_of
+from paceline.record.run_dir import RunDir
+from paceline.registry import function_of
+from paceline.spec import build, load
+from paceline.training.run import resumed_spec
+from paceline.workload import workload_of
+
+keras = import_keras()
+MODELS = Path(__file__).with_name("models.py")
+
+
+def run(model="build", data=None, train=None, **more):
+    section = model if isinstance(model, dict) else {"build": model}
+    section = {**section, "build": f"{MODELS}:{section['build']}"}
+    train = {"steps": 6, "global_batch": 16, "lr": 1e-2, "warmup": 0.0, **(train or {})}
+    return build(
+        {"workload": "keras", "model": section, "data": data or {}, "train": train, "parallel": {"threads": 1}, **more}
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with every trap: dropout, statistics, a weight that is regularised."""
+    arguments = {"dropout": 0.3, "norm": True, "penalty": 1e-2}
+    spec = run({"build": "build", "arguments": arguments}, {"classes": ["a", "b", "c"]}, {"checkpoint_every": 3})
+    return paceline.train(spec, tmp_path_factory.mktemp("runs"), show=False)
+
+
+def test_losses_are_those_of_fit(tmp_path):
+    """Whole epochs in one batch, so that the order does not matter."""
+    arguments = {"penalty": 0.1}
+    plain = {"steps": 4, "global_batch": 41, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+    spec = run({"build": "build", "arguments": arguments}, train={**plain, "schedule": "constant"})
+    ours = paceline.train(spec, tmp_path, show=False)
+    keras.utils.set_random_seed(spec.train.seed)
+    model = function_of(f"{MODELS}:build", "")(**arguments)
+    model.compile(keras.optimizers.SGD(1e-2), model.loss, metrics=["accuracy"])
+    x, y = function_of(f"{MODELS}:data", "")("train")
+    theirs = model.fit(x, y, batch_size=41, epochs=4, verbose=0).history["loss"]
+    assert [ours.summary.loss_first, ours.summary.loss_last] == pytest.approx([theirs[0], theirs[-1]], rel=1e-5)
+    held_out = model.evaluate(*function_of(f"{MODELS}:data", "")("test"), verbose=0, return_dict=True)
+    assert ours.metrics["loss"] == pytest.approx(held_out["loss"], rel=1e-5)
+    assert ours.metrics["accuracy"] == pytest.approx(held_out["accuracy"])
+
+
+def test_every_weight_is_saved_once_under_its_keras_name(finished):
+    names = set(finished.weights())
+    layers = ("conv2d", "dense", "dense_1")
+    assert names == {f"{layer}/{part}" for layer in layers for part in ("kernel", "bias")} | {
+        f"batch_normalization/{part}" for part in ("gamma", "beta", "moving_mean", "moving_variance")
+    }
+    assert all(tensor.is_floating_point() for tensor in finished.weights().values())
+    assert {"loss", "accuracy", "macro_f1", "auc", "sparse_categorical_crossentropy"} <= finished.metrics.keys()
+
+
+def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
+    """Another run stops after three steps and goes on: dropout, statistics and the update are as if it had not."""
+    spec = RunDir(finished.path).spec().replace({"train.steps": 3, "train.schedule": "constant"})
+    whole = paceline.train(spec.replace({"train.steps": 6}), tmp_path, show=False)
+    half = paceline.train(spec, tmp_path, show=False)
+    longer = resumed_spec(half.path, ["train.steps=6"])
+    rest = paceline.train(longer, resume=half.path, show=False)
+    ours, theirs = rest.weights(), whole.weights()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_it_predicts_and_is_exported_as_keras_reads_it(finished, tmp_path):
+    x, y = workload_of(run()).data("test").samples.columns
+    trained = paceline.open(finished.path)
+    found = trained.predict(list(x.numpy().astype("float32")))
+    assert np.mean(found.numbers == y.numpy()) == pytest.approx(finished.metrics["accuracy"])
+    assert set(found.labels) <= {"a", "b", "c"}
+    assert len(trained.predict(["ab", "abc"])) == 2, "by the file's own encode"
+    for out in ("alone.keras", "folder"):
+        paceline.export(finished.path, tmp_path / out)
+    assert sorted(file.name for file in (tmp_path / "folder").iterdir()) == ["model.keras", "models.py"]
+    assert not list(tmp_path.glob(".exporting*"))
+    for file in (tmp_path / "alone.keras", tmp_path / "folder" / "model.keras"):
+        loaded = keras.saving.load_model(file)
+        assert np.allclose(loaded.predict(x.numpy(), verbose=0), found.probabilities, atol=1e-6)
+    again = build({"workload": "keras", "model": str(tmp_path / "alone.keras"), "data": f"{MODELS}:both"})
+    begun = workload_of(again).model()
+    assert torch.equal(begun.get_parameter("dense/kernel"), trained.model.get_parameter("dense/kernel"))
+    with pytest.raises(UserError, match="Keras writes ONNX itself"):
+        paceline.export(finished.path, tmp_path / "other", onnx=True)
+
+
+def test_one_word_and_paths_beside_the_run_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MODELS.read_text())
+    (tmp_path / "run.yaml").write_text("workload: keras\nmodel: mine.py:build\ndata: mine.py:both\n")
+    spec = load(tmp_path / "run.yaml", ["model.arguments.dropout=0.5"])
+    assert spec.model.build == f"{tmp_path / 'mine.py'}:build"
+    assert spec.model.arguments == {"dropout": 0.5}
+    assert spec.origin("model.build") == "run.yaml line 2"
+    other = load(tmp_path / "run.yaml", ["model=mine.py:frozen"])
+    assert (other.model.build, other.origin("model.build")) == ("mine.py:frozen", "command line")
+    assert len(workload_of(spec).data("test")) == 17
+    assert workload_of(load(tmp_path / "run.yaml", [f"data={MODELS}:data"])).fingerprint() == (
+        workload_of(spec).fingerprint()
+    )
+
+
+def test_a_frozen_part_stays_and_a_loss_is_named_in_the_run_file(tmp_path):
+    loss = {"loss": "sparse_categorical_crossentropy", "from_logits": True}
+    spec = run({"build": "frozen", **loss, "metrics": ["sparse_categorical_accuracy"]})
+    before = {name: p.clone() for name, p in workload_of(spec).model().named_parameters()}
+    result = paceline.train(spec, tmp_path, show=False)
+    after = result.weights()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"dense_1/kernel", "dense_1/bias"}
+    assert result.metrics["sparse_categorical_accuracy"] == pytest.approx(result.metrics["accuracy"])
+    assert subject_of(spec).trained_params == sum(before[name].numel() for name in moved)
+
+
+def test_a_loss_of_ones_own_weights_and_a_model_without_shapes(tmp_path):
+    spec = run({"build": "Unbuilt", "loss": f"{MODELS}:squared", "metrics": ["mae", "r2_score"]}, f"{MODELS}:numbers")
+    result = paceline.train(spec, tmp_path, show=False)
+    loaded = paceline.open(result.path)
+    x, y, _ = workload_of(spec).data("test").samples.columns
+    predicted = loaded.predict(list(x.numpy()))["output"]
+    residual, spread = ((y.numpy() - predicted) ** 2).sum(), ((y - y.mean()) ** 2).sum()
+    assert result.metrics["loss"] == pytest.approx(residual / len(y), rel=1e-5)
+    assert result.metrics["r2_score"] == pytest.approx(1 - residual / float(spread), rel=1e-4)
+
+
+def test_a_plan_sees_the_real_model():
+    spec = run()
+    subject = subject_of(spec)
+    assert subject.params == sum(p.numel() for p in workload_of(spec).model().parameters())
+    assert [(m.inner, m.outer) for m in subject.blocks[1].matmuls] == [(4, 3), (27, 8), (8, 3)]
+    found = paceline.plan(spec.replace({"parallel.strategy": "auto", "cluster": "1x8xH100"}))
+    prices = [price for row in found.rows for price in row.found.prices]
+    assert {price.layout.strategy for price in prices} == set(HELD_WHOLE)
+    assert prices[0].memory.weights_bytes == 4 * subject.params
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({"build": "build", "arguments": {"norm": True}}, "batch_normalization (BatchNormalization)"),
+        ({"build": "noisy"}, "gaussian_noise (GaussianNoise)"),
+        ({"build": "build", "arguments": {"dropout": 0.5}}, None),
+    ],
+)
+def test_causes_name_layers_and_dropout_is_none(model, named):
+    assert [cause.names for cause in causes_of(run(model))] == ([] if named is None else [(named,)])
+
+
+def test_what_a_mask_leaves_out_does_not_count():
+    """The mean is over the tokens of all texts, as a pass over all of them has it, however they are divided."""
+    workload = workload_of(run("tokens", f"{MODELS}:texts"))
+    module, samples = workload.model(), workload.data("train")
+    with torch.no_grad():
+        parts = [workload.evaluate(module, samples.batch(ids, ids)) for ids in np.array_split(np.arange(14), 3)]
+    words, classes = samples.samples.columns
+    assert sum(int(part["count"]) for part in parts) == int((words > 0).sum())
+    assert sum(int(part["confusion"].sum()) for part in parts) == int((words > 0).sum())
+    module.original.compile(loss=module.original.loss)
+    mean = sum(float(part["loss"]) for part in parts) / int((words > 0).sum())
+    assert mean == pytest.approx(module.original.evaluate(words, classes, batch_size=14, verbose=0), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        ({"build": "bild"}, None, "model.build: .* has no function 'bild', did you mean 'build'"),
+        ({"build": "build", "arguments": {"depth": 2}}, None, "model.arguments: .*build got an unexpected keyword"),
+        ({"build": "nothing"}, None, "nothing returned int; it must return a keras.Model"),
+        ({"build": "fails"}, None, "models.py:fails fails: "),
+        ({"build": "frozen"}, None, "model.loss is not given, and the model is not compiled with one"),
+        ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
+        ({"build": "build", "metrics": ["acuracy"]}, None, "model.metrics: .*'acuracy'"),
+        ({"build": "build", "score": "acuracy"}, None, "model.score=acuracy: there is no such metric, did you mean"),
+        (
+            {"build": "build", "loss": f"{MODELS}:one_number"},
+            f"{MODELS}:numbers",
+            "does not give a loss for each sample",
+        ),
+        ({"build": "build"}, f"{MODELS}:nothing", "takes no split, and then returns both"),
+        ({"build": "build"}, f"{MODELS}:missing", "data.source: .* has no function 'missing'"),
+        ({"build": "Unbuilt", "loss": "mse"}, f"{MODELS}:data", ""),
+        ({"build": "build", "loss": "categorical_crossentropy"}, None, "do not fit together: "),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(model, data, message, tmp_path):
+    spec = run(model, data)
+    if not message:
+        workload_of(spec).prepare(lambda text: None)
+        return
+    with pytest.raises(UserError, match=message) as said:
+        paceline.train(spec, tmp_path, show=False)
+    assert "\n" not in str(said.value).partition("\n\n")[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_keras_cannot_do_is_refused(tmp_path):
+    for values, words in (
+        ({"parallel.strategy": "fsdp", "parallel.ranks": 2}, "parallel.strategy=fsdp: Keras holds the weights"),
+        ({"parallel.pipeline": 2, "parallel.ranks": 2}, "parallel.pipeline=2: Keras holds the weights"),
+        ({"train.precision": "fp64"}, "multiplies in fp32"),
+    ):
+        with pytest.raises(UserError, match=words):
+            paceline.train(run().replace(values), tmp_path, show=False)
+    with pytest.raises(UserError, match=r"model.build is not given; write  model: file.py:build"):
+        workload_of(build({"workload": "keras"}))
+
+
+def test_the_library_is_missing_or_on_another_backend(monkeypatch):
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with pytest.raises(UserError, match=r'keras runs on jax .* set  os.environ\["KERAS_BACKEND"\] = "torch"'):
+        workload_of(run())
+    monkeypatch.setitem(sys.modules, "keras", None)
+    with pytest.raises(UserError, match=re.escape("type  pip install 'paceline[keras]'")):
+        workload_of(run())
+
+
+def test_compile_says_what_is_not_used():
+    said = []
+    workload_of(run()).prepare(said.append)
+    assert said == [
+        "of compile() the loss and the metrics are used; not its optimiser, adam with a learning rate of 0.001: "
+        "the run file has adamw with 0.01"
+    ]
