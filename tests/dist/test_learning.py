@@ -33,6 +33,6 @@ def test_ag_news(corpus_cache, tmp_path):
     if not folder.is_dir():
         pytest.skip(f"AG News is not at {folder}")
     data = {"source": "ag_news", "path": str(folder), "limit": 6000, "lowercase": True}
-    result = train(spec(corpus_cache, data, epochs=2), tmp_path, show=False)
+    result = train(spec(corpus_cache, data, epochs=3), tmp_path, show=False)
     assert result.summary.evaluation.evaluated == 7600
     assert result.metrics["accuracy"] > 0.8, "6,000 of the 120,000 rows"
