@@ -49,7 +49,7 @@ class Bucket:
 def on_ranks():
     """What each of the functions below finds on this rank, together with the others."""
     place = detect(os.environ)
-    with joined(place, "cpu", 1, 60):
+    with joined(place, "cpu", 1, 120):
         return {do.__name__: do(place.rank, place.world) for do in (powersgd, rounded, local)}
 
 

@@ -63,7 +63,7 @@ def train_all(runs, lies=(), kind="cpu"):
     """Train each (folder, spec), or go on with it; then each (lie, folder, spec). {lie: how the run ended}."""
     place = detect(os.environ) or ALONE
     failed = {}
-    with joined(place, kind, 1, 60) as device:
+    with joined(place, kind, 1, 120) as device:
         for folder, spec in runs:
             _train_one(folder, spec, place, device)
         for lie, folder, spec in lies:

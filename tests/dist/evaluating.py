@@ -22,7 +22,7 @@ def evaluate_again(folder, spec, scratch):
     place = detect(os.environ) or ALONE
     scratch = Path(scratch) / str(place.world)
     with (
-        joined(place, "cpu", spec.parallel.threads, 60) as device,
+        joined(place, "cpu", spec.parallel.threads, 120) as device,
         EventWriter(scratch / f"rank{place.rank}.jsonl") as events,
         closing(CheckpointWriter(scratch, 1)) as checkpoints,
     ):

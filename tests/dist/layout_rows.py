@@ -91,7 +91,7 @@ def _bytes(tensors):
 def parts_after(spec):
     """What this rank holds of each parameter after the run's steps, and its buffers."""
     place = detect(os.environ) or ALONE
-    with joined(place, "cpu", 1, 60) as device:
+    with joined(place, "cpu", 1, 120) as device:
         job = job_of(spec, place, device)
         for batch in job.loader.prefetch(0, job.facts.steps):
             set_lr(job.state.optimizer, 0.01)

@@ -13,7 +13,7 @@ from paceline.nn.chunked_loss import chunked_losses, vocabulary_rows
 
 def compare_all(cases):
     place = detect(os.environ)
-    with joined(place, "cpu", 1, 60):
+    with joined(place, "cpu", 1, 120):
         for vocab, precision in cases:
             compare(place.rank, place.world, vocab, precision)
     return len(cases)

@@ -25,7 +25,7 @@ PAIRS = [
     ("hsdp:2x2", "fsdp:2+tensor:2"),
     ("single", "zero2:2"),
 ]
-STEPS, HALF = 8, 4
+STEPS, HALF = 4, 2
 IN_ONE_FILE = ("fsdp:4", "pipeline:2:1f1b", "zero1:2")
 """Layouts that save all tensors in one file."""
 

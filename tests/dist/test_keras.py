@@ -40,7 +40,7 @@ def run(**arguments):
             "workload": "keras",
             "model": {"build": f"{MODELS}:build", "arguments": arguments},
             "train": {"steps": 4, "global_batch": 13, "lr": 1e-2},
-            "parallel": {"threads": 1, "timeout_s": 60},
+            "parallel": {"threads": 1, "timeout_s": 120},
         }
     )
 
@@ -59,7 +59,7 @@ def own(tmp_path_factory):
         {
             "workload": f"{file}:Own",
             "train": {"steps": 2, "global_batch": 6, "lr": 1e-2, "schedule": "constant", "warmup": 0},
-            "parallel": {"threads": 1, "ranks": 2, "timeout_s": 60},
+            "parallel": {"threads": 1, "ranks": 2, "timeout_s": 120},
         }
     )
 

@@ -44,6 +44,10 @@ def test_what_ranks_say_is_heard_in_whole_lines(unbuffered, capfd, monkeypatch):
         assert sorted(text.splitlines()) == said
 
 
+# From here on they come from a process that has imported torch already: what is new is how they end.
+
+
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
@@ -63,6 +67,7 @@ def test_the_rank_that_failed_is_shown_and_no_other(how, kind, message, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_our_own_bugs_come_with_the_traceback_of_that_rank():
     with pytest.raises(RunFailed) as caught:
         run_ranks(fail, ("bug",), 2)
@@ -73,6 +78,7 @@ def test_our_own_bugs_come_with_the_traceback_of_that_rank():
     assert rest[-1] == "KeyError: 'no such step'"
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("work", [(fail, ("bug", False)), (fail_while_a_peer_is_stuck, ())])
 def test_peers_that_do_not_notice_are_ended(work):
     began_s = time.monotonic()

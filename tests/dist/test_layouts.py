@@ -50,7 +50,7 @@ ROWS = [
     ("fsdp:2", "rounded"),
     ("hsdp:2x2", "rounded"),
 ]
-STEPS = 6
+STEPS = 4
 TOLERANCE = {"bf16": (1e-3, 5e-2, 5e-2), "rounded": (1e-4, 1e-3, 2e-2), "fp64": (1e-12, 1e-12, 1e-10)}
 """(loss, gradient norm, weights), relative; elsewhere 1e-5 for losses and norms, and 1e-4 for weights."""
 

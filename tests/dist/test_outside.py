@@ -71,8 +71,8 @@ def steps_of(scenarios, name, rank=0):
 def test_accumulated_batches_add_up(scenarios, seen):
     times = seen("accumulating")
     assert times.seen.rank_batches == (16,)
-    assert times.samples_per_s == pytest.approx(16 / times.step_s, rel=0.5)
     steps = steps_of(scenarios, "accumulating")
+    assert min(rates := [16 / step["step_s"] for step in steps]) <= times.samples_per_s <= max(rates)
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
         assert 0 < step["data_s"] < step["step_s"]

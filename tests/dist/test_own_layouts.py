@@ -71,7 +71,7 @@ def own(tmp_path_factory):
         {
             "workload": f"{file}:{kind}",
             "train": {"steps": 6, "global_batch": 13, "lr": 1e-2},
-            "parallel": {"threads": 1, "timeout_s": 60},
+            "parallel": {"threads": 1, "timeout_s": 120},
         }
     )
 

@@ -72,7 +72,7 @@ def own(tmp_path_factory):
                     **{"groups": {"layers.0.*": {"lr": 1e-3}}, "evaluate_every": 4, "checkpoint_every": 4, "keep": 9},
                     **more,
                 },
-                "parallel": {"strategy": strategy, "ranks": LAYOUTS[strategy], "threads": 1, "timeout_s": 60},
+                "parallel": {"strategy": strategy, "ranks": LAYOUTS[strategy], "threads": 1, "timeout_s": 120},
             }
         )
 

@@ -1,8 +1,6 @@
 """Programs of tinytopics on ranks: the answer of one process, whoever started and joined them."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -12,13 +10,13 @@ matplotlib.use("Agg")
 import numpy as np
 import pytest
 import torch
+from as_main import run_as_main
 from conftest import SHARED
 from topic_ranks import fit_three_times
 
 import paceline.tinytopics as tt
 from paceline.launch.local import run_ranks
 
-TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
 SEEDS = sorted((SHARED / "seeds").glob("000*"))
 
 
@@ -53,8 +51,9 @@ def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
 
 
 @pytest.mark.skipif(not SEEDS, reason="the article with the two scripts is not here")
-def test_the_scripts_of_the_article_run_with_one_import_changed(tmp_path, monkeypatch):
-    """At small sizes: one writes the counts, the other fits them on two ranks of torchrun."""
+@pytest.mark.usefixtures("warm_ranks")
+def test_the_scripts_of_the_article_run_with_one_import_changed(tmp_path, monkeypatch, capfd):
+    """At small sizes: one writes the counts, the other fits them on two ranks, which get the variables of torchrun."""
     pytest.importorskip("accelerate")
     data, training = re.findall(
         r"^```python\n(.*?)^```", SEEDS[0].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
@@ -68,10 +67,11 @@ def test_the_scripts_of_the_article_run_with_one_import_changed(tmp_path, monkey
     space = {"__name__": "__main__"}
     exec(compile((tmp_path / "data.py").read_text(), "data.py", "exec"), space)
     assert np.load("X.npy").shape == (120, 90)
-    done = subprocess.run([*TORCHRUN, "training.py"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"^Epoch \d+, Loss = ([\d.]+)$", done.stdout, re.MULTILINE)]
+    run_ranks(run_as_main, ("training.py",), 2)
+    said = capfd.readouterr().out
+    losses = [float(loss) for loss in re.findall(r"^Epoch \d+, Loss = ([\d.]+)$", said, re.MULTILINE)]
+    assert losses
     assert losses == sorted(losses, reverse=True)
-    assert done.stdout.count("Loading data from X.npy") == 2
+    assert said.count("Loading data from X.npy") == 2
     assert Path("loss.png").stat().st_size > 0
     assert torch.load("model.pt", weights_only=True)["L.weight"].shape == (120, 20)

@@ -29,7 +29,7 @@ def scenes(tmp_path_factory):
             "model": {"width": 8, "depth": 2},
             "data": {**data, "flip": "both", "brightness": 0.2},
             "train": {"steps": 4, "global_batch": 9, "evaluate_every": 2, "warmup": 0.5},
-            "parallel": {"threads": 1, "device": "cpu", "timeout_s": 60},
+            "parallel": {"threads": 1, "device": "cpu", "timeout_s": 120},
         }
     )
 

@@ -27,7 +27,7 @@ def spec_of(**data):
             "workload": f"{FILE}:NoisyData",
             "data": data,
             "train": {"steps": 9, "global_batch": 8, "lr": 1e-2, "checkpoint_every": 3, "log_every": 1},
-            "parallel": {"threads": 1, "timeout_s": 60},
+            "parallel": {"threads": 1, "timeout_s": 120},
         }
     )
 

@@ -98,7 +98,7 @@ def own(tmp_path_factory):
         {
             "workload": f"{file}:{kind}",
             "train": {"steps": 2, "global_batch": 12},
-            "parallel": {"threads": 1, "timeout_s": 60, "device": "cpu"},
+            "parallel": {"threads": 1, "timeout_s": 120, "device": "cpu"},
         }
     )
 

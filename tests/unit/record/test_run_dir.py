@@ -47,7 +47,7 @@ EVERYTHING: dict[str, Any] = {
         "steps": 77,
         "epochs": None,
         "global_batch": 96,
-        "optimizer": "lamb",
+        "optimizer": "sgd",
         "lr": 3e-05,
         "lr_scaling": "sqrt",
         "base_batch": 32,
