@@ -163,10 +163,6 @@ def _schedule(draft: Draft) -> None:
     steps, warm = draft.value("train.steps") or total, draft.value("train.warmup_steps")
     if steps and warm and warm >= steps:
         raise UserError(f"{draft.shown('train.warmup_steps')} is not shorter than the run of {steps} steps")
-    if (least := draft.value("warmup_min_lr")) is not None:
-        lr = draft.value("train.lr")
-        draft.put("train.warmup_from", round(least / lr, 9) if lr else 0.0, draft.shown("warmup_min_lr"))
-        draft.use("warmup_min_lr", "train.warmup_from")
 
 
 def _rhythm(draft: Draft) -> None:

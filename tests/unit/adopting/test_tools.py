@@ -5,6 +5,10 @@ import json
 import pytest
 
 import paceline
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.spec import build
+from paceline.training.engines.deepspeed_config import check
 
 ACCELERATE_FSDP = """
 compute_environment: LOCAL_MACHINE
@@ -293,3 +297,39 @@ def test_options_of_accelerate_launch_replace_its_file(tmp_path):
     adopted = paceline.adopt(command=command)
     assert adopted.values["parallel"]["ranks"] == 2
     assert became(adopted, "num_processes") == "replaced"
+
+
+WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100}
+LONG = {"total_num_steps": 9999}
+CYCLE = {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3, "cycle_first_step_size": 8, "cycle_momentum": False}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ({"type": "SGD"}, {"type": "WarmupDecayLR", "params": WARM}),
+        (
+            {"type": "Adam", "params": {"adam_w_mode": False}},
+            {"type": "WarmupDecayLR", "params": {"total_num_steps": 9999}},
+        ),
+        ({"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "WarmupCosineLR", "params": LONG}),
+        ({"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.8, 0.9]}}, {"type": "OneCycle", "params": CYCLE}),
+    ],
+)
+def test_an_adopted_file_agrees_with_deepspeeds_own(tmp_path, optimizer, scheduler):
+    """The same file given to the engine finds nothing in the run file that it contradicts."""
+    fp16 = {"enabled": True, "initial_scale_power": 12, "hysteresis": 2}
+    config = {"train_batch_size": 8, "optimizer": optimizer, "scheduler": scheduler, "fp16": fp16}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config))
+    values = {key: value for key, value in paceline.adopt(file).values.items() if key != "workload"}
+    spec = build({**values, "parallel": {"engine": "deepspeed", "engine_config": str(file)}})
+    check(spec, layout_of(spec))
+
+
+def test_keys_of_another_kind_are_one_line(tmp_path):
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "initial_scale_power": 4000}}')
+    with pytest.raises(
+        UserError, match=r"ds\.json: fp16\.initial_scale_power: 2 to the power of 4000 is no"
+    ):
+        paceline.adopt(tmp_path / "ds.json")

@@ -24,7 +24,7 @@ from paceline.adopting.rules import (
     workers,
 )
 from paceline.adopting.sources import KeyTable
-from paceline.adopting.tables.deepspeed import OPTIMIZER
+from paceline.adopting.tables.torch_calls import UPDATE as OF_TORCH
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     **all_of(("32", "32-true"), {}),
@@ -168,7 +168,7 @@ TRAINER: dict[str, Rule] = {
 }
 UPDATE: dict[str, Rule] = {
     "optimizer.class_path": _classes(OPTIMIZERS, "the optimisers are adamw, sgd, lars and lamb"),
-    **{key.replace("params.", "optimizer.init_args."): rule for key, rule in OPTIMIZER.items() if "." in key},
+    **{f"optimizer.init_args.{key}": rule for key, rule in OF_TORCH.items()},
     "lr_scheduler.class_path": _classes(
         {
             "CosineAnnealingLR": {"train.schedule": "cosine", "train.warmup": 0.0},

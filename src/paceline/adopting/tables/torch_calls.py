@@ -18,11 +18,11 @@ from paceline.adopting.rules import (
     quantity,
     sums_in,
     to,
+    when,
     workers,
 )
 from paceline.adopting.sources import KeyTable
 from paceline.adopting.tables.accelerate import SHARDING, offloaded
-from paceline.adopting.tables.deepspeed import OPTIMIZER
 
 ORDER = "the order of samples is Paceline's"
 
@@ -42,6 +42,19 @@ def _dtype(key: str) -> Rule:
 def _last_part(options: dict[str, dict[str, Any]], why: str) -> Rule:
     """Of a dotted name such as ShardingStrategy.FULL_SHARD."""
     return lambda value: choice(options, why)(str(value).split(".")[-1])
+
+
+def _betas(value: Any) -> Ruling:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return Ruling(Outcome.NOT_SUPPORTED, why="two numbers are meant, as in [0.9, 0.999]")
+    beta1, beta2 = map(number, value)
+    return Ruling(Outcome.TRANSLATED, {"train.beta1": beta1, "train.beta2": beta2})
+
+
+def _decay_of_all(value: Any) -> Ruling:
+    """torch decays every parameter; a run file, unless it says so, matrices alone."""
+    claims = {"train.weight_decay": number(value)}
+    return Ruling(Outcome.TRANSLATED, {**claims, "train.decay": "all"} if number(value) else claims)
 
 
 LOADER: dict[str, Rule] = {
@@ -81,7 +94,19 @@ GROUP: dict[str, Rule] = {
 WHOLE = "FullStateDictConfig"
 SHARDED = ("FullyShardedDataParallel", "FSDP")
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
-UPDATE = {key.removeprefix("params."): rule for key, rule in OPTIMIZER.items() if key.startswith("params.")}
+UPDATE: dict[str, Rule] = {
+    "lr": to("train.lr", number),
+    "betas": _betas,
+    "eps": to("train.eps", number),
+    "weight_decay": _decay_of_all,
+    "momentum": to("train.momentum", number),
+    "nesterov": when({"train.nesterov": True}),
+    "dampening": always("momentum is not dampened", 0),
+    "amsgrad": no("AMSGrad is not offered"),
+    "maximize": no("a loss is made smaller"),
+    **all_of(("fused", "foreach", "capturable", "differentiable"), always("the update is fused where the device can")),
+}
+"""Arguments of torch's optimisers."""
 CALLS: dict[str, dict[str, Rule]] = {
     "DataLoader": LOADER,
     **all_of((*SHARDED, "DistributedDataParallel", "DDP"), WRAPPED),

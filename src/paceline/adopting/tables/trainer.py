@@ -28,9 +28,10 @@ from paceline.adopting.rules import (
 )
 from paceline.adopting.sources import KeyTable
 from paceline.adopting.tables.accelerate import FSDP
-from paceline.adopting.tables.deepspeed import DEEPSPEED
+from paceline.adopting.tables.deepspeed import DEEPSPEED, sections
 
 WORKLOAD = "transformers"
+INLINE = "deepspeed."
 SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {"train.schedule": "linear"},
     "cosine": {"train.schedule": "cosine"},
@@ -264,6 +265,12 @@ def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     yield "model", None, Ruling(Outcome.DERIVED, claims, "a model of the library transformers", weight=LAST_WORD)
 
 
+def _inline(values: Mapping[str, Any]) -> dict[str, Ruling]:
+    """The sections of a DeepSpeed configuration that stands in place of its file."""
+    inner = {key.removeprefix(INLINE): value for key, value in values.items() if key.startswith(INLINE)}
+    return {f"{INLINE}{key}": ruling for key, ruling in sections(inner).items()}
+
+
 TRAINER = KeyTable(
     "TrainingArguments",
     {
@@ -287,4 +294,5 @@ TRAINER = KeyTable(
         )
     ),
     _unsaid,
+    _inline,
 )
