@@ -6,7 +6,10 @@ with its equation, and numbers that cannot all be true are one error.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.adopting.draft import Draft
+from paceline.adopting.rules import Outcome
 from paceline.errors import UserError
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, entry_of
@@ -119,6 +122,9 @@ def _batch(draft: Draft, ranks: int | None) -> None:
         batch = micro * passes * world
         said = f"to fill in: batch of your loader × {world} ranks × {passes} accumulated"
         draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} × {passes} here"
+    elif world > DEFAULT_BATCH:
+        batch, said = world, "to fill in: one sample per rank, until your batch is here"
+        draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} ranks here"
     else:
         return
     _write_batch(draft, batch, micro if passes and passes > 1 else None, passes, said)
@@ -188,8 +194,12 @@ def _arguments(draft: Draft) -> None:
         return
     if str(draft.value("workload")).endswith(".py"):
         draft.use("arguments", "data.arguments")
-    else:
-        del draft.claims["data.arguments"]
+        return
+    del draft.claims["data.arguments"]
+    why = f"the script that reads it gives way to  workload: {draft.value('workload')}"
+    for i, row in enumerate(draft.rows):
+        if row.where == ("arguments",):
+            draft.rows[i] = replace(row, outcome=Outcome.NOT_SUPPORTED, where=(), why=why)
 
 
 def _workers(draft: Draft) -> None:
