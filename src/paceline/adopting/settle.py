@@ -168,7 +168,7 @@ def _schedule(draft: Draft) -> None:
         draft.overrule("train.warmup", "train.warmup_steps")
     steps, warm = draft.value("train.steps") or total, draft.value("train.warmup_steps")
     if steps and warm and warm >= steps:
-        raise UserError(f"{draft.shown('train.warmup_steps')} is not shorter than the run of {steps} steps")
+        draft.fill_in["train.warmup_steps"] = f"{warm} is the whole run of {steps} steps, which never gets to train.lr"
 
 
 def _rhythm(draft: Draft) -> None:

@@ -325,6 +325,22 @@ def test_arguments_of_a_script_that_gives_way_are_not_kept():
     assert became(adopted, "--max_train_samples") == "not supported"
 
 
+def test_fsdp2_is_seen_in_a_script(tmp_path):
+    policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    text = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={policy})\nAdamW(ps, 1e-3)\n"
+    expected = {"parallel.strategy": "fsdp", "train.precision": "bf16", "train.optimizer": "adamw"}
+    adopted = adopted_of(tmp_path, "train.py", text)
+    assert flat(adopted) | expected == flat(adopted)
+
+
+def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):
+    scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}
+    config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}, "scheduler": scheduler}
+    adopted = adopted_of(tmp_path, "ds.json", json.dumps(config))
+    assert "never gets to train.lr" in adopted.fill_in["train.warmup_steps"]
+    assert became(adopted, "optimizer.params.lr") == "replaced"
+
+
 def test_a_second_loader_of_a_script_is_not_the_one_that_trains(tmp_path):
     adopted = adopted_of(tmp_path, "train.py", "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n")
     assert adopted.values["train"]["global_batch"] == 16

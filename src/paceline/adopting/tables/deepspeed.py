@@ -183,8 +183,8 @@ def _ruling(one: Meaning) -> Ruling:
     if one.refusal:
         return Ruling(Outcome.NOT_SUPPORTED, why=one.refusal)
     if not one.keys:
-        outcome = Outcome.NOT_SUPPORTED if one.own_way else Outcome.KEPT
-        return Ruling(outcome, why=one.note)
+        other = Outcome.REPLACED if one.name == "optimizer.params.lr" else Outcome.NOT_SUPPORTED
+        return Ruling(other if one.own_way else Outcome.KEPT, why=one.note)
     claims = {"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()}
     return Ruling(Outcome.TRANSLATED, claims)
 

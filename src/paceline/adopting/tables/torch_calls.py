@@ -92,7 +92,7 @@ GROUP: dict[str, Rule] = {
     **all_of(("rank", "world_size", "init_method", "store", "device_id"), always("the launcher says it")),
 }
 WHOLE = "FullStateDictConfig"
-SHARDED = ("FullyShardedDataParallel", "FSDP")
+SHARDED = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
 UPDATE: dict[str, Rule] = {
     "lr": to("train.lr", number),
@@ -109,8 +109,23 @@ UPDATE: dict[str, Rule] = {
 """Arguments of torch's optimisers."""
 CALLS: dict[str, dict[str, Rule]] = {
     "DataLoader": LOADER,
-    **all_of((*SHARDED, "DistributedDataParallel", "DDP"), WRAPPED),
-    "MixedPrecision": {key.removeprefix("mixed_precision."): rule for key, rule in WRAPPED.items()},
+    **all_of((*SHARDED[:2], "DistributedDataParallel", "DDP"), WRAPPED),
+    **all_of(
+        ("MixedPrecision", "MixedPrecisionPolicy"),
+        {
+            **{key.removeprefix("mixed_precision."): rule for key, rule in WRAPPED.items()},
+            "output_dtype": noted("the loss is computed in fp32"),
+            "cast_forward_inputs": always("inputs are cast by autocast"),
+            "keep_low_precision_grads": no("gradients are fp32"),
+            "cast_root_forward_inputs": always("inputs are cast by autocast"),
+        },
+    ),
+    "fully_shard": {
+        "reshard_after_forward": choice(SHARDING, "true or false"),
+        **all_of(("mesh", "shard_placement_fn", "ignored_params"), no("all parameters are sharded over all ranks")),
+        **all_of(("mp_policy", "offload_policy"), noted("its literals are read where it is made")),
+    },
+    "CPUOffloadPolicy": {"pin_memory": always("memory is pinned where a device can copy from it")},
     "size_based_auto_wrap_policy": WRAPPED,
     "transformer_auto_wrap_policy": WRAPPED,
     "init_process_group": GROUP,
@@ -130,6 +145,8 @@ def called(name: str) -> dict[str, Any]:
     """What a call says by being made at all."""
     if name in SHARDED:
         return {"parallel.strategy": "fsdp"}
+    if name == "CPUOffloadPolicy":
+        return {"parallel.offload": True}
     if name == WHOLE:
         return {"train.checkpoint": "full"}
     if name in ("DistributedDataParallel", "DDP"):

@@ -81,7 +81,7 @@ def meanings(config: Mapping[str, Any]) -> list[Meaning]:
     ValueError, with the name, where a value is not of the kind that DeepSpeed takes.
     """
     rate = list(_scheduler(config))
-    own_lr = any("train.lr" in one.keys for one in rate)
+    own_lr = next((one.keys["train.lr"] for one in rate if "train.lr" in one.keys), None)
     found = [*_optimizer(config, own_lr), *rate, *_fp16(config)]
     return [one for one in found if one.value != AUTO]
 
@@ -120,7 +120,7 @@ def _number(name: str, value: Any) -> Any:
     return int(found)
 
 
-def _optimizer(config: Mapping[str, Any], lr_from_scheduler: bool) -> Iterator[Meaning]:
+def _optimizer(config: Mapping[str, Any], lr_from_scheduler: Any) -> Iterator[Meaning]:
     kind, params = _params(config, "optimizer")
     if not config.get("optimizer"):
         return
@@ -138,8 +138,8 @@ def _optimizer(config: Mapping[str, Any], lr_from_scheduler: bool) -> Iterator[M
             yield Meaning(f"optimizer.params.{name}", value, {f"train.{name}": value}, given=False)
     for name, value in params.items():
         at = f"optimizer.params.{name}"
-        if name == "lr" and lr_from_scheduler:
-            yield Meaning(at, value, note="the scheduler says it")
+        if name == "lr" and lr_from_scheduler is not None:
+            yield Meaning(at, value, note="the scheduler has the last word", own_way=value != lr_from_scheduler)
         elif name == "betas" and value != AUTO:
             if not isinstance(value, list | tuple) or len(value) != 2:
                 raise ValueError(f"{at}: {value!r} is not a pair such as [0.9, 0.999]")
