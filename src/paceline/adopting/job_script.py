@@ -59,9 +59,10 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
     different = {shell.node_free(words) for _, words in ranks}
     if len(different) > 1:
         lines = ", ".join(str(line) for line, _ in ranks)
+        last = " ".join(shlex.join(ranks[-1][1]).split())[:60]
         raise UserError(
             f"{name} starts {len(different)} different commands (lines {lines}); give the one to adopt as "
-            f'--command "{shlex.join(ranks[-1][1])[:60]}…"'
+            f'--command "{last}…"'
         )
     if ranks:
         sources += commands.as_one(commands.read_command(ranks[0][1], folder), name)

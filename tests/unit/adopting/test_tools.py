@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 import paceline
 from paceline.errors import UserError
@@ -356,7 +357,7 @@ def test_options_of_accelerate_launch_replace_its_file(tmp_path):
 
 WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100}
 LONG = {"total_num_steps": 9999}
-CYCLE = {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3, "cycle_first_step_size": 8, "cycle_momentum": False}
+CYCLE = {"cycle_min_lr": 1e-6, "cycle_max_lr": 3e-3, "cycle_first_step_size": 8, "cycle_momentum": False}
 
 
 @pytest.mark.parametrize(
@@ -377,7 +378,9 @@ def test_an_adopted_file_agrees_with_deepspeeds_own(tmp_path, optimizer, schedul
     config = {"train_batch_size": 8, "optimizer": optimizer, "scheduler": scheduler, "fp16": fp16}
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(config))
-    values = {key: value for key, value in paceline.adopt(file).values.items() if key != "workload"}
+    adopted = paceline.adopt(file)
+    assert yaml.safe_load(adopted.text) == adopted.values
+    values = {key: value for key, value in adopted.values.items() if key != "workload"}
     spec = build({**values, "parallel": {"engine": "deepspeed", "engine_config": str(file)}})
     check(spec, layout_of(spec))
 

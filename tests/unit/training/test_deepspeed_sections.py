@@ -81,6 +81,7 @@ def test_what_is_not_offered_is_refused_by_its_name(config, name):
         ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5}}}, "1.5 is not a whole number"),
         ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1.0}}}, "needs warmup_max_lr"),
         ({"fp16": {"enabled": True, "initial_scale_power": 100000}}, "is no loss scale"),
+        ({"fp16": {"enabled": True, "initial_scale_power": None}}, "None is not a number"),
         ({"fp16": {"enabled": "maybe"}}, "'maybe' is not true or false"),
     ],
 )

@@ -43,7 +43,7 @@ LAST_WORD = 1
 
 
 def _epochs(value: Any) -> Ruling:
-    if number(value) != int(number(value)):
+    if number(value) % 1:  # infinity too
         why = "a run has whole epochs; give its length as train.steps"
         return Ruling(Outcome.NOT_SUPPORTED, why=why)
     if number(value) < 1:
@@ -88,7 +88,9 @@ def _update(value: Any) -> Ruling:
 
 
 def _report(value: Any) -> Ruling:
-    names = [value] if isinstance(value, str) else list(value or [])
+    if value is not None and not isinstance(value, str | list):
+        raise UnreadableValue("a name or a list of names")
+    names = [value] if isinstance(value, str) else value or []
     if not names or names in (["none"], ["all"]):
         return Ruling(Outcome.KEPT, why="events are in the run folder")
     if unknown := [name for name in names if name not in ("tensorboard", "wandb", "mlflow")]:

@@ -40,6 +40,8 @@ NUMBERS = WHOLE | {
     *("lr", "eps", "weight_decay", "momentum", "warmup_min_lr", "warmup_max_lr", "warmup_min_ratio"),
     *("cos_min_ratio", "cycle_min_lr", "cycle_max_lr", "loss_scale"),
 }
+MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")
+"""Numbers that DeepSpeed takes from others where they are null."""
 LARGEST_POWER = 100
 """Of two, as a loss scale: fp32 ends at 127, and leaves room for the loss."""
 HARMLESS = {
@@ -105,7 +107,7 @@ def _numbers(above: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> Any:
-    if value is None or value == AUTO:
+    if value == AUTO or (value is None and name.endswith(MAY_BE_NULL)):
         return value
     try:
         found = math.nan if isinstance(value, bool) else value if isinstance(value, int | float) else float(value)
@@ -251,7 +253,7 @@ def _fp16(config: Mapping[str, Any]) -> Iterator[Meaning]:
 def _plain(at: str, name: str, value: Any, same: Mapping[str, str]) -> Meaning:
     """A name that stands for one key, or that need not be said, or that is not known."""
     if name in same:
-        return Meaning(at, value, {same[name]: value})
+        return Meaning(at, value, {} if value is None else {same[name]: value}, note="not set" if value is None else "")
     if name in OTHERWISE:
         usual, why = OTHERWISE[name]
         return Meaning(at, value, note=why or HARMLESS[name], own_way=value not in (AUTO, usual))
