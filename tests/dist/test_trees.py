@@ -23,7 +23,7 @@ def spec(tmp_path_factory):
             "name": "trees",
             "workload": "trees",
             "model": {"max_depth": 4, "subsample": 0.8, "colsample_bytree": 0.7},
-            "data": {"rows": 1500, "bin_rows": 700, "cache": str(tmp_path_factory.mktemp("tables"))},
+            "data": {"rows": 1500, "cache": str(tmp_path_factory.mktemp("tables"))},
             "train": {"steps": 8, "checkpoint_every": 2},
             "parallel": {"threads": 1, "device": "cpu", "timeout_s": 40},
         }

@@ -162,6 +162,8 @@ class XGBoostRounds:
         columns = {"feature_types": self.kinds, "feature_names": self.names}
         few, weights = boosting.table.bin_rows()
         facts = boosting.table.facts
+        if boosting.place.world == 1 and len(few) == facts.rows and boosting.data.memory == "ram":
+            return xgboost.QuantileDMatrix(**boosting.some(boosting.rows), **columns, **options)
         if len(few) < facts.rows:  # a name that is in none of them has a bin all the same
             last = [len(facts.categories[name]) - 1 if name in facts.categories else np.nan for name in facts.columns]
             few = np.concatenate([few, np.array([last], np.float32)])
