@@ -185,14 +185,15 @@ def optimizer_states():
     return state["param_groups"][0]["lr"], state["param_groups"][0]["betas"], int(state["state"][0]["step"]), sums
 
 
-def batch_norms():
+def batch_norms(dtype=torch.float32):
     """Largest differences to a plain batch norm of all samples: outputs, gradients, running mean and variance."""
     hvd.init()
     r, n = hvd.rank(), hvd.size()
-    every = torch.randn(4 * n, 3, 5, generator=torch.Generator().manual_seed(2)) * 3 + 5
+    every = torch.randn(4 * n, 3, 5, generator=torch.Generator().manual_seed(2)).mul(3).add(5).to(dtype)
     plain, synchronised = nn.BatchNorm1d(3), hvd.SyncBatchNorm(3)
     whole, part = every.clone().requires_grad_(), every[4 * r : 4 * r + 4].clone().requires_grad_()
     expected, got = plain(whole), synchronised(part)
+    assert got.dtype == dtype
     expected.square().mul(torch.arange(5.0)).sum().backward()
     got.square().mul(torch.arange(5.0)).sum().backward()
     pairs = [
@@ -203,7 +204,8 @@ def batch_norms():
         (synchronised.running_var, plain.running_var),
         (synchronised.eval()(part), plain.eval()(part)),
     ]
-    return [float((mine - theirs).abs().max()) for mine, theirs in pairs]
+    differences = [float((mine - theirs).abs().max()) for mine, theirs in pairs]
+    return differences, [] if dtype == torch.bfloat16 else batch_norms(torch.bfloat16)[0]
 
 
 def elastic_run(folder, fail_at=None, width=1):

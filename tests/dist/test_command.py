@@ -27,7 +27,12 @@ def shell(code):
 def paceline(*words, **more):
     command = [sys.executable, "-m", "paceline", *map(str, words)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | more, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | more,
+        start_new_session=True,
     )
 
 
@@ -91,7 +96,9 @@ def job(tmp_path):
 
     def start(on_signal):
         traps = " ".join(f"trap '{action}' {name};" for name, action in on_signal.items())
-        work = f"{traps} cd {shlex.quote(str(tmp_path))}; sleep {LONG_S} & echo $$ $! > new$RANK; mv new$RANK pid$RANK; "
+        work = (
+            f"{traps} cd {shlex.quote(str(tmp_path))}; sleep {LONG_S} & echo $$ $! > new$RANK; mv new$RANK pid$RANK; "
+        )
         launcher = paceline("launch", "--ranks", 2, "--", *shell(work + "while :; do wait; done"))
         started.append(launcher)
         files = [tmp_path / f"pid{rank}" for rank in (0, 1)]

@@ -210,8 +210,7 @@ def rows(specs, alone, tmp_path_factory):
     assert found == same
     LIED.update(found)
     return {
-        name: RunResult(Path(folder), read_summary(Path(folder) / "summary.json"))
-        for name, (folder, _) in runs.items()
+        name: RunResult(Path(folder), read_summary(Path(folder) / "summary.json")) for name, (folder, _) in runs.items()
     }
 
 
@@ -255,9 +254,7 @@ def test_the_clip_takes_part(alone):
     assert any(step["grad_norm"] > SMALL["train.clip"] for step in steps_of(alone["small"]))
 
 
-@pytest.mark.parametrize(
-    "row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-fsdp", "odd-zero3"]
-)
+@pytest.mark.parametrize("row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-fsdp", "odd-zero3"])
 def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
     """And gives the file that it would have given."""
     base, _ = ROWS[row]

@@ -100,8 +100,9 @@ def test_the_state_of_an_optimiser_becomes_that_of_the_root():
 
 
 def test_batch_norm_is_over_the_samples_of_all_ranks():
-    for found in run_ranks(batch_norms, (), 2):
-        assert max(found) < 1e-4
+    for exact, bfloat16 in run_ranks(batch_norms, (), 2):
+        assert max(exact) < 1e-4
+        assert max(bfloat16) < 0.5  # of gradients around 100
 
 
 def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd):
@@ -120,7 +121,9 @@ def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd
     assert resets == [1]
     assert other == pytest.approx(weight, rel=1e-5)
     assert not list((tmp_path / "broken").iterdir())
-    line = r"paceline.horovod: goes on from elastic-elastic_script.safetensors, committed \d+ s ago by  elastic_script.py"
+    line = (
+        r"paceline.horovod: goes on from elastic-elastic_script.safetensors, committed \d+ s ago by  elastic_script.py"
+    )
     assert re.search(line + " --lr 1; remove it to begin anew", capfd.readouterr().err)
 
 

@@ -145,7 +145,9 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(runs, own, strategy, tmp_p
     assert again.summary.why == whole.summary.why
     assert again.metrics == whole.metrics
     ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (again, whole))
-    assert [(s["loss"], s["grad_norm"], s["lr"]) for s in ours] == [(s["loss"], s["grad_norm"], s["lr"]) for s in theirs]
+    assert [(s["loss"], s["grad_norm"], s["lr"]) for s in ours] == [
+        (s["loss"], s["grad_norm"], s["lr"]) for s in theirs
+    ]
     found, wanted = saved(again), saved(whole)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -21,7 +21,9 @@ def site(tmp_path_factory):
     build = ["wheel", "--no-build-isolation", "--no-deps", "-w", str(folder / "dist"), str(PACKAGE)]
     subprocess.run([*pip, *build], check=True, timeout=120)
     (wheel,) = (folder / "dist").glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=120
+    )
     return folder / "site"
 
 
@@ -61,4 +63,7 @@ def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path
     with pytest.raises(SystemExit) as end:
         main(["explain", str(tmp_path / "line.yaml")])
     assert end.value.code == 2
-    assert "did you mean 'line'?; use one of classifier, lm, topics, transformers, unet, line or file.py:Class" in capsys.readouterr().err
+    assert (
+        "did you mean 'line'?; use one of classifier, lm, topics, transformers, unet, line or file.py:Class"
+        in capsys.readouterr().err
+    )

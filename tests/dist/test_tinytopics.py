@@ -56,7 +56,9 @@ def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
 def test_the_scripts_of_the_article_run_with_one_import_changed(tmp_path, monkeypatch):
     """At small sizes: one writes the counts, the other fits them on two ranks of torchrun."""
     pytest.importorskip("accelerate")
-    data, training = re.findall(r"^```python\n(.*?)^```", SEEDS[0].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    data, training = re.findall(
+        r"^```python\n(.*?)^```", SEEDS[0].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     for name, script in (("data.py", data), ("training.py", training)):
         assert script.count("import tinytopics as tt") == 1
         script = script.replace("import tinytopics as tt", "import paceline.tinytopics as tt")

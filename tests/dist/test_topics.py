@@ -116,8 +116,30 @@ def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):
 
 
 def test_under_torchrun(counts, on_one, tmp_path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "paceline", "topics"]
-    words += [str(counts), "-k", str(K), "--passes", "60", "--tolerance", "0", "--out", str(tmp_path / "fit"), "--quiet"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "paceline",
+        "topics",
+    ]
+    words += [
+        str(counts),
+        "-k",
+        str(K),
+        "--passes",
+        "60",
+        "--tolerance",
+        "0",
+        "--out",
+        str(tmp_path / "fit"),
+        "--quiet",
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     agree(pt.TopicFit.load(tmp_path / "fit" / "model.safetensors"), model_of(on_one))

@@ -24,7 +24,11 @@ def folder(tmp_path_factory):
     ("kind", "model", "layouts"),
     [
         ("gpt2", {}, ["single", "ddp:2", "fsdp:2"]),
-        ("llama", {"lora_rank": 2, "task": "sequence_classification", "match": "some"}, ["single", "zero1:2", "fsdp:2"]),
+        (
+            "llama",
+            {"lora_rank": 2, "task": "sequence_classification", "match": "some"},
+            ["single", "zero1:2", "fsdp:2"],
+        ),
         ("llama_bf16", {"lora_rank": 2}, ["single", "fsdp:2"]),
     ],
 )
@@ -38,7 +42,13 @@ def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, 
             "workload": "transformers",
             "model": {"start": str(folder / kind), **model},
             "data": {**data, "sequence": 16, "max_length": 24, "cache": str(corpus_cache)},
-            "train": {"steps": 3, "global_batch": 7, "lr": 1e-3, "log_every": 1, "precision": "bf16" if half else "fp32"},
+            "train": {
+                "steps": 3,
+                "global_batch": 7,
+                "lr": 1e-3,
+                "log_every": 1,
+                "precision": "bf16" if half else "fp32",
+            },
             "parallel": {"threads": 1, "timeout_s": 120},
         }
     )

@@ -10,22 +10,26 @@ from paceline.horovod.world import size
 
 
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
-    """In training, mean and variance are those of all ranks' samples; in evaluation, the running ones."""
+    """In training, mean and variance are those of all ranks' samples; in evaluation, the running ones.
+
+    As in torch, half precision is normalised in float32 and comes out as it came in.
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or input.device.type == "cuda" or size() == 1:
             return super().forward(input)
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
         over = [dimension for dimension in range(input.dim()) if dimension != 1]
-        own = input.new_tensor([input.numel() // input.shape[1]])
+        own = values.new_tensor([input.numel() // input.shape[1]])
         count = collectives.allreduce(own, op=Sum)
-        mean = collectives.allreduce(input.sum(over), op=Sum) / count
-        centred = input - _by_channel(mean, input)
+        mean = collectives.allreduce(values.sum(over), op=Sum) / count
+        centred = values - _by_channel(mean, input)
         variance = collectives.allreduce(centred.square().sum(over), op=Sum) / count
         self._follow(mean.detach(), variance.detach(), count)
         normal = centred * _by_channel(torch.rsqrt(variance + self.eps), input)
         if self.affine:
             normal = normal * _by_channel(self.weight, input) + _by_channel(self.bias, input)
-        return normal
+        return normal.to(input.dtype)
 
     @torch.no_grad()
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:

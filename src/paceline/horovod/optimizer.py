@@ -55,6 +55,10 @@ def DistributedOptimizer(
     `gradient_predivide_factor` divides the averaging: by it before the sum, by the rest after it.
     """
     only_global(grouping.get("process_set"))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(f"DistributedOptimizer: give an optimiser of torch, not a {type(optimizer).__name__}")
+    if isinstance(optimizer, _Distributed):
+        raise UserError("this optimiser is a DistributedOptimizer already; give it the one of torch, once")
     if op not in (Average, Sum):
         rule_of(op, None)  # which refuses what is no reduction
         raise UserError(f"op=hvd.{op.value}: gradients are summed or averaged; use hvd.Sum or hvd.Average")

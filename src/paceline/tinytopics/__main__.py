@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import paceline.tinytopics
-from paceline.errors import UserError
+from paceline.errors import PacelineError, UserError
+from paceline.launch.blame import say_why
 
 
 def main(words: Sequence[str]) -> None:
@@ -36,5 +37,6 @@ def stand_in() -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    except PacelineError as error:
+        say_why(error)
+        sys.exit(error.exit_code)

@@ -45,11 +45,14 @@ def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
     model.load_state_dict(back["model"])
 
 
-def test_what_cannot_be_written_is_refused_before_the_work_begins():
+@pytest.mark.parametrize(
+    ("value", "kind"), [({2}, "set"), (np.array(["a"]), "ndarray"), (np.datetime64(1, "D"), "datetime64")]
+)
+def test_what_cannot_be_written_is_refused_before_the_work_begins(value, kind):
     with pytest.raises(
-        UserError, match=r"state.log\['x'\]\[1\] is a set; an elastic state holds numbers, text, tensors"
+        UserError, match=rf"state.log\['x'\]\[1\] is a {kind}; an elastic state holds numbers, text, tensors"
     ):
-        commits.check({"log": {"x": [1, {2}]}})
+        commits.check({"log": {"x": [1, value]}})
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"no safetensors at all"])

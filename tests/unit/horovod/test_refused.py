@@ -8,6 +8,7 @@ import torch
 import paceline.horovod as hvd
 from paceline.errors import PacelineError, UserError
 from paceline.horovod.__main__ import STAND_IN, main
+from paceline.horovod.optimizer import _Distributed
 from paceline.horovod.refused import run
 
 
@@ -39,6 +40,11 @@ def sgd():
     return torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
 
 
+def already():
+    """Derived from the class that `DistributedOptimizer` puts before the optimiser's own."""
+    return type("SGD", (_Distributed, torch.optim.SGD), {})(LINEAR.parameters(), lr=0.1)
+
+
 LINEAR = torch.nn.Linear(2, 2)
 
 
@@ -62,6 +68,8 @@ LINEAR = torch.nn.Linear(2, 2)
             lambda: hvd.DistributedOptimizer(sgd(), [*LINEAR.named_parameters()] * 2),
             "named_parameters= has several parameters of the name weight, bias; names must differ",
         ),
+        (lambda: hvd.DistributedOptimizer(LINEAR), "DistributedOptimizer: give an optimiser of torch, not a Linear"),
+        (lambda: hvd.DistributedOptimizer(already()), "this optimiser is a DistributedOptimizer already"),
         (lambda: hvd.DistributedOptimizer(sgd(), LINEAR.parameters()), "named_parameters= takes pairs of name and"),
         (
             lambda: hvd.broadcast_parameters(torch.ones(1)),
@@ -91,6 +99,9 @@ def test_a_script_is_run_with_its_arguments_and_finds_horovod(tmp_path, as_it_wa
     script.write_text(
         "import sys\nimport horovod, horovod.torch as hvd\nfrom horovod.torch.elastic import TorchState\n"
         "from horovod.torch.compression import Compression\nimport beside\n"
+        "from horovod.torch.elastic.sampler import ElasticSampler\nfrom horovod.torch.elastic.state import TorchState\n"
+        "from horovod.torch.optimizer import DistributedOptimizer\n"
+        "from horovod.torch.sync_batch_norm import SyncBatchNorm\n"
         "try:\n    import horovod.tensorflow\nexcept ImportError as error:\n    print(error)\n"
         "print(sys.argv[1:], hvd.Sum, hvd.elastic.TorchState is TorchState, horovod.__version__, __name__)\n"
     )

@@ -12,7 +12,6 @@ matplotlib.use("Agg")
 
 import pytest
 
-from paceline.errors import UserError
 from paceline.tinytopics import __main__ as program
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -50,6 +49,9 @@ def test_what_differs_is_on_the_page():
 
 
 @pytest.mark.parametrize(("words", "told"), [([], "which program"), (["no.py"], "no.py: there is no such file")])
-def test_a_program_that_is_not_there_is_named(words, told):
-    with pytest.raises(UserError, match=f"{told}.*python -m paceline.tinytopics PROGRAM.py"):
-        program.main(words)
+def test_a_program_that_is_not_there_is_named(words, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["paceline.tinytopics", *words])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(program.__file__, run_name="__main__")
+    assert end.value.code == 2
+    assert re.match(f"paceline: {told}.*python -m paceline.tinytopics PROGRAM.py\n$", capsys.readouterr().err)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -20,6 +21,7 @@ from paceline.errors import UserError
 from paceline.record.files import write_atomic
 
 KEY = "paceline"
+NUMBERS = "biufc"  # the kinds of numpy that torch has too
 
 
 def default_file() -> Path:
@@ -60,9 +62,9 @@ def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         key = str(len(tensors))
         tensors[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return ["tensor", key]
-    if type(value).__module__ == "numpy":
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMBERS:
         packed = _pack(torch.as_tensor(value), name, tensors)
-        return ["array", packed[1], hasattr(value, "shape") and bool(value.shape)]
+        return ["array", packed[1], bool(value.shape)]
     if isinstance(value, dict):
         return [
             "dict",

@@ -7,7 +7,8 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import paceline.horovod as torch
-from paceline.horovod import compression, elastic, same_everywhere
+from paceline.horovod import batch_norm, compression, elastic, optimizer, same_everywhere
+from paceline.horovod.elastic import sampler, state
 from paceline.horovod.refused import PartNotCarriedOver, run
 
 __version__ = "0.28.1"  # whose interface this is
@@ -26,6 +27,10 @@ sys.meta_path.insert(0, MissingParts())
 sys.modules |= {
     f"{__name__}.torch": torch,
     f"{__name__}.torch.elastic": elastic,
+    f"{__name__}.torch.elastic.sampler": sampler,
+    f"{__name__}.torch.elastic.state": state,
+    f"{__name__}.torch.optimizer": optimizer,
+    f"{__name__}.torch.sync_batch_norm": batch_norm,
     f"{__name__}.torch.compression": compression,
     f"{__name__}.torch.functions": same_everywhere,
     f"{__name__}.torch.mpi_ops": torch,
