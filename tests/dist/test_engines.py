@@ -363,11 +363,11 @@ CONTRADICTIONS = {
     "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "parallel.offload=false"),
     "optimizer": (
         {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}},
-        r"differ: optimizer.type \(train.weight_decay=0.01\), optimizer.params.lr .* type  train.weight_decay=0 train.lr=0.0001",
+        r"differ: optimizer.params.weight_decay, not given \(train.weight_decay=0.01\), .*lr .* type  train.weight_decay=0 train.lr=0.0001",
     ),
     "unknown optimizer": ({"optimizer": {"type": "Lion"}}, 'optimizer.type is "Lion": train.optimizer is adamw'),
     "scheduler": ({"scheduler": {"type": "WarmupLR"}}, "train.schedule=constant train.warmup_steps=1000"),
-    "not a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "x"}}}, "as DeepSpeed wants"),
+    "not a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "x"}}}, "'x' is not a number"),
     "fp16": ({"fp16": {"enabled": True}}, "train.precision=fp32"),
     "bf16": ({"bf16": {"enabled": True}}, "train.precision=fp32"),
     "sum": ({"gradient_allreduce_op": "sum"}, "has no place here"),

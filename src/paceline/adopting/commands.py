@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from paceline.adopting.tables.launchers import (
     TORCHRUN,
     Launcher,
 )
+from paceline.adopting.tables.lightning import LIGHTNING
 from paceline.adopting.tables.script_options import SCRIPT
 from paceline.adopting.tables.trainer import TRAINER
 from paceline.spec.yaml_file import overrides_of, put
@@ -43,8 +45,15 @@ MODULES = {
 }
 """Modules that are launchers, as in `python -m torch.distributed.run`."""
 OPAQUE = Launcher(KeyTable("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
-BEFORE = ("exec", "time", "nohup", "sudo", "nice", "command")
+BEFORE = ("exec", "time", "nohup", "sudo", "nice", "command", "then", "else", "do", "!", "{")
 """Words before a command that change nothing of what it starts."""
+AROUND = frozenset(
+    (
+        *("env", "uv", "poetry", "pixi", "pdm", "conda", "mamba", "micromamba", "apptainer", "singularity", "docker"),
+        *("podman", "shifter", "numactl", "taskset", "stdbuf", "timeout", "nsys", "ncu"),
+    )
+)
+"""Programs that start another in an environment of its own, with options before it."""
 LAST_WORD = 1
 """Options of `accelerate launch` replace what its YAML says, overrides what the run file says."""
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -68,12 +77,13 @@ class Command:
 
 def tool_of(words: Sequence[str]) -> str:
     """The launcher or Python that a command begins with; empty where it is neither."""
-    rest = shell.inner(_without_prefix(list(words)))
-    if not rest:
-        return ""
-    name = Path(rest[0]).name
+    return _named(shell.inner(_without_prefix(list(words)), tool_of))
+
+
+def _named(words: Sequence[str]) -> str:
+    name = Path(words[0]).name if words else ""
     if name == "accelerate":
-        return name if rest[1:2] == ["launch"] else ""
+        return name if words[1:2] == ["launch"] else ""
     if name in LAUNCHERS or name == "paceline":
         return name
     return "python" if PYTHON.fullmatch(name) else ""
@@ -84,12 +94,12 @@ def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
     command = Command(list(words), folder)
     while command.words:
         _read_environment(command)
-        command.words = shell.inner(_without_prefix(command.words))
+        command.words = shell.inner(_without_prefix(command.words), tool_of)
         tool = tool_of(command.words)
         if not tool:
             break
         _read_tool(command, tool)
-        if tool in ("python", "paceline", "sbatch", *STARTS_RANKS):
+        if tool in ("python", "paceline", *STARTS_RANKS):
             break
     return command.sources
 
@@ -101,14 +111,28 @@ def _read_environment(command: Command) -> None:
     known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
     as_before = Ruling(Outcome.NOTED, why="for the shell: set it as before")
     extra = tuple((key, value, as_before) for key, value in given.items() if key not in known)
-    if given and tool_of(command.words):
+    around = next((i for i, word in enumerate(own) if Path(word).name in AROUND - {"env"}), len(own))
+    if others := [word for word in own[around:] if word not in given and not ASSIGNED.fullmatch(word)]:
+        ruling = Ruling(Outcome.NOTED, why="for the shell: put it before  paceline train")
+        extra = (*extra, (Path(others[0]).name, shlex.join(others), ruling))
+    if (given or extra) and tool_of(command.words):
         command.sources.append(Settings("the shell", ENVIRONMENT, known, command.folder, extra=extra))
 
 
 def _without_prefix(words: list[str]) -> list[str]:
-    while words and (words[0] in BEFORE or ASSIGNED.fullmatch(words[0])):
-        words = words[1:]
+    while words:
+        if words[0] in BEFORE or ASSIGNED.fullmatch(words[0]):
+            words = words[1:]
+        elif Path(words[0]).name in AROUND and (start := _start(words)):
+            words = words[start:]
+        else:
+            break
     return words
+
+
+def _start(words: list[str]) -> int:
+    """Where the command within another begins; 0 where there is none that we know."""
+    return next((i for i in range(1, len(words)) if _named(words[i:]) or Path(words[i]).name in shell.SHELLS), 0)
 
 
 def _read_tool(command: Command, tool: str) -> None:
@@ -116,6 +140,7 @@ def _read_tool(command: Command, tool: str) -> None:
     if tool == "paceline":
         _read_own(command, rest)
     elif tool == "python":
+        rest = _after_interpreter(rest)
         if rest[:1] == ["-m"] and rest[1:2] and rest[1] in MODULES:
             _read_launcher(command, MODULES[rest[1]], rest[2:])
         else:
@@ -132,6 +157,8 @@ def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
         words = words[1:]
     found, rest = options_of(words, launcher)
     module = found.pop("module", None)
+    if tool == "sbatch" and isinstance(wrapped := found.pop("wrap", None), str):
+        rest = shell.first_command(wrapped, "sbatch --wrap", tool_of)
     extra: list[tuple[str, Any, Ruling]] = []
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
     if scheduled and rest and not python and not tool_of(rest):
@@ -170,10 +197,16 @@ def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
 
 
+def _after_interpreter(words: list[str]) -> list[str]:
+    """Without options of Python itself, such as -u."""
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        words = words[2 if words[0] in ("-W", "-X") else 1 :]
+    return words
+
+
 def _read_program(command: Command, tool: str, words: list[str], *, alone: bool = False) -> None:
     """The script that ranks run, and its own options."""
-    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
-        words = words[1:]  # of the interpreter
+    words = _after_interpreter(words)
     module = words[:1] == ["-m"]
     words = words[1:] if module else words
     if not words or words[0] == "-c" or (module and words[0] in TOOLS):
@@ -186,9 +219,11 @@ def _read_program(command: Command, tool: str, words: list[str], *, alone: bool 
     if module:
         ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
-        why = "once it calls paceline.run()"
-        claims |= {"workload": script, **({"data.arguments": given} if given else {})}
-        ruling = Ruling(Outcome.TRANSLATED, claims, why)
+        unknown = "$" in script
+        why = "its folder is known only when the job runs" if unknown else "once it calls paceline.run()"
+        file = Path(script).name if unknown else script
+        claims |= {"workload": file, **({"data.arguments": given} if given else {})}
+        ruling = Ruling(Outcome.TRANSLATED, claims, why, ask=unknown)
     else:
         ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
     extra: tuple[tuple[str, Any, Ruling], ...] = (("script", script, ruling),)
@@ -207,11 +242,20 @@ def _read_script_options(command: Command, script: str, words: list[str]) -> Non
         theirs = {key: value for key, value in found.items() if TRAINER.rule(key) is not None}
         command.sources.append(Settings(script, TRAINER, theirs, command.folder, prefix="--"))
         found = {key: value for key, value in found.items() if key not in theirs}
-    own = Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
-    extra = [(f"--{key}", value, own) for key, value in found.items() if SCRIPT.rule(key) is None]
-    extra += [("argument", word, own) for word in rest]
+    if theirs := {key: value for key, value in found.items() if key.startswith("trainer.")}:
+        command.sources.append(Settings(script, LIGHTNING, theirs, command.folder, LAST_WORD, "--"))
+        found = {key: value for key, value in found.items() if key not in theirs}
+    extra = [(f"--{key}", value, _own(value)) for key, value in found.items() if SCRIPT.rule(key) is None]
+    extra += [("argument", word, _own(word)) for word in rest]
     known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
     command.sources.append(Settings(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
+
+
+def _own(value: Any) -> Ruling:
+    """An argument that nobody but the script knows."""
+    if isinstance(value, str) and "$" in value:
+        return Ruling(Outcome.NOTED, why="known only when the job runs; write its value into data.arguments", ask=True)
+    return Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
 
 
 def _read_own(command: Command, words: list[str]) -> None:
@@ -242,6 +286,8 @@ def options_of(words: list[str], launcher: Launcher, *, loose: bool = False) -> 
             rest.append(text)
             continue
         name, value, taken = _option(text, words[position : position + 1], launcher)
+        if name in launcher.pairs and taken:
+            value, taken = " ".join(words[position : position + 2]), 2
         position += taken
         found[name] = value if name not in found else [*_listed(found[name]), value]
     return found, rest

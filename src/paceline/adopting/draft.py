@@ -73,9 +73,11 @@ class Draft:
     def read(self, source: Settings) -> None:
         """Every key of a source."""
         values = dict(flat(source.values))
+        together = _together(source, values)
         for key, value in values.items():
             shown = key.replace("_", "-") if source.table.dashed else key
-            self.add(source, f"{source.prefix}{shown}", value, _judged(source, key, value))
+            ruling = together[key] if key in together else _judged(source, key, value)
+            self.add(source, f"{source.prefix}{shown}", value, ruling)
         for key, value, ruling in source.extra:
             self.add(source, key, value, ruling)
         self.sources.append(source)
@@ -164,6 +166,13 @@ class Draft:
         claim = self.claims.pop(name)
         why = f"{self.rows[self.claims[by].row].said} has the last word"
         self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.REPLACED, where=(), why=why)
+
+
+def _together(source: Settings, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+    try:
+        return source.table.together(values) if source.table.together else {}
+    except ValueError as error:
+        raise UserError(f"{source.name}: {error}") from None
 
 
 def _judged(source: Settings, key: str, value: Any) -> Ruling:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from paceline.adopting.tables.launchers import ENVIRONMENT, SBATCH
 from paceline.errors import UserError
 
 ASKED = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
-EXPORT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;#]*)", re.MULTILINE)
 PREPARES = re.compile(r"^\s*((?:module|ml|source|\.|conda|mamba|spack|cd)\s+\S.*)$", re.MULTILINE)
-USUALLY = re.compile(r"^\$\{\w+:?-([^}$]*)\}$")
-"""`${NODES:-1}`: what a variable is unless the user sets it."""
+STARTS = re.compile(
+    r"\b(torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|srun|sbatch|paceline|python[\d.]*|bash|sh)\b"
+)
+OTHER_SCHEDULERS = re.compile(r"^#(PBS|BSUB|COBALT|OAR|SGE|\$)[ \t]+(-.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
 GIVEN_BY_SLURM = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
     "SLURM_NTASKS": "ntasks",
@@ -49,19 +50,23 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
     asked = _asked(text, name)
     sources = [Settings(name, SBATCH.table, asked, folder, prefix="--")] if asked else []
     body = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
-    variables = _variables(body)
+    given = _slurm(asked)
+    variables = shell.assigned(body, given)
     sources += _environment(body, variables, name, folder)
-    found = list(_commands(_expanded(text, {**_slurm(asked), **variables}), name))
+    sources += _other_scheduler(text, name, folder)
+    found = list(_commands(shell.expanded(body, {**given, **variables}), name))
     ranks = [(line, words) for line, words in found if commands.tool_of(words) != "python"] or found
     different = {shell.node_free(words) for _, words in ranks}
     if len(different) > 1:
         lines = ", ".join(str(line) for line, _ in ranks)
+        last = " ".join(shlex.join(ranks[-1][1]).split())[:60]
         raise UserError(
             f"{name} starts {len(different)} different commands (lines {lines}); give the one to adopt as "
-            f'--command "{shlex.join(ranks[-1][1])[:60]}…"'
+            f'--command "{last}…"'
         )
     if ranks:
         sources += commands.as_one(commands.read_command(ranks[0][1], folder), name)
+        sources += _beside([words for number, words in found if (number, words) not in ranks], name, folder)
     if not sources:
         raise UserError(f"{name} asks a scheduler for nothing and starts no command that adopt knows")
     return sources
@@ -78,8 +83,8 @@ def _asked(text: str, name: str) -> dict[str, Any]:
 def _commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
     """(line, words) of what starts a program or ranks: not `python -c`, and not a look at the machine."""
     for number, line in shell.lines_of(text):
-        if commands.tool_of(re.split(r"[\s|;&]+", line)) or re.search(r"\b(srun|bash|sh)\b", line):
-            words = shell.first_command(line, name)
+        if STARTS.search(line):
+            words = shell.first_command(line, name, commands.tool_of)
             if commands.tool_of(words) and commands.read_command(words, Path()):
                 yield number, words
 
@@ -96,21 +101,24 @@ def _slurm(asked: Mapping[str, Any]) -> dict[str, str]:
     return known
 
 
-def _variables(body: str) -> dict[str, str]:
-    """Those that are set to a plain text."""
-    found = {name: USUALLY.sub(r"\1", value.strip("\"'")) for name, value in EXPORT.findall(body)}
-    return {name: value for name, value in found.items() if "$" not in value and "`" not in value}
+def _other_scheduler(text: str, name: str, folder: Path) -> list[Settings]:
+    """What is asked of PBS, LSF and others, which adopt does not read."""
+    ruling = Ruling(Outcome.NOTED, why="for the scheduler; parallel.ranks says on how many devices")
+    extra = tuple((f"#{scheduler}", value, ruling) for scheduler, value in OTHER_SCHEDULERS.findall(text))
+    return [Settings(name, ENVIRONMENT, {}, folder, extra=extra)] if extra else []
 
 
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """With the variables that are known; others stay as they are written."""
-    return re.sub(r"\$\{?([A-Za-z_]\w*)(?::-[^}]*)?\}?", lambda match: variables.get(match[1], match[0]), text)
+def _beside(others: Sequence[Sequence[str]], name: str, folder: Path) -> list[Settings]:
+    """Programs that a script runs before or after the ranks."""
+    ruling = Ruling(Outcome.NOTED, why="not what starts the ranks: run it as before")
+    extra = tuple(("command", shlex.join(words), ruling) for words in others)
+    return [Settings(name, ENVIRONMENT, {}, folder, extra=extra)] if extra else []
 
 
 def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Settings]:
     exported = re.findall(r"^\s*export\s+([A-Za-z_]\w*)=", body, re.MULTILINE)
     known = {key: variables.get(key) for key in exported if ENVIRONMENT.rule(key) is not None}
-    shell = Ruling(Outcome.NOTED, why="for the shell: export it as before")
-    extra = [(f"export {key}", variables.get(key, "…"), shell) for key in exported if key not in known]
+    as_before = Ruling(Outcome.NOTED, why="for the shell: export it as before")
+    extra = [(f"export {key}", variables.get(key, "…"), as_before) for key in exported if key not in known]
     extra += [(match.split()[0], match, Ruling(Outcome.NOTED, why="for the shell")) for match in PREPARES.findall(body)]
     return [Settings(name, ENVIRONMENT, known, folder, extra=tuple(extra))] if known or extra else []

@@ -36,7 +36,7 @@ def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict) and (values := _dictionary(node)) and DEEPSPEED.likeness(values):
             found.append(Settings(name, DEEPSPEED, values, folder))
-        elif isinstance(node, ast.Call) and node.keywords:
+        elif isinstance(node, ast.Call) and (node.keywords or called(_function(node))):
             function = _function(node)
             found += _call(node, function, Settings(name, TORCH, {}, folder, -calls))
             calls += 1  # a second loader is for evaluation, a second optimiser for another case: the first counts

@@ -53,7 +53,7 @@ def sources_of(file: Path) -> list[Settings]:
 
 def sources_of_command(text: str) -> list[Settings]:
     """The settings in a command line."""
-    words = shell.split(text, "--command")
+    words = shell.first_command(text, "--command", commands.tool_of)
     found = commands.read_command(words, Path())
     if not found:
         start = shlex.join(words[:1]) or "an empty command"

@@ -50,15 +50,7 @@ def _line(key: str, line: Line) -> str:
 
 def scalar(value: Any) -> str:
     """A value as YAML has it, on one line."""
-    if isinstance(value, float) and value and (abs(value) < 1e-3 or abs(value) >= 1e6):
-        return f"{value:.12g}" if "e" not in f"{value:.12g}" else _exponent(value)
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 20, allow_unicode=True).split("\n...")[0].strip()
-
-
-def _exponent(value: float) -> str:
-    """YAML takes 1.0e-5 for a number, and 1e-5 for a word."""
-    mantissa, power = f"{value:.12g}".split("e")
-    return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{power}"
 
 
 def _note(row: Row) -> str:

@@ -6,7 +6,10 @@ with its equation, and numbers that cannot all be true are one error.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.adopting.draft import Draft
+from paceline.adopting.rules import Outcome
 from paceline.errors import UserError
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, entry_of
@@ -119,6 +122,9 @@ def _batch(draft: Draft, ranks: int | None) -> None:
         batch = micro * passes * world
         said = f"to fill in: batch of your loader × {world} ranks × {passes} accumulated"
         draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} × {passes} here"
+    elif world > DEFAULT_BATCH:
+        batch, said = world, "to fill in: one sample per rank, until your batch is here"
+        draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} ranks here"
     else:
         return
     _write_batch(draft, batch, micro if passes and passes > 1 else None, passes, said)
@@ -162,11 +168,7 @@ def _schedule(draft: Draft) -> None:
         draft.overrule("train.warmup", "train.warmup_steps")
     steps, warm = draft.value("train.steps") or total, draft.value("train.warmup_steps")
     if steps and warm and warm >= steps:
-        raise UserError(f"{draft.shown('train.warmup_steps')} is not shorter than the run of {steps} steps")
-    if (least := draft.value("warmup_min_lr")) is not None:
-        lr = draft.value("train.lr")
-        draft.put("train.warmup_from", round(least / lr, 9) if lr else 0.0, draft.shown("warmup_min_lr"))
-        draft.use("warmup_min_lr", "train.warmup_from")
+        draft.fill_in["train.warmup_steps"] = f"{warm} is the whole run of {steps} steps, which never gets to train.lr"
 
 
 def _rhythm(draft: Draft) -> None:
@@ -192,8 +194,12 @@ def _arguments(draft: Draft) -> None:
         return
     if str(draft.value("workload")).endswith(".py"):
         draft.use("arguments", "data.arguments")
-    else:
-        del draft.claims["data.arguments"]
+        return
+    del draft.claims["data.arguments"]
+    why = f"the script that reads it gives way to  workload: {draft.value('workload')}"
+    for i, row in enumerate(draft.rows):
+        if row.where == ("arguments",):
+            draft.rows[i] = replace(row, outcome=Outcome.NOT_SUPPORTED, where=(), why=why)
 
 
 def _workers(draft: Draft) -> None:

@@ -22,6 +22,8 @@ MOST_KEYS = 5000
 
 Unsaid = Callable[[Mapping[str, Any]], Iterable[tuple[str, Any, Ruling]]]
 """From flat values to (key, value, ruling)."""
+Together = Callable[[Mapping[str, Any]], Mapping[str, Ruling]]
+"""From flat values to rulings by key; ValueError, with the key, where a value cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class KeyTable:
     """Keys by which a file of this tool is recognised: top-level ones, or dotted."""
     unsaid: Unsaid | None = None
     """What the tool does where nothing is said, and Paceline would not."""
+    together: Together | None = None
+    """What keys mean that depend on each other."""
     ours: bool = False
     """A run file of Paceline, whose defaults are its own."""
     dashed: bool = False

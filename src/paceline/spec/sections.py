@@ -60,10 +60,10 @@ class Train(Section):
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = field(
         "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
     )
-    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0)] = field(
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = field(
         "dynamic", "", "fp16: the loss times this, lest small gradients vanish; dynamic halves it where it overflows"
     )
-    loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0)
+    loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
     loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)

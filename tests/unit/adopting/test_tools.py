@@ -3,8 +3,13 @@
 import json
 
 import pytest
+import yaml
 
 import paceline
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.spec import build
+from paceline.training.engines.deepspeed_config import check
 
 ACCELERATE_FSDP = """
 compute_environment: LOCAL_MACHINE
@@ -249,6 +254,17 @@ def test_a_script_is_read_and_not_run(tmp_path):
         ("mpirun -np 8 --bind-to none -x PATH python t.py", {"parallel.ranks": 8}),
         ("srun -N2 -n 8 --gpus-per-node=a100:4 python -u t.py", {"parallel.ranks": 8, "cluster": "2x4xa100"}),
         ("srun --nodes=2 --ntasks-per-node=2 torchrun --nnodes 2 --nproc-per-node 4 t.py", {"parallel.ranks": 8}),
+        ("mpirun -np 4 -mca pml ob1 --mca btl ^openib -x PATH python t.py", {"parallel.ranks": 4}),
+        ("cd src && nohup torchrun --nproc_per_node=4 t.py 2>&1 | tee log.txt", {"parallel.ranks": 4}),
+        ("env A=1 uv run torchrun --nproc_per_node=2 t.py > log.txt &", {"parallel.ranks": 2}),
+        ("srun -n 2 apptainer exec --nv image.sif python t.py", {"parallel.ranks": 2}),
+        ("sbatch -N 2 --wrap='torchrun --nnodes=2 --nproc_per_node=4 t.py'", {"parallel.ranks": 8}),
+        ("python -u -m torch.distributed.run --nproc_per_node=2 t.py", {"parallel.ranks": 2}),
+        (
+            "python t.py fit --trainer.devices 4 --trainer.strategy fsdp",
+            {"parallel.ranks": 4, "parallel.strategy": "fsdp"},
+        ),
+        ("torchrun --nnodes 48 --nproc_per_node 8 t.py", {"parallel.ranks": 384, "train.global_batch": 384}),
     ],
 )
 def test_a_command(command, expected):
@@ -274,12 +290,56 @@ def test_a_command(command, expected):
         ("torchrun --node_rank=0 t.py\ntorchrun --node_rank=1 t.py\n", {}),
         ("set -x\nmkdir -p out\ndeepspeed --num_gpus 2 t.py\n", {"parallel.ranks": 2}),
         ("mpirun -np 16 -ppn 4 python t.py\n", {"parallel.ranks": 16}),
+        (
+            "#!/bin/sh\nA=(\n  --nproc_per_node 8  # devices\n  --nnodes 2\n)\ntorchrun ${A[@]} t.py\n",
+            {"parallel.ranks": 16},
+        ),
+        (
+            '#!/bin/sh\n#SBATCH -N 2\nexport G=4\nL="accelerate launch \\\n  --num_processes $((SLURM_NNODES * G))"\n'
+            'CMD="$L t.py"\nsrun $CMD\n',
+            {"parallel.ranks": 8},
+        ),
+        (
+            '#!/bin/sh\n#SBATCH --tasks-per-node=3\nsrun -l bash -c "\n  source x.sh\n  python t.py\n"\n',
+            {"parallel.ranks": 3},
+        ),
+        ("#!/bin/sh\nif true; then\n  torchrun --nproc_per_node=2 $HOME/t.py\nfi\n", {"parallel.ranks": 2}),
         ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", {"parallel.ranks": 1}),
     ],
 )
 def test_a_shell_script(tmp_path, text, expected):
     adopted = adopted_of(tmp_path, "start.sh", text)
     assert flat(adopted) | expected | {"workload": "t.py"} == flat(adopted)
+
+
+def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
+    text = "#!/bin/sh\n#PBS -l select=2\npython prepare.py\nmpiexec -n 8 python t.py --lr $LR --o x\npython test.py\n"
+    adopted = adopted_of(tmp_path, "job.pbs", text)
+    assert became(adopted, "#PBS") == "noted"
+    assert [row.value for row in adopted.rows if row.key == "command"] == ["python prepare.py", "python test.py"]
+    assert [row.key for row in adopted.rows if row.ask] == ["--lr"]
+
+
+def test_arguments_of_a_script_that_gives_way_are_not_kept():
+    adopted = paceline.adopt(command="python run_clm.py --output_dir o --learning_rate 1e-4 --max_train_samples 500")
+    assert adopted.values["workload"] == "transformers"
+    assert became(adopted, "--max_train_samples") == "not supported"
+
+
+def test_fsdp2_is_seen_in_a_script(tmp_path):
+    policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    text = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={policy})\nAdamW(ps, 1e-3)\n"
+    expected = {"parallel.strategy": "fsdp", "train.precision": "bf16", "train.optimizer": "adamw"}
+    adopted = adopted_of(tmp_path, "train.py", text)
+    assert flat(adopted) | expected == flat(adopted)
+
+
+def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):
+    scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}
+    config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}, "scheduler": scheduler}
+    adopted = adopted_of(tmp_path, "ds.json", json.dumps(config))
+    assert "never gets to train.lr" in adopted.fill_in["train.warmup_steps"]
+    assert became(adopted, "optimizer.params.lr") == "replaced"
 
 
 def test_a_second_loader_of_a_script_is_not_the_one_that_trains(tmp_path):
@@ -293,3 +353,39 @@ def test_options_of_accelerate_launch_replace_its_file(tmp_path):
     adopted = paceline.adopt(command=command)
     assert adopted.values["parallel"]["ranks"] == 2
     assert became(adopted, "num_processes") == "replaced"
+
+
+WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100}
+LONG = {"total_num_steps": 9999}
+CYCLE = {"cycle_min_lr": 1e-6, "cycle_max_lr": 3e-3, "cycle_first_step_size": 8, "cycle_momentum": False}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ({"type": "SGD"}, {"type": "WarmupDecayLR", "params": WARM}),
+        (
+            {"type": "Adam", "params": {"adam_w_mode": False}},
+            {"type": "WarmupDecayLR", "params": {"total_num_steps": 9999}},
+        ),
+        ({"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "WarmupCosineLR", "params": LONG}),
+        ({"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.8, 0.9]}}, {"type": "OneCycle", "params": CYCLE}),
+    ],
+)
+def test_an_adopted_file_agrees_with_deepspeeds_own(tmp_path, optimizer, scheduler):
+    """The same file given to the engine finds nothing in the run file that it contradicts."""
+    fp16 = {"enabled": True, "initial_scale_power": 12, "hysteresis": 2}
+    config = {"train_batch_size": 8, "optimizer": optimizer, "scheduler": scheduler, "fp16": fp16}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config))
+    adopted = paceline.adopt(file)
+    assert yaml.safe_load(adopted.text) == adopted.values
+    values = {key: value for key, value in adopted.values.items() if key != "workload"}
+    spec = build({**values, "parallel": {"engine": "deepspeed", "engine_config": str(file)}})
+    check(spec, layout_of(spec))
+
+
+def test_keys_of_another_kind_are_one_line(tmp_path):
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "initial_scale_power": 4000}}')
+    with pytest.raises(UserError, match=r"ds\.json: fp16\.initial_scale_power: 2 to the power of 4000 is no"):
+        paceline.adopt(tmp_path / "ds.json")

@@ -1,5 +1,6 @@
 """DeepSpeed's sections in the words of a run file: names, defaults, and the rates of DeepSpeed's own schedulers."""
 
+import re
 import warnings
 
 import pytest
@@ -63,12 +64,30 @@ def test_what_is_not_said_is_as_deepspeed_has_it(said, keys):
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "optimizer.params.amsgrad"),
         ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "optimizer.params.max_coeff"),
         ({"scheduler": {"type": "LRRangeTest"}}, "scheduler.type"),
-        ({"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 1}}}, "scheduler.type"),
+        ({"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 1}}}, "scheduler.params.cycle_momentum"),
         ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, "fp16.fp16_master_weights_and_grads"),
     ],
 )
 def test_what_is_not_offered_is_refused_by_its_name(config, name):
     assert [one.name for one in meanings(config) if one.refusal] == [name]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"optimizer": "AdamW"}, 'optimizer: "AdamW" is not a section'),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "fast"}}}, "optimizer.params.lr: 'fast' is not a number"),
+        ({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}}, "optimizer.params.betas: 0.9 is not a pair"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5}}}, "1.5 is not a whole number"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1.0}}}, "needs warmup_max_lr"),
+        ({"fp16": {"enabled": True, "initial_scale_power": 100000}}, "is no loss scale"),
+        ({"fp16": {"enabled": True, "initial_scale_power": None}}, "None is not a number"),
+        ({"fp16": {"enabled": "maybe"}}, "'maybe' is not true or false"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(config, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        meanings(config)
 
 
 def test_the_loss_scale():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.adopting.rules import (
@@ -23,35 +24,13 @@ from paceline.adopting.rules import (
     whole,
 )
 from paceline.adopting.sources import KeyTable
+from paceline.spec.yaml_file import put
+from paceline.training.engines.deepspeed_sections import AUTO, SECTIONS, Meaning, meanings
 
-AUTO = "auto"
 OWN_TUNING = "it tunes DeepSpeed's own engine; parallel.engine=deepspeed with engine_config takes it"
+AS_OTHERS_SAY = Ruling(Outcome.DERIVED, why="auto: as the other files say, or Paceline's default")
+BY_DEFAULT = "DeepSpeed's default"
 STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
-OPTIMIZERS = {
-    **all_of(("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "torch_adam"), {"train.optimizer": "adamw"}),
-    "SGD": {"train.optimizer": "sgd"},
-    **all_of(("Lamb", "FusedLamb"), {"train.optimizer": "lamb"}),
-}
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "WarmupLR": {"train.schedule": "constant"},
-    "WarmupDecayLR": {"train.schedule": "linear", "train.final_lr": 0.0},
-    "WarmupCosineLR": {"train.schedule": "cosine"},
-}
-LAST_WORD = 1
-"""A scheduler sets the learning rate that the optimiser was given."""
-
-
-def _betas(value: Any) -> Ruling:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return Ruling(Outcome.NOT_SUPPORTED, why="two numbers are meant, as in [0.9, 0.999]")
-    beta1, beta2 = map(number, value)
-    return Ruling(Outcome.TRANSLATED, {"train.beta1": beta1, "train.beta2": beta2})
-
-
-def decay_of_all(value: Any) -> Ruling:
-    """torch and DeepSpeed decay every parameter; a run file, unless it says so, matrices alone."""
-    claims = {"train.weight_decay": number(value)}
-    return Ruling(Outcome.TRANSLATED, {**claims, "train.decay": "all"} if number(value) else claims)
 
 
 def _offload(value: Any) -> Ruling:
@@ -62,30 +41,9 @@ def _offload(value: Any) -> Ruling:
     return Ruling(Outcome.NOT_SUPPORTED, why=f"state can live in host memory, not on {value}")
 
 
-def _loss_scale(value: Any) -> Ruling:
-    if number(value) == 0:
-        return Ruling(Outcome.TRANSLATED, {"train.loss_scale": "dynamic"})
-    return Ruling(Outcome.TRANSLATED, {"train.loss_scale": number(value)})
-
-
-def _start(value: Any) -> float:
-    return 2.0 ** whole(value)
-
-
 def _bucket(value: Any) -> Ruling:
     """Elements, of 4 bytes: gradients are fp32 here."""
     return Ruling(Outcome.TRANSLATED, {"parallel.bucket_mb": number(value) * 4 / 1e6}, "as MB of fp32")
-
-
-def _uncoupled(value: Any) -> Ruling:
-    """Whether weight decay is AdamW's, which it is unless it is said otherwise, whatever the type is called."""
-    if truth(value):
-        return Ruling(Outcome.KEPT, why="weight decay is AdamW's")
-    return Ruling(Outcome.TRANSLATED, {"train.optimizer": "adam"}, weight=LAST_WORD)
-
-
-def _peak(value: Any) -> Ruling:
-    return Ruling(Outcome.TRANSLATED, {"train.lr": number(value)}, weight=LAST_WORD)
 
 
 def _logger(name: str) -> Rule:
@@ -97,7 +55,7 @@ def unless_auto(rule: Rule) -> Rule:
 
     def wrapped(value: Any) -> Ruling:
         if value == AUTO:
-            return Ruling(Outcome.DERIVED, why="auto: as the other files say, or Paceline's default")
+            return AS_OTHERS_SAY
         return rule(value)
 
     return wrapped
@@ -115,16 +73,7 @@ BATCH: dict[str, Rule] = {
     ),
 }
 PRECISION: dict[str, Rule] = {
-    **all_of(("fp16.enabled",), when({"train.precision": "fp16"})),
     **all_of(("bf16.enabled", "bfloat16.enabled"), when({"train.precision": "bf16"})),
-    "fp16.loss_scale": _loss_scale,
-    "fp16.initial_scale_power": to("train.loss_scale_start", _start),
-    "fp16.loss_scale_window": to("train.loss_scale_window", whole),
-    "fp16.auto_cast": always("inputs are cast by autocast"),
-    "fp16.hysteresis": no("the scale is halved at the first overflow"),
-    "fp16.consecutive_hysteresis": no("the scale is halved at the first overflow"),
-    "fp16.min_loss_scale": always("the scale has no floor", 1, otherwise="the scale has no floor"),
-    "fp16.fp16_master_weights_and_grads": no("weights and gradients are fp32"),
     "bf16.*": no("weights, gradients and optimiser state are fp32; products are bf16"),
     "torch_autocast.enabled": always("mixed precision is by autocast"),
     "torch_autocast.dtype": choice(
@@ -181,39 +130,6 @@ ZERO: dict[str, Rule] = {
     "mics_shard_size": no("parallel.strategy=hsdp with parallel.replicate does it"),
     "mics_hierarchical_params_gather": no("parallel.strategy=hsdp with parallel.replicate does it"),
 }
-OPTIMIZER: dict[str, Rule] = {
-    "type": choice(OPTIMIZERS, "the optimisers are adamw, adam, sgd, lars and lamb"),
-    "params.lr": to("train.lr", number),
-    "params.betas": _betas,
-    "params.eps": to("train.eps", number),
-    "params.weight_decay": decay_of_all,
-    "params.momentum": to("train.momentum", number),
-    "params.adam_w_mode": _uncoupled,
-    "params.torch_adam": always("the update is fused where the device can"),
-    **all_of(
-        ("params.fused", "params.foreach", "params.capturable"), always("the update is fused where the device can")
-    ),
-    "params.bias_correction": always("moments are corrected", True),
-    "params.amsgrad": no("AMSGrad is not offered"),
-    "params.nesterov": when({"train.nesterov": True}),
-    "params.dampening": always("momentum is not dampened", 0),
-    "legacy_fusion": no(OWN_TUNING),
-    "params.*": no("it belongs to an optimiser that is not offered"),
-}
-SCHEDULER: dict[str, Rule] = {
-    "type": choice(SCHEDULES, "schedules are a warm-up, then constant, linear or cosine"),
-    "params.warmup_min_lr": quantity("warmup_min_lr", number),
-    "params.warmup_max_lr": _peak,
-    "params.warmup_num_steps": to("train.warmup_steps", whole),
-    "params.total_num_steps": quantity("total_steps"),
-    "params.warmup_type": choice(
-        {shape: {"train.warmup_shape": shape} for shape in ("linear", "log")}, "a warm-up is linear or log"
-    ),
-    "params.warmup_min_ratio": to("train.warmup_from", number),
-    "params.cos_min_ratio": to("train.final_lr", number),
-    "params.last_batch_iteration": always("a run knows where it stands"),
-    "params.*": no("it belongs to a schedule that is not offered"),
-}
 OTHERS: dict[str, Rule] = {
     "zero_allow_untested_optimizer": always("the update rule works on shards as on anything"),
     "zero_force_ds_cpu_optimizer": always("the update is Paceline's own", False),
@@ -255,33 +171,46 @@ OTHERS: dict[str, Rule] = {
 }
 
 
-def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
+def _meanings(values: Mapping[str, Any]) -> list[Meaning]:
+    config: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.split(".")[0] in SECTIONS:
+            put(config, key, value)
+    return meanings(config)
+
+
+def _ruling(one: Meaning) -> Ruling:
+    if one.refusal:
+        return Ruling(Outcome.NOT_SUPPORTED, why=one.refusal)
+    if not one.keys:
+        other = Outcome.REPLACED if one.name == "optimizer.params.lr" else Outcome.NOT_SUPPORTED
+        return Ruling(other if one.own_way else Outcome.KEPT, why=one.note)
+    claims = {"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()}
+    return Ruling(Outcome.TRANSLATED, claims)
+
+
+def sections(values: Mapping[str, Any]) -> dict[str, Ruling]:
+    """The keys of `optimizer`, `scheduler` and `fp16`, read as parallel.engine=deepspeed reads them."""
+    auto = {key: AS_OTHERS_SAY for key, value in values.items() if value == AUTO and key.split(".")[0] in SECTIONS}
+    return {**{one.name: _ruling(one) for one in _meanings(values) if one.given}, **auto}
+
+
+def unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     """DeepSpeed clips nothing and keeps the learning rate where it is not asked to."""
     if "gradient_clipping" not in values:
         yield "gradient_clipping", 0.0, Ruling(Outcome.DERIVED, {"train.clip": 0.0}, "DeepSpeed does not clip", -1)
     if not any(key.startswith("scheduler") for key in values):
         why = "without a scheduler the learning rate stays"
         yield "scheduler", None, Ruling(Outcome.DERIVED, {"train.schedule": "constant", "train.warmup": 0.0}, why, -1)
-    elif values.get("scheduler.type") in SCHEDULES:
-        yield from _unsaid_schedule(values)
-    if "optimizer.type" in values and "optimizer.params.weight_decay" not in values:
-        why = "DeepSpeed decays nothing"
-        yield "optimizer.params.weight_decay", 0.0, Ruling(Outcome.DERIVED, {"train.weight_decay": 0.0}, why, -1)
+    for one in _meanings(values):
+        if not one.given:
+            ruling = _ruling(one)
+            outcome = Outcome.DERIVED if ruling.claims else ruling.outcome
+            yield one.name, one.value, replace(ruling, outcome=outcome, why=ruling.why or BY_DEFAULT, weight=-1)
 
 
-def _unsaid_schedule(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
-    defaults: dict[str, tuple[Any, str]] = {"warmup_type": ("log", "train.warmup_shape")}
-    defaults["warmup_num_steps"] = (1000, "train.warmup_steps")
-    if values["scheduler.type"] == "WarmupCosineLR":
-        defaults["cos_min_ratio"] = (0.0001, "train.final_lr")
-    for name, (value, key) in defaults.items():
-        if (full := f"scheduler.params.{name}") not in values:
-            yield full, value, Ruling(Outcome.DERIVED, {key: value}, "DeepSpeed's default", -1)
-
-
-def _sections() -> dict[str, Rule]:
-    parts = {"zero_optimization": ZERO, "optimizer": OPTIMIZER, "scheduler": SCHEDULER}
-    nested = {f"{name}.{key}": rule for name, rules in parts.items() for key, rule in rules.items()}
+def _rules() -> dict[str, Rule]:
+    nested = {f"zero_optimization.{key}": rule for key, rule in ZERO.items()}
     return {key: unless_auto(rule) for key, rule in {**BATCH, **PRECISION, **nested, **OTHERS}.items()}
 
 
@@ -292,10 +221,11 @@ def zero_enabled(value: Any) -> Ruling:
 
 DEEPSPEED = KeyTable(
     "DeepSpeed",
-    {**_sections(), "zero_optimization": zero_enabled},
+    {**_rules(), "zero_optimization": zero_enabled},
     frozenset(
         (*BATCH, "zero_optimization", "fp16.enabled", "bf16.enabled", "optimizer.type", "scheduler.type", *OTHERS)
     )
     - {"gradient_accumulation_steps", "gradient_clipping"},
-    _unsaid,
+    unsaid,
+    sections,
 )

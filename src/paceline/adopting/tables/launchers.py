@@ -37,6 +37,8 @@ class Launcher:
     """Options without a value."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Short forms."""
+    pairs: frozenset[str] = frozenset()
+    """Options with two values."""
 
 
 def _nodes(value: Any) -> Ruling:
@@ -134,7 +136,10 @@ def _hosts(value: Any) -> Ruling:
     return Ruling(Outcome.DERIVED, claims)
 
 
-BINDING = ("bind_to", "map_by", "rank_by", "mca", "tag_output", "allow_run_as_root", "oversubscribe", "report_bindings")
+BINDING = (
+    *("bind_to", "map_by", "rank_by", "mca", "omca", "prtemca", "tag_output", "allow_run_as_root", "oversubscribe"),
+    *("report_bindings", "depth", "cpu_bind", "line_buffer", "display_map", "mem_bind", "gpu_bind"),
+)
 MPIRUN = Launcher(
     KeyTable(
         "mpirun",
@@ -149,6 +154,7 @@ MPIRUN = Launcher(
     ),
     frozenset(("allow_run_as_root", "oversubscribe", "tag_output", "report_bindings", "v", "q")),
     {"np": "n", "c": "n", "H": "host", "machinefile": "hostfile", "f": "hostfile", "genv": "x", "gmca": "mca"},
+    frozenset(("mca", "omca", "prtemca")),
 )
 HOROVODRUN = Launcher(
     KeyTable(
@@ -282,6 +288,7 @@ SLURM_SHORT = {
     "L": "licenses",
     "l": "label",
     "u": "unbuffered",
+    "tasks-per-node": "ntasks_per_node",
 }
 SRUN = Launcher(KeyTable("srun", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)
 SBATCH = Launcher(KeyTable("sbatch", SLURM_RULES, dashed=True), SLURM_FLAGS, SLURM_SHORT)

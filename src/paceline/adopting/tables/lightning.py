@@ -12,6 +12,7 @@ from paceline.adopting.rules import (
     Ruling,
     all_of,
     always,
+    backend,
     choice,
     is_off,
     no,
@@ -24,7 +25,8 @@ from paceline.adopting.rules import (
     workers,
 )
 from paceline.adopting.sources import KeyTable
-from paceline.adopting.tables.deepspeed import OPTIMIZER
+from paceline.adopting.tables.accelerate import SHARDING, offloaded
+from paceline.adopting.tables.torch_calls import UPDATE as OF_TORCH
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     **all_of(("32", "32-true"), {}),
@@ -38,6 +40,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"train.optimizer": "adam"},
     "sgd": {"train.optimizer": "sgd"},
 }
+STAGES = {n: {"parallel.strategy": f"zero{n}"} for n in (1, 2, 3)}
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
 
 
@@ -50,7 +53,7 @@ def _strategy(value: Any) -> Ruling:
     if text in ("auto", "singledevice", "single_device"):
         return Ruling(Outcome.KEPT, why="auto is ddp above one rank")
     if name in STRATEGIES:
-        return Ruling(Outcome.TRANSLATED, {"parallel.strategy": STRATEGIES[name]})
+        return Ruling(Outcome.TRANSLATED, {"parallel.strategy": STRATEGIES[name]}, weight=-1)
     return Ruling(Outcome.NOT_SUPPORTED, why="the strategies are ddp, fsdp and deepspeed's stages")
 
 
@@ -119,8 +122,18 @@ TRAINER: dict[str, Rule] = {
     "accelerator": _accelerator,
     "strategy": _strategy,
     "strategy.class_path": _strategy,
+    "strategy.init_args.sharding_strategy": choice(SHARDING, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"),
+    "strategy.init_args.stage": choice(STAGES, "stages are 1 to 3"),
+    **all_of(
+        tuple(f"strategy.init_args.{key}" for key in ("cpu_offload", "offload_optimizer", "offload_parameters")),
+        offloaded,
+    ),
+    "strategy.init_args.find_unused_parameters": always("parameters without a gradient are left as they are"),
+    "strategy.init_args.process_group_backend": backend,
     "strategy.*": no("the section parallel says it"),
     "devices": _devices,
+    "gpus": _devices,
+    "distributed_backend": _strategy,
     "num_nodes": quantity("nodes"),
     "precision": _precision,
     "max_epochs": _length("train.epochs"),
@@ -168,7 +181,7 @@ TRAINER: dict[str, Rule] = {
 }
 UPDATE: dict[str, Rule] = {
     "optimizer.class_path": _classes(OPTIMIZERS, "the optimisers are adamw, sgd, lars and lamb"),
-    **{key.replace("params.", "optimizer.init_args."): rule for key, rule in OPTIMIZER.items() if "." in key},
+    **{f"optimizer.init_args.{key}": rule for key, rule in OF_TORCH.items()},
     "lr_scheduler.class_path": _classes(
         {
             "CosineAnnealingLR": {"train.schedule": "cosine", "train.warmup": 0.0},
@@ -218,7 +231,7 @@ LIGHTNING = KeyTable(
     frozenset(
         (
             *("seed_everything", "ckpt_path", "model.class_path", "data.class_path", "optimizer.class_path"),
-            *(f"trainer.{key}" for key in TRAINER if "." not in key),
+            *(f"{above}trainer.{key}" for key in TRAINER if "." not in key for above in ("", "fit.")),
         )
     ),
     _unsaid,

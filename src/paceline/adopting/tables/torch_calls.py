@@ -18,11 +18,11 @@ from paceline.adopting.rules import (
     quantity,
     sums_in,
     to,
+    when,
     workers,
 )
 from paceline.adopting.sources import KeyTable
 from paceline.adopting.tables.accelerate import SHARDING, offloaded
-from paceline.adopting.tables.deepspeed import OPTIMIZER
 
 ORDER = "the order of samples is Paceline's"
 
@@ -42,6 +42,19 @@ def _dtype(key: str) -> Rule:
 def _last_part(options: dict[str, dict[str, Any]], why: str) -> Rule:
     """Of a dotted name such as ShardingStrategy.FULL_SHARD."""
     return lambda value: choice(options, why)(str(value).split(".")[-1])
+
+
+def _betas(value: Any) -> Ruling:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return Ruling(Outcome.NOT_SUPPORTED, why="two numbers are meant, as in [0.9, 0.999]")
+    beta1, beta2 = map(number, value)
+    return Ruling(Outcome.TRANSLATED, {"train.beta1": beta1, "train.beta2": beta2})
+
+
+def _decay_of_all(value: Any) -> Ruling:
+    """torch decays every parameter; a run file, unless it says so, matrices alone."""
+    claims = {"train.weight_decay": number(value)}
+    return Ruling(Outcome.TRANSLATED, {**claims, "train.decay": "all"} if number(value) else claims)
 
 
 LOADER: dict[str, Rule] = {
@@ -79,13 +92,40 @@ GROUP: dict[str, Rule] = {
     **all_of(("rank", "world_size", "init_method", "store", "device_id"), always("the launcher says it")),
 }
 WHOLE = "FullStateDictConfig"
-SHARDED = ("FullyShardedDataParallel", "FSDP")
+SHARDED = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
-UPDATE = {key.removeprefix("params."): rule for key, rule in OPTIMIZER.items() if key.startswith("params.")}
+UPDATE: dict[str, Rule] = {
+    "lr": to("train.lr", number),
+    "betas": _betas,
+    "eps": to("train.eps", number),
+    "weight_decay": _decay_of_all,
+    "momentum": to("train.momentum", number),
+    "nesterov": when({"train.nesterov": True}),
+    "dampening": always("momentum is not dampened", 0),
+    "amsgrad": no("AMSGrad is not offered"),
+    "maximize": no("a loss is made smaller"),
+    **all_of(("fused", "foreach", "capturable", "differentiable"), always("the update is fused where the device can")),
+}
+"""Arguments of torch's optimisers."""
 CALLS: dict[str, dict[str, Rule]] = {
     "DataLoader": LOADER,
-    **all_of((*SHARDED, "DistributedDataParallel", "DDP"), WRAPPED),
-    "MixedPrecision": {key.removeprefix("mixed_precision."): rule for key, rule in WRAPPED.items()},
+    **all_of((*SHARDED[:2], "DistributedDataParallel", "DDP"), WRAPPED),
+    **all_of(
+        ("MixedPrecision", "MixedPrecisionPolicy"),
+        {
+            **{key.removeprefix("mixed_precision."): rule for key, rule in WRAPPED.items()},
+            "output_dtype": noted("the loss is computed in fp32"),
+            "cast_forward_inputs": always("inputs are cast by autocast"),
+            "keep_low_precision_grads": no("gradients are fp32"),
+            "cast_root_forward_inputs": always("inputs are cast by autocast"),
+        },
+    ),
+    "fully_shard": {
+        "reshard_after_forward": choice(SHARDING, "true or false"),
+        **all_of(("mesh", "shard_placement_fn", "ignored_params"), no("all parameters are sharded over all ranks")),
+        **all_of(("mp_policy", "offload_policy"), noted("its literals are read where it is made")),
+    },
+    "CPUOffloadPolicy": {"pin_memory": always("memory is pinned where a device can copy from it")},
     "size_based_auto_wrap_policy": WRAPPED,
     "transformer_auto_wrap_policy": WRAPPED,
     "init_process_group": GROUP,
@@ -105,6 +145,8 @@ def called(name: str) -> dict[str, Any]:
     """What a call says by being made at all."""
     if name in SHARDED:
         return {"parallel.strategy": "fsdp"}
+    if name == "CPUOffloadPolicy":
+        return {"parallel.offload": True}
     if name == WHOLE:
         return {"train.checkpoint": "full"}
     if name in ("DistributedDataParallel", "DDP"):

@@ -28,9 +28,10 @@ from paceline.adopting.rules import (
 )
 from paceline.adopting.sources import KeyTable
 from paceline.adopting.tables.accelerate import FSDP
-from paceline.adopting.tables.deepspeed import DEEPSPEED
+from paceline.adopting.tables.deepspeed import DEEPSPEED, sections
 
 WORKLOAD = "transformers"
+INLINE = "deepspeed."
 SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {"train.schedule": "linear"},
     "cosine": {"train.schedule": "cosine"},
@@ -42,7 +43,7 @@ LAST_WORD = 1
 
 
 def _epochs(value: Any) -> Ruling:
-    if number(value) != int(number(value)):
+    if number(value) % 1:  # infinity too
         why = "a run has whole epochs; give its length as train.steps"
         return Ruling(Outcome.NOT_SUPPORTED, why=why)
     if number(value) < 1:
@@ -87,7 +88,9 @@ def _update(value: Any) -> Ruling:
 
 
 def _report(value: Any) -> Ruling:
-    names = [value] if isinstance(value, str) else list(value or [])
+    if value is not None and not isinstance(value, str | list):
+        raise UnreadableValue("a name or a list of names")
+    names = [value] if isinstance(value, str) else value or []
     if not names or names in (["none"], ["all"]):
         return Ruling(Outcome.KEPT, why="events are in the run folder")
     if unknown := [name for name in names if name not in ("tensorboard", "wandb", "mlflow")]:
@@ -264,6 +267,12 @@ def _unsaid(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
     yield "model", None, Ruling(Outcome.DERIVED, claims, "a model of the library transformers", weight=LAST_WORD)
 
 
+def _inline(values: Mapping[str, Any]) -> dict[str, Ruling]:
+    """The sections of a DeepSpeed configuration that stands in place of its file."""
+    inner = {key.removeprefix(INLINE): value for key, value in values.items() if key.startswith(INLINE)}
+    return {f"{INLINE}{key}": ruling for key, ruling in sections(inner).items()}
+
+
 TRAINER = KeyTable(
     "TrainingArguments",
     {
@@ -287,4 +296,5 @@ TRAINER = KeyTable(
         )
     ),
     _unsaid,
+    _inline,
 )

@@ -127,16 +127,18 @@ def _must_mean_the_same(spec: RunSpec, path: Path, theirs: dict[str, Any]) -> No
     """Their optimiser, schedule and loss scale are those of the run file."""
     try:
         found = deepspeed_sections.meanings(theirs)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: optimizer, scheduler or fp16 is not as DeepSpeed wants it: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     for one in found:
         if one.refusal:
-            raise UserError(f"{path}: {one.name} is {json.dumps(one.value)}: {one.refusal}; take it out of that file")
+            end = "; take it out of that file" if one.given else ""
+            raise UserError(f"{path}: {one.name} is {json.dumps(one.value)}: {one.refusal}{end}")
     keys = {key: (one, value) for one in found for key, value in one.keys.items()}
     different = {key: it for key, it in keys.items() if not _same(getattr(spec.train, key[6:]), it[1], key)}
     if different:
         words = ", ".join(
-            f"{one.name} ({key}={_typed(getattr(spec.train, key[6:]))})" for key, (one, _) in different.items()
+            f"{one.name if one.given else f'{one.name}, not given'} ({key}={_typed(getattr(spec.train, key[6:]))})"
+            for key, (one, _) in different.items()
         )
         line = " ".join(f"{key}={_typed(value)}" for key, (_, value) in different.items())
         raise UserError(f"{path} and the run file differ: {words}; take it out of that file, or type  {line}")
