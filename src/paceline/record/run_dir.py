@@ -155,9 +155,10 @@ class RunDir:
             raise UserError(f"{self.spec_file} does not describe a run that can be read:\n{error}") from None
 
     def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
+        origins: dict[str, str] = {}
         try:
             text = self.spec_file.read_text(encoding="utf-8")
-            node, values = parsed(text)
+            values = parsed(text, lambda node: origins.update(_read_origins(node, "", text.split("\n"))))
         except OSError as error:
             raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -166,7 +167,7 @@ class RunDir:
             raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
-        return values, dict(_read_origins(node, "", text.split("\n")))
+        return values, origins
 
 
 def _first_free(out: Path, name: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,17 @@ class TooMuch(ValueError):
     """More than anybody writes."""
 
 
-def parsed(text: str) -> tuple[Any, Any]:
-    """(the root node, its values) of a document. Of one that stands for too much, nothing is made."""
+def parsed(text: str, look: Callable[[Any], None] = lambda node: None) -> Any:
+    """The values of a document. Of one that stands for too much, nothing is made.
+
+    `look` is given the root node as it is written; merged mappings are one once the values are made.
+    """
     loader = _Loader(text)
     node = loader.get_single_node()
     if _expanded(node, {}) > MOST_VALUES:
         raise TooMuch(f"has more than {MOST_VALUES:,} values once its aliases are followed")
-    return node, loader.construct_document(node) if node else None
+    look(node)
+    return loader.construct_document(node) if node else None
 
 
 def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -105,8 +109,8 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     given = f"run file {str(file)!r}"
     origins: dict[str, str] = {}
     try:
-        node, values = parsed(file.read_text(encoding="utf-8"))
-        _note_lines(node, "", file.name, origins)
+        text = file.read_text(encoding="utf-8")
+        values = parsed(text, lambda node: _note_lines(node, "", file.name, origins))
     except FileNotFoundError:
         near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
         raise UserError(f"{given} does not exist{did_you_mean(file.name, [p.name for p in near])}") from None
