@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.registry import entry_of
 from paceline.spec import Parallel, RunSpec
 
 SHARDING = {"zero1", "zero2", "zero3", "fsdp", "hsdp"}
@@ -125,7 +124,7 @@ def layout_of(spec: RunSpec) -> Layout:
     """The layout a run file asks for; whatever cannot work is said here, before a process starts."""
     parallel, batch = spec.parallel, spec.train.global_batch
     data = _data_ranks(parallel)
-    if not entry_of(spec.workload).batched:
+    if not spec.entry.batched:
         batch = max(batch, data)
     same = {"auto": "ddp" if data > 1 else "single", "zero3": "fsdp"}
     strategy = same.get(parallel.strategy, parallel.strategy)

@@ -150,6 +150,10 @@ def resolve(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
+RECORDED = Entry("", "paceline.section:RecordedSection", "paceline.section:RecordedSection")
+"""Work of a finished run whose code is not to be executed: its values are there, and nothing can be asked of it."""
+
+
 def entry_of(workload: Any) -> Entry:
     """The entry of a name, or of `file.py:Class`; a UserError says which names there are."""
     if isinstance(workload, str):

@@ -49,6 +49,12 @@ class Section(BaseModel):
         return values
 
 
+class RecordedSection(Section):
+    """What a finished run says of work that is not ours: values as they stand, without the code that explains them."""
+
+    model_config = {**STRICT, "extra": "allow"}
+
+
 class ModelSection(Section):
     """What the section `model` of every training has, beside what its workload adds."""
 

@@ -20,7 +20,7 @@ from paceline.planning.candidates import Family, Limits, Price, Refusal, Refused
 from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.site import Where
-from paceline.registry import entry_of, resolve
+from paceline.registry import RECORDED, resolve
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ def subject_of(spec: RunSpec, samples: int | None = None, tokens: float | None =
     for name, value in (("samples", samples), ("tokens", tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UserError(f"--{name}: {value:g} is not possible; give more than 0")
-    found: Subject = resolve(entry_of(spec.workload).subject or MEASURED)(spec, samples, tokens)
+    if spec.entry is RECORDED:
+        raise UserError(f"workload: {spec.workload} is of a run that is only looked at; its code is not executed")
+    found: Subject = resolve(spec.entry.subject or MEASURED)(spec, samples, tokens)
     return found
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,8 @@ from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
 from paceline.record.files import write_atomic
 from paceline.registry import is_script
-from paceline.spec import DEFAULT, RunSpec, build
+from paceline.spec import DEFAULT, RunSpec, build, recorded
+from paceline.spec.yaml_file import parsed
 from paceline.workload import Say
 
 COMMENT_COLUMN = 44
@@ -137,25 +138,35 @@ class RunDir:
 
         `code` is a file that has the run's own workload class, instead of the one it was trained from.
         """
+        values, origins = self._read_spec()
+        if code is not None:
+            cls = "" if is_script(workload := str(values.get("workload"))) else f":{workload.rpartition(':')[2]}"
+            values["workload"] = f"{code.resolve()}{cls}"
+        return self._built(build, values, origins)
+
+    def recorded_spec(self) -> RunSpec:
+        """The same for those who look at a run: as data, with none of its code executed."""
+        return self._built(recorded, *self._read_spec())
+
+    def _built(self, make: Callable[..., RunSpec], values: dict[str, Any], origins: dict[str, str]) -> RunSpec:
+        try:
+            return make(values, origins)
+        except UserError as error:
+            raise UserError(f"{self.spec_file} does not describe a run that can be read:\n{error}") from None
+
+    def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
         try:
             text = self.spec_file.read_text(encoding="utf-8")
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            values = yaml.safe_load(text)
+            node, values = parsed(text)
         except OSError as error:
             raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             at = f" at line {mark.line + 1}" if mark else ""
             raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
-        if code is not None:
-            cls = "" if is_script(workload := str(values.get("workload"))) else f":{workload.rpartition(':')[2]}"
-            values["workload"] = f"{code.resolve()}{cls}"
-        try:
-            return build(values, dict(_read_origins(node, "", text.split("\n"))))
-        except UserError as error:
-            raise UserError(f"{self.spec_file} does not describe a run that can be read:\n{error}") from None
+        return values, dict(_read_origins(node, "", text.split("\n")))
 
 
 def _first_free(out: Path, name: str) -> Path:

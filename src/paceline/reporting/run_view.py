@@ -64,7 +64,7 @@ class RunView:
 def read_run(path: Path, name: str = "") -> RunView:
     """A run from its folder; UserError where there is nothing to show of it."""
     run = RunDir.open(path)
-    spec = run.spec()
+    spec = run.recorded_spec()
     lines = list(read_lines(run.events_file(0)))
     events = [{**event, "line": number} for number, event in lines if event is not None]
     steps = steps_that_count(events)

@@ -147,7 +147,7 @@ def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
     from rich.live import Live
 
     run = RunDir.open(path)
-    view = View(run, run.spec())
+    view = View(run, run.recorded_spec())
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
     view.look()
     psutil.cpu_percent(interval=0.1)  # its later answers count from here

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationEr
 
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
-from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, is_script, reference_of
+from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, RECORDED, Entry, entry_of, is_script, reference_of
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
@@ -82,6 +82,12 @@ class RunSpec(BaseModel):
         return text
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _entry: Entry | None = PrivateAttr(None)
+
+    @property
+    def entry(self) -> Entry:
+        """All that is known of the work; the user's own code may be executed to find out, unless this is a record."""
+        return self._entry or entry_of(self.workload)
 
     def origin(self, key: str) -> str:
         return self._origins.get(key, DEFAULT)
@@ -106,6 +112,7 @@ class RunSpec(BaseModel):
             if isinstance(value, Section):
                 for sub, sub_info in type(value).model_fields.items():
                     yield f"{name}.{sub}", getattr(value, sub), _unit(sub_info), sub_info.description or ""
+                yield from ((f"{name}.{sub}", found, "", "") for sub, found in (value.model_extra or {}).items())
             else:
                 yield name, value, _unit(info), info.description or ""
 
@@ -181,8 +188,17 @@ def spec_of(source: Source) -> RunSpec:
     raise UserError(f"{source!r} is not a run; give the path of a run file, its content as a dict, or a Workload class")
 
 
-def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
-    """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError."""
+def recorded(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
+    """The spec of a run that is looked at: none of its code is executed, whoever wrote it."""
+    ours = values.get("workload", DEFAULT_WORKLOAD) in BUILT_IN
+    return build(values, origins, None if ours else RECORDED)
+
+
+def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, entry: Entry | None = None) -> RunSpec:
+    """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError.
+
+    `entry` is what is known of the work, where its name is not to be looked up.
+    """
     absent = {name for name in ("parallel", "model", "data", "train") if values.get(name) is None}
     values = {name: value for name, value in values.items() if name not in absent}
     origins = dict(origins or {})
@@ -191,7 +207,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
         if "parallel" in origins:
             origins["parallel.strategy"] = origins["parallel"]
     problems: list[str] = []
-    sections = entry_of(values.get("workload", DEFAULT_WORKLOAD)).sections()
+    sections = (entry or entry_of(values.get("workload", DEFAULT_WORKLOAD))).sections()
     _spell_out(values, sections, origins)
     everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
     for name, kind in sections.items():
@@ -207,6 +223,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     spec._origins.update(origins)
+    spec._entry = entry
     return spec
 
 

@@ -87,17 +87,26 @@ def _expanded(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+class TooMuch(ValueError):
+    """More than anybody writes."""
+
+
+def parsed(text: str) -> tuple[Any, Any]:
+    """(the root node, its values) of a document. Of one that stands for too much, nothing is made."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if _expanded(node, {}) > MOST_VALUES:
+        raise TooMuch(f"has more than {MOST_VALUES:,} values once its aliases are followed")
+    return node, loader.construct_document(node) if node else None
+
+
 def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a run file, and the line of each."""
     given = f"run file {str(file)!r}"
     origins: dict[str, str] = {}
     try:
-        loader = _Loader(file.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        if _expanded(node, {}) > MOST_VALUES:
-            raise UserError(f"{given} has more than {MOST_VALUES:,} values once its aliases are followed")
+        node, values = parsed(file.read_text(encoding="utf-8"))
         _note_lines(node, "", file.name, origins)
-        values = loader.construct_document(node) if node else None
     except FileNotFoundError:
         near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
         raise UserError(f"{given} does not exist{did_you_mean(file.name, [p.name for p in near])}") from None
@@ -116,6 +125,8 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise UserError(f"{given} is not YAML{at}: {why}") from None
     except RecursionError:
         raise UserError(f"{given} is nested without end") from None
+    except TooMuch as error:
+        raise UserError(f"{given} {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{given} holds no sections; start it with  name: my-run")
     return values, origins

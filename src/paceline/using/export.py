@@ -96,7 +96,7 @@ def _export_file(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
 
     _check_file(out, onnx)
     checkpoint = chosen(run, which)
-    header = {"paceline_spec": json.dumps(run.spec().dump()), "step": str(checkpoint.step)}
+    header = {"paceline_spec": json.dumps(run.recorded_spec().dump()), "step": str(checkpoint.step)}
     write_weights(out, read_tensors(checkpoint), **header)
     return out
 
