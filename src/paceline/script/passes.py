@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class ScriptPasses:
         self.job, self.dataset, self.wrapping, self.going = job, dataset, wrapping, going
         """`going`: False where all steps were done before."""
         self.log = StepLog(job)
+        self.batch: RankBatch | None = None
+        """The global batch that is under way, also while the script is out of its loop."""
         self.open: OpenPass | None = None
         self.due: AfterStep | None = None
         """What the newest step makes due, until it is done."""
@@ -62,6 +64,7 @@ class ScriptPasses:
 
     def batches(self, by_epoch: bool) -> Generator[Any]:
         self.settle()
+        self._leave_loop()
         self.handed_out = self._batches(by_epoch)
         return self.handed_out
 
@@ -72,7 +75,7 @@ class ScriptPasses:
         step.net.train()
         self.log.resume()
         while not self.over and self.steps < until:
-            batch = next(self.ahead)
+            batch = self.batch = self.batch or next(self.ahead)
             job.before_step(batch)
             self.found.zero_()
             last = len(batch.micro_batches) - 1
@@ -110,9 +113,11 @@ class ScriptPasses:
             ) from None
         self.open = None
         if now.last:
+            self.batch = None
             self.updating = True
             stats = step.finish(self.found, now.batch.samples, self.job.context.stop.requested)
             self.updating = False
+            torch.clear_autocast_cache()  # of the weights as they were: the script may evaluate inside of its loop
             self.due = self.job.after_step(now.batch, stats, self.log)
 
     def evaluate(self, held_out: HeldOut) -> None:
@@ -151,8 +156,15 @@ class ScriptPasses:
         self.job.note_why()
         return Status.FINISHED
 
+    def _leave_loop(self) -> None:
+        """Of a loop that was left in the middle: what it had computed of a global batch is done again by the next."""
+        if self.handed_out is not None:
+            self.handed_out.close()
+        if self.batch is not None:
+            self.open, self.batch = None, replace(self.batch, data_s=0.0)  # nobody waits for it again
+            self.job.state.model.local_parameters.clear()
+
     def close(self) -> None:
-        """Of a loop that was left in the middle, and of batches made ahead."""
-        for stream in (self.handed_out, self.ahead):
-            if stream is not None:
-                stream.close()
+        """Of batches made ahead, and of what the loop entered."""
+        self._leave_loop()
+        self.ahead.close()

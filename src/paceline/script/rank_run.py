@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from paceline.data.samples import as_samples, training_samples
 from paceline.data.workers import worker_processes
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.execution import Execution, Reason
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import from_main, gather_objects, joined
@@ -32,7 +32,7 @@ from paceline.script.dataset import refuse_unusable, share_of
 from paceline.script.handing import NO_RUN
 from paceline.script.passes import ScriptPasses
 from paceline.script.workload import SCORE, Script
-from paceline.script.wrapped import Wrapping, guarded, one_pair, with_rates
+from paceline.script.wrapped import Wrapping, guarded, one_pair, refuse_scheduler, with_rates
 from paceline.spec import RunSpec
 from paceline.training.checkpoints.kept import Stateful
 from paceline.training.evaluation import HeldOut, evaluate, evaluating
@@ -83,11 +83,23 @@ class RankStart:
             with rank_work(run, spec, place, device, stop, self.show) as work:
                 script = RankRun(work)
                 with script.held:
-                    yield script
+                    with _not_left_by_exit(spec):
+                        yield script
                     script.finish()
                 script.let_go()
             summary: Any = work.summary
             self.outcome = run.path, from_main(lambda: summary)
+
+
+@contextmanager
+def _not_left_by_exit(spec: RunSpec) -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as leaving:
+        raise RunFailed(
+            f"{Path(spec.workload).name} ended itself inside of its run, with exit code {leaving.code or 0}; to end a "
+            "run early, leave its loop with  break"
+        ) from None
 
 
 class RankRun(ScriptRun):
@@ -105,7 +117,10 @@ class RankRun(ScriptRun):
 
     @property
     def steps(self) -> int:
-        return self._passes.steps if self._passes is not None else 0
+        if self._passes is not None:
+            return self._passes.steps
+        checkpoint = self.work.context.checkpoint
+        return 0 if checkpoint is None else checkpoint.step
 
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
@@ -145,7 +160,7 @@ class RankRun(ScriptRun):
             self._passes = self._begin(dataset, collate, workers)
         elif dataset is not self._passes.dataset:
             raise UserError("run.batches was given another data set than before; a run has one, made before its loop")
-        elif not self._by_epochs:
+        elif not self._by_epochs and self._passes.job.done:
             raise UserError(
                 "run.batches was asked for a second time, and the first loop had all batches of the run; to take them "
                 "epoch by epoch, write  for epoch in run.epochs():  around it"
@@ -157,6 +172,7 @@ class RankRun(ScriptRun):
         if self._step is None or self._wrapping is None:
             raise UserError("run.batches comes after  model, optimizer = run.prepare(model, optimizer)")
         refuse_unusable(dataset)
+        refuse_scheduler(self._step.state.optimizer)
         step, context, workload = self._step, self.work.context, cast(Script, self._step.workload)
         workload.given_data = dataset
         workload.collate = collate
@@ -219,7 +235,7 @@ class RankRun(ScriptRun):
             workload.callback_state[SCORE] = best
         samples = as_samples(dataset, None, "run.evaluate(dataset)")
         held_out = HeldOut(samples, np.arange(len(samples)))
-        if not self._passes.going:  # of a run that was done before: nothing is added to its record
+        if not self._passes.going or self._passes.stopped:  # no evaluation of the run as it would be without a stop
             return evaluate(self._passes.job, held_out)
         self._passes.evaluate(held_out)
         return dict(self._passes.job.evaluation)

@@ -123,7 +123,7 @@ def spec_of(file: str | Path | None, overrides: Any, script: Path, arguments: Se
 
 def _this_script() -> Path:
     file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None:
+    if file is None or not Path(file).is_file():  # a notebook, or a program from standard input
         raise UserError("paceline.run must be called by a script, a file that ranks can run; write yours to train.py")
     return Path(file).resolve()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy, deepcopy
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,7 +41,14 @@ class Wrapping:
             trains = view.training and torch.is_grad_enabled()
             return (self.net if trains and self.net is not None else inner)(*args, **kwargs)
 
-        kind = type(type(inner).__name__, (type(inner),), {"__call__": call, "__module__": type(inner).__module__})
+        def copied(view: nn.Module, memo: dict[int, Any]) -> nn.Module:
+            return deepcopy(inner, memo)
+
+        def written(view: nn.Module, protocol: Any) -> Any:  # by words that can be read without this module
+            return copy, (inner,)
+
+        own = {"__call__": call, "__deepcopy__": copied, "__reduce_ex__": written, "__module__": type(inner).__module__}
+        kind = type(type(inner).__name__, (type(inner),), own)
         view = cast(nn.Module, object.__new__(kind))
         view.__dict__ = inner.__dict__
         return view
@@ -86,12 +95,7 @@ def with_rates(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
             f"train.groups: {changed[0]!r} has no effect: the script gives run.prepare its own {kind}; "
             f"say it as a group of the {kind}"
         )
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        raise UserError(
-            f"run.prepare: the {kind} has a learning-rate scheduler of torch, and the run file has a schedule too; "
-            "leave yours out and say train.schedule, or give a factor:  run.prepare(model, optimizer, schedule="
-            "lambda seen, total: 1 - seen / total)"
-        )
+    refuse_scheduler(optimizer)
     if optimizer.state:
         raise UserError(f"run.prepare: the {kind} has made steps already; prepare it before its first")
     rate = float(optimizer.param_groups[0]["lr"])
@@ -100,12 +104,21 @@ def with_rates(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     return spec.replace({"train.lr": rate}, f"the script's {kind}")
 
 
+def refuse_scheduler(optimizer: Optimizer) -> None:
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise UserError(
+            f"the {type(optimizer).__name__} has a learning-rate scheduler of torch, and the run file has a schedule "
+            "too; leave yours out and say train.schedule, or give a factor:  run.prepare(model, optimizer, schedule="
+            "lambda seen, total: 1 - seen / total)"
+        )
+
+
 def guarded(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
     """Refuse `optimizer.step()` and `zero_grad()` of the script: the run does both, once for each global batch."""
     for name in ("step", "zero_grad"):
         own = getattr(optimizer, name)
 
-        def call(*args: Any, name: str = name, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
+        def call(_: Optimizer, *args: Any, name: str = name, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
             if not updating():
                 raise UserError(
                     f"optimizer.{name}() was called by the script; run.step does that, with the gradients of all "
@@ -113,4 +126,4 @@ def guarded(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
                 )
             return own(*args, **kwargs)
 
-        setattr(optimizer, name, call)
+        setattr(optimizer, name, MethodType(call, optimizer))  # as torch's schedulers expect it

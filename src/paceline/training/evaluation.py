@@ -92,10 +92,14 @@ def evaluating(model: nn.Module, precision: str, device: torch.device) -> Iterat
     compiled for training as they are written, since a compilation would take longer than it saves."""
     was_training = model.training
     model.eval()
+    torch.clear_autocast_cache()  # casts of other weights, where this is inside of a training pass
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with torch.no_grad(), autocast(precision, device), uncompiled:
-        yield
-    model.train(was_training)
+    try:
+        with torch.no_grad(), autocast(precision, device), uncompiled:
+            yield
+    finally:
+        torch.clear_autocast_cache()
+        model.train(was_training)
 
 
 @dataclass

@@ -115,15 +115,40 @@ def test_a_loop_that_is_left_ends_the_run(tmp_path):
     assert len(losses(result.path)) == 1
 
 
+def test_a_loop_that_is_left_and_entered_again_goes_on_where_it_was(trained, tmp_path):
+    loop = f"{PREPARED}    next(run.batches(train_set))\n    for epoch in run.epochs():\n"
+    loop += "        for i, (x, y) in enumerate(run.batches(train_set)):\n            if i == 3: break\n"
+    spec = script_spec(
+        script(tmp_path, f"{loop}            {STEP}\n"),
+        train={"steps": None, "epochs": 3},
+        parallel={"micro_batch": 8},  # of two passes: the second is left, and both are computed again
+    )
+    result = paceline.train(spec, tmp_path / "runs", show=False)
+    assert result.status == "finished"
+    assert losses(result.path) == pytest.approx(losses(trained.path), rel=1e-6)
+
+
+def test_an_evaluation_inside_of_the_loop_sees_the_newest_weights(tmp_path):
+    loop = f"import copy\n{BATCHES}        {STEP}\n        found = run.evaluate(test_set, sums)['loss']\n"
+    loop += "        fresh = F.cross_entropy(copy.deepcopy(model)(test_set.tensors[0]), test_set.tensors[1])\n"
+    loop += "        assert abs(fresh.item() - found) < 1e-6\n"
+    spec = script_spec(script(tmp_path, loop), train={"precision": "bf16", "steps": 2})
+    assert paceline.train(spec, tmp_path / "runs", show=False).status == "finished"
+
+
 def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys):
-    loop = f"import os, signal\n{BATCHES}        {STEP}\n"
+    begun = PREPARED + "    print('begins at', run.steps)\n"
+    loop = f"import os, signal\n{BATCHES}        {STEP}\n".replace(PREPARED, begun)
     loop += "        if run.steps == 4: os.kill(os.getpid(), signal.SIGTERM)\n"
+    loop += "    run.evaluate(test_set, sums)\n"
     spec = script_spec(script(tmp_path, loop))
     stopped = paceline.train(spec, tmp_path / "runs")
     assert stopped.status == "stopped"
     assert len(losses(stopped.path)) == 5  # the request is seen at the end of the next step
     assert f"go on with  paceline train --resume {stopped.path}" in capsys.readouterr().out
-    assert paceline.resume(stopped.path, show=False).status == "finished"
+    assert not stopped.metrics  # a run that is not stopped has no evaluation there
+    assert paceline.resume(stopped.path).status == "finished"
+    assert "begins at 5" in capsys.readouterr().out
     assert len(losses(stopped.path)) == 8
 
 
@@ -161,6 +186,10 @@ WRONG = {
     ),
     "with paceline.run() as run:\n    run.prepare(model[0], optimizer)\n": "a parameter that the model does not have",
     "torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + PREPARED: "has a learning-rate scheduler of torch",
+    f"{PREPARED}    torch.optim.lr_scheduler.StepLR(optimizer, 1)\n    run.batches(train_set)\n": (
+        "RMSprop has a learning-rate scheduler of torch"
+    ),
+    f"{BATCHES}        {STEP}\n        sys.exit()\n": "ended itself inside of its run, with exit code 0",
     f"{PREPARED}    run.batches(torch.utils.data.DataLoader(train_set))\n": r"run.batches\(loader.dataset\)",
     f"{PREPARED}    run.batches(iter(train_set))\n": "run.batches got a stream",
     "with paceline.run() as run:\n    run.batches(train_set)\n": "run.batches comes after",

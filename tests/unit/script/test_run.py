@@ -76,6 +76,12 @@ def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, caps
     assert capsys.readouterr().err.startswith("paceline: run.step got a mean")
 
 
+def test_a_program_without_a_file_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
+    with pytest.raises(UserError, match="must be called by a script"), paceline.run("run.yaml"):
+        pass
+
+
 def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
     spec = spec_of(None, {"train.steps": 3}, tmp_path / "mine.py", [])
     assert (spec.name, spec.train.steps, spec.origin("train.steps")) == ("mine", 3, "this script")
