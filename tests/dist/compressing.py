@@ -9,9 +9,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from paceline.launch.environment import detect
 from paceline.launch.group import joined
-from paceline.record.timers import CollectiveTimer
 from paceline.parallel import ddp
 from paceline.parallel.compress import LocalSGD, PowerSGD, Rounded
+from paceline.record.timers import CollectiveTimer
 
 SHAPES = {"wide": (24, 60), "tall": (90, 20), "bias": (17,), "narrow": (3, 5)}
 

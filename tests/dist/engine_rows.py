@@ -6,13 +6,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-from paceline.training.engines import NO_RANKS, accelerate, accelerate_config, deepspeed_config, user_config
 from paceline.errors import PacelineError
 from paceline.launch.environment import ALONE, detect
 from paceline.launch.group import joined
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.record.run_dir import RunDir
+from paceline.training.engines import NO_RANKS, accelerate, accelerate_config, deepspeed_config, user_config
 from paceline.training.rank import train_rank
 from paceline.workload import workload_of
 

@@ -234,7 +234,7 @@ def elastic_run(folder, fail_at=None, width=1):
                 F.mse_loss(model(rows[ids]), 3 * rows[ids]).backward()
                 optimizer.step()
                 sampler.record_batch(number, size)
-                state.seen = state.seen + [sorted(hvd.allgather(ids).tolist())]
+                state.seen = [*state.seen, sorted(hvd.allgather(ids).tolist())]
                 state.commit()
                 if len(state.seen) == fail_at:
                     raise RuntimeError("the power is gone")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline import train
 from paceline.measuring.links import Link, time_as_rank
-from paceline.record.timers import union
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
+from paceline.record.timers import union
 from paceline.spec import RunSpec
-from paceline import train
 
 
 def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:

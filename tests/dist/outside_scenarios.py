@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import accelerate  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401  (by each optimiser, at its first step)
+import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

@@ -10,10 +10,9 @@ import pytest
 from ending import wait_until, wait_until_gone
 from pacing import QUICK_PASSES
 
-from paceline import load, train
+from paceline import load, resume, train
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from paceline import resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

@@ -1,4 +1,4 @@
-"""`paceline launch`: what a rank of a foreign command gets, how a job of them ends, and what is left behind (nothing)."""
+"""`paceline launch`: what a rank of a foreign command gets, how a job of them ends; nothing is left behind."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_the_command_line_takes_what_users_of_other_launchers_type(tmp_path):
     assert answers("launch", "-np", 1, "echo", "-n", "--lr", "1", "--", "x") == (0, "--lr 1 -- x", "")
     code, out, err = answers("launch", "--ranks", 2, "--", *shell("exit $RANK"))
     assert (code, out, err) == (1, "", "paceline: rank 1 ended with exit code 1\n")
-    place = {name: "1" for name in VARIABLES} | {"RANK": "0", "LOCAL_RANK": "0"}
+    place = dict.fromkeys(VARIABLES, "1") | {"RANK": "0", "LOCAL_RANK": "0"}
     code, out, err = answers("launch", "-n", 2, "--", "true", **place)
     assert (code, out) == (2, "")
     assert err == "paceline: --ranks 2: torchrun has started this process as one of 1 already; leave --ranks out\n"

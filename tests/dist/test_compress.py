@@ -6,14 +6,13 @@ import pytest
 import torch
 from compressing import on_ranks
 
-from paceline import train
+from paceline import resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.parity import relative_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints.saved import newest, read_tensors
-from paceline import resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

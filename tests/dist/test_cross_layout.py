@@ -6,12 +6,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from paceline import RunResult, resume, train
 from paceline.layout import from_words
 from paceline.parity import relative_difference, weights_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.using.export import export
-from paceline import RunResult, resume, train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

@@ -13,19 +13,18 @@ import yaml
 from engine_rows import at_half, train_all
 from safetensors.torch import load_file
 
-from paceline import train
-from paceline.training import engines
-from paceline.training.engines import accelerate_config, deepspeed_config
+from paceline import RunResult, resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of
-from paceline.parity import weights_difference, relative_difference
+from paceline.parity import relative_difference, weights_difference
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
 from paceline.spec import build, load
+from paceline.training import engines
+from paceline.training.engines import accelerate_config, deepspeed_config
 from paceline.using.export import export
-from paceline import RunResult, resume
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -363,11 +362,15 @@ CONTRADICTIONS = {
     "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "parallel.offload=false"),
     "optimizer": (
         {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}},
-        r"differ: optimizer.params.weight_decay, not given \(train.weight_decay=0.01\), .*lr .* type  train.weight_decay=0 train.lr=0.0001",
+        r"differ: optimizer.params.weight_decay, not given \(train.weight_decay=0.01\), .*lr .* "
+        r"type  train.weight_decay=0 train.lr=0.0001",
     ),
     "unknown optimizer": ({"optimizer": {"type": "Lion"}}, 'optimizer.type is "Lion": train.optimizer is adamw'),
     "scheduler": ({"scheduler": {"type": "WarmupLR"}}, "train.schedule=constant train.warmup_steps=1000"),
-    "not a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "x"}}}, "'x' is not a number"),
+    "not a scheduler": (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "x"}}},
+        "'x' is not a number",
+    ),
     "fp16": ({"fp16": {"enabled": True}}, "train.precision=fp32"),
     "bf16": ({"bf16": {"enabled": True}}, "train.precision=fp32"),
     "sum": ({"gradient_allreduce_op": "sum"}, "has no place here"),

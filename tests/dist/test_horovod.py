@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     (seen, resets, weight), _ = run_ranks(elastic_run, (str(tmp_path / "whole"),), 2)
-    assert [sorted(sum(seen[epoch : epoch + 4], [])) for epoch in (0, 4)] == [list(range(16))] * 2
+    assert [sorted(chain(*seen[epoch : epoch + 4])) for epoch in (0, 4)] == [list(range(16))] * 2
     assert resets == []
     with pytest.raises(RunFailed, match="the power is gone"):
         run_ranks(elastic_run, (str(tmp_path / "broken"), 6), 2)

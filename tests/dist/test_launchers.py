@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.record.summary import Summary
-from paceline import train
+from paceline import RunResult, train
 from paceline.record.run_dir import RunDir
-from paceline import RunResult
+from paceline.record.summary import Summary
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

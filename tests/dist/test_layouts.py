@@ -77,7 +77,7 @@ def depth_of(layout):
 
 @pytest.fixture(scope="module")
 def trained(tiny_lm, tmp_path_factory):
-    """(layout, variant, layers) -> (steps, weights), each trained for a few steps; launches are shared by all of one size.
+    """(layout, variant, layers) -> (steps, weights), trained for a few steps; launches are shared by all of one size.
 
     The evaluation is not compared here: a few samples, once, are enough.
     """

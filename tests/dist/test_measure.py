@@ -10,16 +10,16 @@ from measuring import comm_twice, links_between_hosts
 
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.measuring.links import COLLECTIVES, time_as_rank, factor
+from paceline.measuring.links import COLLECTIVES, factor, time_as_rank
 from paceline.measuring.recalibrate import recalibrate
 from paceline.measuring.result import read_measurement
 from paceline.measuring.rows import FailedRow, done
 from paceline.measuring.sweep import measure
-from paceline.record.timers import CollectiveTimer
 from paceline.planning.calibrating import calibrate
 from paceline.record.events import read_steps
 from paceline.record.files import read_json, write_json
 from paceline.record.run_dir import RunDir
+from paceline.record.timers import CollectiveTimer
 from paceline.spec import load
 from paceline.training.run import PRELOAD
 

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 import torch
-from conftest import REPOSITORY
 from outside_scenarios import EXAMPLES, SCENARIOS, STEPS
 
 import paceline
+from conftest import REPOSITORY
 from paceline.cli import main
 from paceline.errors import RunFailed, UserError
 from paceline.measuring.outside.reading import read_seen

@@ -5,11 +5,11 @@ import textwrap
 import pytest
 from layout_rows import parts_after
 
+from paceline import train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.parity import check
 from paceline.spec import build
-from paceline import train
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

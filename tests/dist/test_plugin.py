@@ -63,7 +63,5 @@ def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path
     with pytest.raises(SystemExit) as end:
         main(["explain", str(tmp_path / "line.yaml")])
     assert end.value.code == 2
-    assert (
-        "did you mean 'line'?; use one of classifier, lm, topics, transformers, unet, line or file.py:Class"
-        in capsys.readouterr().err
-    )
+    names = ", ".join([*registry.BUILT_IN, "line"])
+    assert f"did you mean 'line'?; use one of {names}, file.py:Class or a script train.py" in capsys.readouterr().err

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from as_main import run_as_main
-from conftest import SHARED
 from topic_ranks import fit_three_times
 
 import paceline.tinytopics as tt
+from conftest import SHARED
 from paceline.launch.local import run_ranks
 
 SEEDS = sorted((SHARED / "seeds").glob("000*"))
@@ -30,7 +30,7 @@ def counts(tmp_path_factory):
 
 @pytest.mark.usefixtures("warm_ranks")
 def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
-    """61 documents do not divide by 2. The second and third time each rank has a seed of its own: the first's counts."""
+    """61 documents do not divide by 2. Later each rank has a seed of its own: the first's counts."""
     tt.set_random_seed(5)
     model, losses = tt.fit_model(tt.NumpyDiskDataset(counts), 3, num_epochs=8)
     L, F = model.get_normalized_L().numpy(), model.get_normalized_F().numpy()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from paceline import train
 from paceline.errors import UserError
 from paceline.measuring.sweep import measure
 from paceline.parity import check, table
@@ -11,7 +12,6 @@ from paceline.reporting.report import report
 from paceline.reporting.watch import watch
 from paceline.spec import build
 from paceline.using.export import export
-from paceline import train
 from paceline.workloads.lm.sample import sample
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")

@@ -1,8 +1,8 @@
 """Models of the library transformers under several layouts: weights that are read in shards, shared and frozen ones."""
 
-import hf_models
 import pytest
 
+import hf_models
 from paceline.parity import check
 from paceline.spec import build
 

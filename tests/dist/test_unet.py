@@ -5,10 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 from PIL import Image
 
 import paceline
+from conftest import REPOSITORY
 from paceline.cli import main
 from paceline.parity import check
 from paceline.record.run_dir import RunDir

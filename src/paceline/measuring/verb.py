@@ -146,8 +146,11 @@ def show(found: Measurement) -> Iterator[Any]:
     batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
     if are_passes(measured):
         batch = "each step a pass over all samples"
+    elif not all(row.batch.global_batch for row in measured):
+        batch = "if each rank has a batch of its own"
     repeats = max((row.repeats for row in measured), default=0)
-    yield f"{found.name}: {found.kind} scaling, {batch}; {found.steps} steps, {repeats} repeats, medians"
+    scaling = f"{found.kind} scaling, {batch}" if len(measured) > 1 else "one row"
+    yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"
     yield ""
     yield _times(measured)
     for failed in (row for row in found.rows if isinstance(row, FailedRow)):

@@ -187,6 +187,8 @@ def decision_text(rows: Sequence[TimedRow | FailedRow]) -> str:
     if found is None:
         return NOTHING_MEASURED
     row, base = found.row, found.base
+    if len(done(rows)) == 1:
+        return f"Nothing to compare: only {base.label} {'were' if base.label.endswith('s') else 'was'} measured."
     times = f"{number(row.speedup, 3)}×"
     match found.choice:
         case Choice.UNDECIDED:

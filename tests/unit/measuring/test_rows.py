@@ -195,6 +195,11 @@ def test_verdicts():
     rows, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
     lines = verdict(priced(rows, None, None), list(found.values()), [])
     assert lines[0] == "Stay on 1 rank: more do not pay; 2 ranks reach 0.8×."
+    rows, found = judged(ONE)
+    assert (
+        verdict(priced(rows, None, None), list(found.values()), [])[0]
+        == "Nothing to compare: only 1 rank was measured."
+    )
 
 
 def test_repeats_that_say_anything_give_no_verdict():

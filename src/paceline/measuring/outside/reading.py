@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
+from paceline.launch.blame import ECHO_WORDS
 from paceline.measuring.outside.request import Request
 from paceline.measuring.reading import MOST_RANKS, RunTimes, Seen, times_of
 from paceline.measuring.turns import WrongForAll
@@ -22,6 +23,7 @@ SHOWN_LINES = 15
 OF_LAUNCHERS = "ChildFailedError|CalledProcessError"
 ERROR = re.compile(rf"(\[rank\d+\]: *)?(?!.*({OF_LAUNCHERS}))[\w.]*(Error|Exception|Interrupt)(: |$)")
 """The last line of a traceback, but not of those that launchers add."""
+OF_OUR_LAUNCHER = "paceline: rank "
 ENDED_EARLY = 5
 """Steps that a script must have made, if it ended before those that were asked for."""
 Event = Mapping[str, Any]
@@ -67,9 +69,13 @@ def _with_batch(steps: Sequence[Event], rank_batches: Sequence[int], ranks: int)
 
 
 def last_words(output: Path) -> list[str]:
-    """What a command printed up to the error that it ended with: its launcher may have said more after it."""
+    """What a command printed up to the error that it ended with: its launcher may have said more after it, and so may
+    ranks that only lost a peer."""
     lines = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() or ["it printed nothing"]
-    at = max((i for i, line in enumerate(lines) if ERROR.match(line)), default=len(lines) - 1)
+    errors = [i for i, line in enumerate(lines) if ERROR.match(line)]
+    causes = [i for i in errors if not ECHO_WORDS.search(lines[i])]
+    others = [i for i, line in enumerate(lines) if not line.startswith(OF_OUR_LAUNCHER)]
+    at = (causes or errors or others or [0])[-1]
     return lines[max(0, at + 1 - SHOWN_LINES) : at + 1]
 
 

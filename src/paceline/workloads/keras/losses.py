@@ -37,7 +37,7 @@ class SampleLoss:
         like = first_leaf(output)
         y = tree_map(lambda part: part.to(like.dtype), y)
         with on_device_of(like):
-            each = self.of.call(y, output) if isinstance(self.of, keras.Loss) else self.of(y, output)
+            each = self.of.call(y, output) if isinstance(self.of, keras.Loss) else self.of(*_alike(y, output))
         if not isinstance(each, Tensor) or not each.ndim or len(each) != len(like):
             raise UserError(
                 f"{KEY}: {self.name} does not give a loss for each sample, as keras.losses.mean_squared_error does; "
@@ -78,7 +78,7 @@ class SampleLoss:
         if logits is None:
             return {}
         scores = isinstance(self.of, keras.losses.CategoricalCrossentropy)
-        labels = y.argmax(-1) if scores else y.reshape(logits.shape[:-1]).round().long()
+        labels = y.argmax(-1) if scores else y.reshape(logits.shape[:-1]).double().round().long()
         mask = getattr(output, "_keras_mask", None)
         if mask is not None and mask.shape == labels.shape:
             labels = torch.where(mask.bool(), labels, NOT_COUNTED)
@@ -89,12 +89,22 @@ def first_leaf(structure: Any) -> Tensor:
     return keras.tree.flatten(structure)[0]
 
 
+def _alike(y: Any, output: Any) -> tuple[Any, Any]:
+    """As fit() hands them to a function: (n,) and (n, 1), taken as they are, would make n × n differences."""
+    if not isinstance(y, Tensor) or not isinstance(output, Tensor):
+        return y, output
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+    return squeeze_or_expand_to_same_rank(y, output)
+
+
 def loss_of(section: KerasModel, model: Any) -> SampleLoss:
     """That of the run file, else that of compile()."""
     if ":" in section.loss:
         return SampleLoss(function_of(section.loss, KEY), section.loss.rpartition(":")[2])
     if section.loss:
         return _named(section.loss, section.from_logits)
+    _refuse_own_steps(type(model))
     given = model.loss if model.compiled else None
     if isinstance(given, dict | list | tuple) and len(given) == 1:
         given = next(iter(given.values() if isinstance(given, dict) else given))
@@ -109,6 +119,16 @@ def loss_of(section: KerasModel, model: Any) -> SampleLoss:
             f"(y, outputs) that gives a loss per sample, and  {KEY}=file.py:function"
         )
     return _named(given, False) if isinstance(given, str) else _object(given)
+
+
+def _refuse_own_steps(kind: type) -> None:
+    """What a model computes there is not what its compiled loss says."""
+    for name in ("train_step", "compute_loss"):
+        if getattr(kind, name) is not getattr(keras.Model, name):
+            raise UserError(
+                f"{KEY}: {kind.__name__} has its own {name}, which is not called here; write its loss as a function of "
+                f"(y, outputs) that gives a loss per sample, and  {KEY}=file.py:function"
+            )
 
 
 def _named(name: str, from_logits: bool) -> SampleLoss:

@@ -7,7 +7,7 @@ of this kind is tried out on the first samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,36 +17,40 @@ from torch.utils._pytree import tree_map
 
 from paceline.errors import UserError, did_you_mean
 from paceline.nn.keras_module import keras, on_device_of
-from paceline.workloads.keras.losses import SampleLoss, first_leaf
+from paceline.workloads.keras.losses import first_leaf
 from paceline.workloads.keras.sections import KerasModel
 
-BY_CLASSES = ("accuracy", "acc")
-"""Names that Keras understands by the shapes of outputs; ours comes from counts of classes."""
+BY_SHAPES = ("accuracy", "acc")
+"""Names by which Keras means another metric for each kind of targets and outputs."""
+WEIGHTED = "weighted_"
 
 
 class SummedMetrics:
     """The metrics of a run, by name."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
-        found = [_metric(one) for one in given]
-        self.all = {metric.name: metric for metric in found}
+    def __init__(self, given: Sequence[Any], weighted: Sequence[Any] = ()) -> None:
+        with_weights = {f"{WEIGHTED}{name}": metric for name, metric in map(_metric, weighted)}
+        self.all = dict(map(_metric, given)) | with_weights
+        self.weighted = set(with_weights)
         self.tried = False
 
     @classmethod
-    def of(cls, section: KerasModel, model: Any, loss: SampleLoss) -> SummedMetrics:
+    def of(cls, section: KerasModel, model: Any) -> SummedMetrics:
         """Those of the run file, else those of compile()."""
-        compiled = keras.tree.flatten(getattr(model._compile_metrics, "_user_metrics", None)) if model.compiled else ()
-        given = section.metrics or [one for one in compiled if one is not None]
-        return cls([one for one in given if not (loss.of_classes and one in BY_CLASSES)])
+        if section.metrics or not model.compiled:
+            return cls(section.metrics)
+        return cls(*(_compiled(model, which) for which in ("_user_metrics", "_user_weighted_metrics")))
 
-    def sums(self, output: Any, y: Any, weight: Tensor | None = None) -> dict[str, Tensor]:
-        """What each metric has counted after these samples alone."""
+    def sums(self, output: Any, y: Any, weight: Tensor | None, without: Container[str]) -> dict[str, Tensor]:
+        """What each metric, `without` some, has counted after these samples alone."""
         found: dict[str, Tensor] = {}
         with on_device_of(first_leaf(output)):
-            for name, metric in self.all.items():
+            for name in [name for name in self.all if name not in without]:
                 if not self.tried:
-                    _refuse_unless_sums(name, metric, output, y)
-                _update(metric, output, y, weight)
+                    self.all[name] = _of_shapes(self.all[name], output, y)
+                    _refuse_unless_sums(name, self.all[name], output, y)
+                metric = self.all[name]
+                _update(metric, output, y, weight if name in self.weighted else None)
                 found |= {_key(name, i): v.value.detach().double() for i, v in enumerate(metric.variables)}
         self.tried = True
         return found
@@ -72,23 +76,44 @@ def _key(name: str, place: int) -> str:
     return f"{name}[{place}]"
 
 
-def _metric(given: Any) -> Any:
+def _compiled(model: Any, which: str) -> list[Any]:
+    given = keras.tree.flatten(getattr(model._compile_metrics, which, None))
+    return [one for one in given if one is not None]
+
+
+def _metric(given: Any) -> tuple[str, Any]:
+    """With its name: as it was written, as in the history of fit()."""
     if isinstance(given, keras.Metric):
-        return given
+        return given.name, given
+    if str(given).lower() in BY_SHAPES:
+        return given, _Accuracy(name=given)
     try:
         found = keras.metrics.get(given)
     except ValueError:
         known = sorted(name for name, value in vars(keras.metrics).items() if callable(value) and name.islower())
         hint = did_you_mean(given, known) or "; use a name of keras.metrics"
         raise UserError(f"model.metrics: keras.metrics has no {given!r}{hint}") from None
+    name = given if isinstance(given, str) else getattr(found, "__name__", type(found).__name__)
     if isinstance(found, keras.Metric):
-        return found
-    if given in BY_CLASSES:
-        raise UserError(
-            f"model.metrics: {given!r} means several things in Keras, and outputs are not of classes here; use "
-            "binary_accuracy, categorical_accuracy or sparse_categorical_accuracy"
-        )
-    return keras.metrics.MeanMetricWrapper(found, name=given if isinstance(given, str) else found.__name__)
+        return name, found
+    return name, keras.metrics.MeanMetricWrapper(found, name=name)
+
+
+class _Accuracy(keras.metrics.BinaryAccuracy):
+    """Of which kind is not known before there are outputs. All kinds keep the same sums."""
+
+
+def _of_shapes(metric: Any, output: Any, y: Any) -> Any:
+    """As Keras chooses: two classes by one output, classes by number, or by a target for each of them."""
+    if not isinstance(metric, _Accuracy):
+        return metric
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor):
+        raise UserError(f"model.metrics: {metric.name!r} of which output? the model has several; leave it out")
+    if output.shape[-1] == 1:
+        return keras.metrics.BinaryAccuracy(name=metric.name)
+    by_number = y.ndim < output.ndim or y.shape[-1] == 1
+    kind = keras.metrics.SparseCategoricalAccuracy if by_number else keras.metrics.CategoricalAccuracy
+    return kind(name=metric.name)
 
 
 def _update(metric: Any, output: Any, y: Any, weight: Tensor | None = None) -> None:

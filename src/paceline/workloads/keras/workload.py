@@ -103,7 +103,7 @@ class KerasWorkload(Workload):
 
         module = build(self.spec, self.section, self._an_input)
         self.sample_loss = loss_of(self.section, module.original)
-        self.keras_metrics = SummedMetrics.of(self.section, module.original, self.sample_loss)
+        self.keras_metrics = SummedMetrics.of(self.section, module.original)
         return module
 
     def _an_input(self) -> Any:
@@ -122,10 +122,13 @@ class KerasWorkload(Workload):
         return total + penalty * count, count, output
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
+        from paceline.workloads.keras.metrics import BY_SHAPES
+
         total, count, output = self._computed(model, batch)
         (_, y, *weight), _ = batch
         by_class = self.sample_loss.class_sums(output, y)
-        return {"loss": total.double(), "count": count, **by_class, **self.keras_metrics.sums(output, y, *weight)}
+        mine = self.keras_metrics.sums(output, y, weight[0] if weight else None, BY_SHAPES if by_class else ())
+        return {"loss": total.double(), "count": count, **by_class, **mine}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         mine = self.keras_metrics.among(sums)

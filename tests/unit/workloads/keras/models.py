@@ -56,6 +56,41 @@ class Unbuilt(keras.Model):
         return self.out(self.flat(x))
 
 
+def dense(loss, *metrics, outputs=1, activation="sigmoid", **more):
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((4, 4, 1)), layers.Flatten(), layers.Dense(outputs, activation)])
+    model.compile("adam", loss, metrics=list(metrics), **more)
+    return model
+
+
+def focal():
+    return dense("binary_focal_crossentropy", "accuracy", "mae")
+
+
+def questions():
+    return dense("binary_crossentropy", "acc", outputs=3)
+
+
+def by_number():
+    own = keras.losses.sparse_categorical_crossentropy
+    return dense(lambda y, p: own(y, p), "accuracy", outputs=2, activation="softmax")
+
+
+def difference():
+    return dense(lambda y, p: keras.ops.square(y - p), keras.metrics.MeanSquaredError(), weighted_metrics=["mae"])
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return {}
+
+
+def own_step():
+    model = OwnStep([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    return model
+
+
 def squared(y, output):
     return keras.ops.square(y[:, 0] - output[:, 0])
 
@@ -92,6 +127,16 @@ def both():
 def numbers(split):
     images, labels = data(split)
     return images, labels[:, None].astype("float64"), np.ones(len(labels), "float32")
+
+
+def yes_or_no(split):
+    images, labels = data(split)
+    return images, labels > 0, np.arange(len(labels), dtype="float32")
+
+
+def three_answers(split):
+    images, labels = data(split)
+    return images, labels[:, None] > np.array([0, 1, 0])
 
 
 def encode(inputs):

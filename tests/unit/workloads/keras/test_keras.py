@@ -39,7 +39,11 @@ def run(model="build", data=None, train=None, **more):
 def finished(tmp_path_factory):
     """A run with every trap: dropout, statistics, a weight that is regularised."""
     arguments = {"dropout": 0.3, "norm": True, "penalty": 1e-2}
-    spec = run({"build": "build", "arguments": arguments}, {"classes": ["a", "b", "c"]}, {"checkpoint_every": 3})
+    spec = run(
+        {"build": "build", "arguments": arguments},
+        {"classes": ["a", "b", "c"]},
+        {"checkpoint_every": 3, "schedule": "constant"},
+    )
     return paceline.train(spec, tmp_path_factory.mktemp("runs"), show=False)
 
 
@@ -72,12 +76,11 @@ def test_every_weight_is_saved_once_under_its_keras_name(finished):
 
 def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
     """Another run stops after three steps and goes on: dropout, statistics and the update are as if it had not."""
-    spec = RunDir(finished.path).spec().replace({"train.steps": 3, "train.schedule": "constant"})
-    whole = paceline.train(spec.replace({"train.steps": 6}), tmp_path, show=False)
+    spec = RunDir(finished.path).spec().replace({"train.steps": 3})
     half = paceline.train(spec, tmp_path, show=False)
     longer = resumed_spec(half.path, ["train.steps=6"])
     rest = paceline.train(longer, resume=half.path, show=False)
-    ours, theirs = rest.weights(), whole.weights()
+    ours, theirs = rest.weights(), finished.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -140,6 +143,29 @@ def test_a_loss_of_ones_own_weights_and_a_model_without_shapes(tmp_path):
     assert result.metrics["r2_score"] == pytest.approx(1 - residual / float(spread), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("focal", "yes_or_no"),
+        ("questions", "three_answers"),
+        ("by_number", "yes_or_no"),
+        ("difference", "yes_or_no"),
+    ],
+)
+def test_compiled_losses_and_metrics_are_those_of_evaluate(model, data):
+    """Accuracy means what the shapes say, (n,) is compared with (n, 1), and weights are for weighted metrics."""
+    workload = workload_of(run(model, f"{MODELS}:{data}"))
+    module, samples = workload.model().eval(), workload.data("test")
+    everything = np.arange(len(samples))
+    with torch.no_grad():
+        ours = workload.metrics(workload.evaluate(module, samples.batch(everything, everything)))
+    x, y, *weight = function_of(f"{MODELS}:{data}", "")("test")
+    theirs = module.original.evaluate(x, y, 32, 0, *weight, return_dict=True)
+    weighted = {f"weighted_{name}" if name == "mae" and model == "difference" else name for name in theirs}
+    found = {name: float(ours[name]) for name in weighted}
+    assert sorted(found.values()) == pytest.approx(sorted(theirs.values()), rel=1e-5)
+
+
 def test_a_plan_sees_the_real_model():
     spec = run()
     subject = subject_of(spec)
@@ -186,6 +212,7 @@ def test_what_a_mask_leaves_out_does_not_count():
         ({"build": "fails"}, None, "models.py:fails fails: "),
         ({"build": "frozen"}, None, "model.loss is not given, and the model is not compiled with one"),
         ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
+        ({"build": "own_step"}, f"{MODELS}:numbers", "OwnStep has its own train_step, which is not called here"),
         ({"build": "build", "metrics": ["acuracy"]}, None, "model.metrics: .*'acuracy'"),
         ({"build": "build", "score": "acuracy"}, None, "model.score=acuracy: there is no such metric, did you mean"),
         (
