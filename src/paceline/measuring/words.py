@@ -189,12 +189,14 @@ def decision_text(rows: Sequence[TimedRow | FailedRow]) -> str:
     row, base = found.row, found.base
     if len(done(rows)) == 1:
         return f"Nothing to compare: only {base.label} {'were' if base.label.endswith('s') else 'was'} measured."
-    times = f"{number(row.speedup, 3)}×"
+    middle, low, high = (
+        number(reached / base.ranks, 3) for reached in (row.speedup, row.scaling.speedup_low, row.scaling.speedup_high)
+    )  # over the row that it is compared with
+    times = f"{middle}×"
     match found.choice:
         case Choice.UNDECIDED:
             return (
-                f"Not decided: {row.label} reach{_es(row)} {times}, but single repeats went from "
-                f"{number(row.scaling.speedup_low, 3)} to {number(row.scaling.speedup_high, 3)}×; "
+                f"Not decided: {row.label} reach{_es(row)} {times}, but single repeats went from {low} to {high}×; "
                 "measure again with more repeats."
             )
         case Choice.STAY:

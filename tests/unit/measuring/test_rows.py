@@ -202,6 +202,11 @@ def test_verdicts():
     )
 
 
+def test_without_one_rank_the_fewest_are_what_is_compared_with():
+    rows, _ = judged(row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.55))
+    assert decision_text(priced(rows, None, None)).startswith("Take 4 ranks: 1.82× as fast as 2 ranks")
+
+
 def test_repeats_that_say_anything_give_no_verdict():
     one, two = ONE, row("2 ranks", 2, 0.16)
     rows = with_speedups([one, two], {"1 rank": [64.0, 60.0, 70.0], "2 ranks": [200.0, 400.0, 800.0]})
