@@ -71,11 +71,11 @@ def script_spec(file: Path, **sections: Any) -> RunSpec:
     return build(values)
 
 
-def write_digits(folder: Path) -> None:
+def write_digits(folder: Path, train: int = 203, test: int = 61) -> None:
     """Files under the names of MNIST: blocks of light whose place is the class."""
     folder.mkdir(parents=True)
     draw = np.random.default_rng(0)
-    for name, count in (("train", 203), ("t10k", 61)):
+    for name, count in (("train", train), ("t10k", test)):
         labels = draw.integers(0, 10, count).astype(np.uint8)
         images = draw.integers(0, 40, (count, 28, 28)).astype(np.uint8)
         for image, label in zip(images, labels, strict=True):

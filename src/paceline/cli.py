@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
-from paceline.errors import PacelineError, UserError
+from paceline.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -51,13 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error(f"unknown argument {options[0]!r}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
-    try:
-        sys.exit(arguments.do(arguments))
-    except PacelineError as error:
-        from paceline.launch.blame import say_why
+    from paceline.launch.blame import exit_code_of_errors
 
-        say_why(error)
-        sys.exit(error.exit_code)
+    try:
+        with exit_code_of_errors():
+            sys.exit(arguments.do(arguments))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -189,38 +187,10 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_plan(arguments: argparse.Namespace) -> int:
-    from paceline.planning.verb import run
+    from paceline.planning.verb import run, spec_of_options
 
-    spec = _spec_of_options(arguments) or _load(arguments.words, "plan")
+    spec = spec_of_options(arguments) or _load(arguments.words, "plan")
     return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, _console())
-
-
-def _spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
-    """The run that options describe in place of a run file; None where there are none."""
-    given = {
-        option: (workload, what.key, str(vars(arguments)[what.key]))
-        for option, (workload, what) in registry.plan_options().items()
-        if vars(arguments)[what.key] is not None
-    }
-    if not given:
-        return None
-    workload = next(iter(given.values()))[0]
-    first = next(iter(registry.entry_of(workload).plan_options))
-    if first not in given:
-        option, (_, key, _) = next(iter(given.items()))
-        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
-    if files := [word for word in arguments.words if "=" not in word]:
-        raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
-    if arguments.emit:
-        raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
-    from paceline.spec import COMMAND_LINE, build, overrides_of
-    from paceline.spec.yaml_file import put
-
-    values: dict[str, Any] = {"name": workload, "workload": workload}
-    settings = {**overrides_of(arguments.words), **{key: value for _, key, value in given.values()}}
-    for key, value in settings.items():
-        put(values, key, value)
-    return build(values, dict.fromkeys(settings, COMMAND_LINE))
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -368,7 +338,11 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "check": ("prove that the answer does not depend on the layout", check_arguments, do_check),
     "plan": ("say before a device is taken what fits, what pays and what it costs", plan_arguments, do_plan),
     "calibrate": ("measure this machine; plans for it then use what was measured", calibrate_arguments, do_calibrate),
-    "measure": ("train under several layouts and say where the time goes", measure_arguments, do_measure),
+    "measure": (
+        "train under several layouts, or run a script as it is, and say where the time goes",
+        measure_arguments,
+        do_measure,
+    ),
     "report": ("a page, figures and tables of runs, measurements or a table of times", report_arguments, do_report),
     "launch": ("start a command of your own as several ranks of this machine", launch_arguments, do_launch),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),

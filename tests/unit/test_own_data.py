@@ -14,6 +14,7 @@ from PIL import Image
 import paceline
 from paceline.data.samples import samples_of
 from paceline.spec import RunSpec
+from script_runs import write_digits
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLES = DOCS / "examples"
@@ -27,7 +28,7 @@ MOST_LINES = 15
 def data_folder(tmp_path_factory):
     """Small files under the names that the scripts and the page read."""
     folder = tmp_path_factory.mktemp("data")
-    _digits(folder / "data" / "mnist")
+    write_digits(folder / "data" / "mnist", train=320, test=64)
     _census(folder / "data" / "adult_census")
     _reviews(folder / "data" / "amazon_reviews_2023")
     for split in ("train", "test"):
@@ -38,20 +39,6 @@ def data_folder(tmp_path_factory):
         text = "age,hours,job,city,income\n30,40,cook,Rome,low\n50,20,clerk,Oslo,high\n"
         (folder / "people" / f"{split}.csv").write_text(text)
     return folder
-
-
-def _digits(folder):
-    """Digits of 28 × 28 pixels: blocks of light whose place is the class."""
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(0)
-    for name, count in (("train", 320), ("t10k", 64)):
-        labels = draw.integers(0, 10, count).astype(np.uint8)
-        images = draw.integers(0, 40, (count, 28, 28)).astype(np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[4 + 4 * (label // 2) :, 4 + 10 * (label % 2) :][:4, :8] = 250
-        for kind, array in ((f"{name}-images.idx3-ubyte", images), (f"{name}-labels.idx1-ubyte", labels)):
-            header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-            (folder / f"{kind}.gz").write_bytes(gzip.compress(header + array.tobytes(), 1))
 
 
 def _census(folder):

@@ -10,8 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from paceline.errors import PacelineError, UserError
-from paceline.launch.blame import say_why
+from paceline.errors import UserError
+from paceline.launch.blame import exit_code_of_errors
 
 STAND_IN = Path(__file__).with_name("stand_in")
 USAGE = "python -m paceline.horovod SCRIPT.py [ARGUMENTS …]"
@@ -34,8 +34,5 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_code_of_errors():
         main(sys.argv[1:])
-    except PacelineError as error:
-        say_why(error)
-        sys.exit(error.exit_code)

@@ -12,7 +12,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +100,16 @@ def as_error(failure: Failure) -> PacelineError:
             return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
         case "bug":
             return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")
+
+
+@contextmanager
+def exit_code_of_errors() -> Iterator[None]:
+    """Ends the process as its errors say, each in one line; around all that a command does."""
+    try:
+        yield
+    except PacelineError as error:
+        say_why(error)
+        sys.exit(error.exit_code)
 
 
 def say_why(error: PacelineError) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from paceline.arguments import make_folder
 from paceline.errors import UserError
 from paceline.layout import SPREADING, from_words, layout_of
 from paceline.measuring.reading import RunTimes, read_times
@@ -20,12 +19,10 @@ from paceline.measuring.turns import (
     AnyTrial,
     State,
     Trial,
-    forget_failures,
     in_short,
+    rates_of,
     rows_of,
-    state_of,
-    take_turns,
-    times_of_rows,
+    swept,
     written,
 )
 from paceline.parity import PLAIN
@@ -104,17 +101,11 @@ def measure(
     wanted = trials(spec, ranks, options.get("layouts", ()), steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
     begun = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
-    make_folder(folder)
-    with RunDir(folder).held(say):
-        state = state_of(folder, begun, _compared)
-        if options.get("retry"):
-            forget_failures(state, wanted)
-        take_turns(wanted, repeats, folder, state, say)
-        times = times_of_rows(wanted, state)
-        rates = {label: [t.samples_per_s for t in found.values()] for label, found in times.items()}
+    retry = options.get("retry", False)
+    with swept(folder, begun, _compared, wanted, repeats=repeats, retry=retry, say=say) as (state, times):
         specs = {trial.label: trial.spec for trial in wanted if isinstance(trial, SpecTrial)}
         rows, total = rows_of(wanted, state, times), _total_samples(folder, state)
-        return written(concluded(folder, state, rows, rates, total, options.get("price"), specs), state)
+        return written(concluded(folder, state, rows, rates_of(times), total, options.get("price"), specs), state)
 
 
 def trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:

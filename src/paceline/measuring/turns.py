@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from paceline.arguments import make_folder
 from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
 from paceline.measuring.reading import RunTimes
 from paceline.measuring.result import FORMAT, Measurement
@@ -22,6 +24,7 @@ from paceline.measuring.rows import BatchLayout, FailedRow, MeasuredRow, combine
 from paceline.measuring.usage import Usage
 from paceline.record.environment import environment
 from paceline.record.files import from_flat, read_json, to_flat, write_json
+from paceline.record.run_dir import RunDir
 from paceline.workload import Say
 
 STEPS: int = 30
@@ -76,6 +79,32 @@ def state_of(folder: Path, begun: State, compared: Callable[[State], Mapping[str
                 "another folder with  --out FOLDER"
             )
     return {**values, **{key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}}
+
+
+@contextmanager
+def swept(
+    folder: Path,
+    begun: State,
+    compared: Callable[[State], Mapping[str, Any]],
+    wanted: Sequence[AnyTrial],
+    *,
+    repeats: int,
+    retry: bool,
+    say: Say,
+) -> Iterator[tuple[State, dict[str, dict[str, RunTimes]]]]:
+    """(the state, the times of all runs) once every trial had its turns; nobody else has the folder meanwhile."""
+    make_folder(folder)
+    with RunDir(folder).held(say):
+        state = state_of(folder, begun, compared)
+        if retry:
+            forget_failures(state, wanted)
+        take_turns(wanted, repeats, folder, state, say)
+        yield state, times_of_rows(wanted, state)
+
+
+def rates_of(times: Mapping[str, Mapping[str, RunTimes]]) -> dict[str, list[float]]:
+    """Samples per second of each run, by row."""
+    return {label: [run.samples_per_s for run in runs.values()] for label, runs in times.items()}
 
 
 def forget_failures(state: State, wanted: Sequence[AnyTrial]) -> None:

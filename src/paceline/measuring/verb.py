@@ -28,7 +28,7 @@ DEVICE_HEAD = ("device", "MFU", "busy", "in use")
 def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
     from paceline.measuring.sweep import measure
 
-    price = _checked(arguments)
+    options = _options(arguments)
     if arguments.steps_by:
         raise UserError(f"--steps-by {arguments.steps_by}: it goes with a command, after  --  and not with a run file")
     layouts = [word for word in arguments.layouts.split(",") if word]
@@ -39,12 +39,7 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
             [] if "single" in layouts and not arguments.ranks else ranks,
             layouts=layouts,
             weak=arguments.weak,
-            repeats=arguments.repeats,
-            steps=arguments.steps,
-            price=price,
-            out=arguments.out,
-            retry=arguments.retry,
-            say=say_aloud,
+            **options,
         )
     _print(found, console)
     return 0
@@ -54,7 +49,7 @@ def run_command(arguments: argparse.Namespace, console: Any) -> int:
     """`measure -- COMMAND`: a script as it is, seen from outside."""
     from paceline.measuring.outside.sweep import measure_command
 
-    price = _checked(arguments)
+    options = _options(arguments)
     for option in ("layouts", "weak"):
         if getattr(arguments, option):
             raise UserError(f"--{option}: a command has the layout that its script gives it; leave --{option} out")
@@ -64,26 +59,22 @@ def run_command(arguments: argparse.Namespace, console: Any) -> int:
         found = measure_command(
             arguments.command,
             numbers(arguments.ranks or "1,2", "--ranks", different=True),
-            repeats=arguments.repeats,
-            steps=arguments.steps,
             steps_by=arguments.steps_by,
-            price=price,
-            out=arguments.out,
-            retry=arguments.retry,
-            say=say_aloud,
+            **options,
         )
     _print(found, console)
     return 0
 
 
-def _checked(arguments: argparse.Namespace) -> float | None:
-    """The price, and all numbers are possible."""
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What run files and commands are measured with alike; all numbers are possible."""
     for name in ("steps", "repeats"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name}: {getattr(arguments, name)} is not possible; use 1 or more")
     if arguments.steps < 4:
         raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
-    return check_price(arguments.price)
+    given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
+    return {**given, "price": check_price(arguments.price), "say": say_aloud}
 
 
 @contextmanager

@@ -9,11 +9,38 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paceline import registry
 from paceline.arguments import make_folder, numbers
 from paceline.errors import UserError
 from paceline.planning.plan import plan
 from paceline.record.files import as_json, finite, write_json
-from paceline.spec import RunSpec
+from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
+from paceline.spec.yaml_file import put
+
+
+def spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
+    """The run that options describe in place of a run file; None where there are none."""
+    given = {
+        option: (workload, what.key, str(vars(arguments)[what.key]))
+        for option, (workload, what) in registry.plan_options().items()
+        if vars(arguments)[what.key] is not None
+    }
+    if not given:
+        return None
+    workload = next(iter(given.values()))[0]
+    first = next(iter(registry.entry_of(workload).plan_options))
+    if first not in given:
+        option, (_, key, _) = next(iter(given.items()))
+        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
+    if files := [word for word in arguments.words if "=" not in word]:
+        raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
+    if arguments.emit:
+        raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
+    values: dict[str, Any] = {"name": workload, "workload": workload}
+    settings = {**overrides_of(arguments.words), **{key: value for _, key, value in given.values()}}
+    for key, value in settings.items():
+        put(values, key, value)
+    return build(values, dict.fromkeys(settings, COMMAND_LINE))
 
 
 def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: Any) -> int:

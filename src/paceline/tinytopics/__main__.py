@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import paceline.tinytopics
-from paceline.errors import PacelineError, UserError
-from paceline.launch.blame import say_why
+from paceline.errors import UserError
+from paceline.launch.blame import exit_code_of_errors
 
 
 def main(words: Sequence[str]) -> None:
@@ -35,8 +35,5 @@ def stand_in() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_code_of_errors():
         main(sys.argv[1:])
-    except PacelineError as error:
-        say_why(error)
-        sys.exit(error.exit_code)

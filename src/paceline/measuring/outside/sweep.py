@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.arguments import make_folder
 from paceline.errors import RunFailed
 from paceline.measuring.outside.command import MeasuredCommand, command_of
 from paceline.measuring.outside.process import run_noted
@@ -22,15 +21,12 @@ from paceline.measuring.turns import (
     STEPS,
     State,
     Trial,
-    forget_failures,
+    rates_of,
     rows_of,
-    state_of,
-    take_turns,
-    times_of_rows,
+    swept,
     written,
 )
 from paceline.measuring.words import FROM_OUTSIDE
-from paceline.record.run_dir import RunDir
 from paceline.workload import Say
 
 SAME = 0.02
@@ -84,17 +80,11 @@ def measure_command(
     wanted = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, say) for n in sorted(ranks)]
     folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
     begun: State = {"name": command.name, "steps": steps, "spec": {}, "command": list(words), "steps_by": steps_by}
-    make_folder(folder)
-    with RunDir(folder).held(say):
-        state = state_of(folder, begun, _compared)
-        if options.get("retry"):
-            forget_failures(state, wanted)
-        take_turns(wanted, repeats, folder, state, say)
-        times = times_of_rows(wanted, state)
-        rates = {label: [t.samples_per_s for t in found.values()] for label, found in times.items()}
+    retry = options.get("retry", False)
+    with swept(folder, begun, _compared, wanted, repeats=repeats, retry=retry, say=say) as (state, times):
         rows = rows_of(wanted, state, times)
         state["kind"] = kind_of(done(rows))
-        found = concluded(folder, state, rows, rates, None, options.get("price"), {})
+        found = concluded(folder, state, rows, rates_of(times), None, options.get("price"), {})
         seen = [run for runs in times.values() for run in runs.values()]
         return written(replace(found, notes=(*notes(seen, steps), *found.notes)), state)
 
