@@ -51,10 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error(f"unknown argument {options[0]!r}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
-    from paceline.launch.blame import exit_code_of_errors
+    from paceline.launch.edge import nothing_passes
+    from paceline.record.run_dir import trust_code
 
     try:
-        with exit_code_of_errors():
+        with nothing_passes():
+            if getattr(arguments, "trust", False):
+                trust_code(vars(arguments))
             sys.exit(arguments.do(arguments))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -118,7 +121,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
 
-    spec = _load(arguments.words, "explain")
+    spec = _recorded(arguments) or _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
@@ -135,6 +138,15 @@ def do_explain(arguments: argparse.Namespace) -> int:
     console.print(explain(spec))
     console.print("", *derived, sep="\n")
     return 0
+
+
+def _recorded(arguments: argparse.Namespace) -> RunSpec | None:
+    """The spec of a run that is there, for who only looks at it."""
+    from paceline.record.run_dir import RunDir
+
+    run = RunDir.named(Path(*arguments.words[:1]))
+    looking = len(arguments.words) == 1 and not arguments.data and run.events.is_dir() and run.spec_file.is_file()
+    return run.recorded_spec() if looking else None
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -326,10 +338,16 @@ def do_adopt(arguments: argparse.Namespace) -> int:
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="store_true", help="execute the code that a run folder from elsewhere names")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    _add_trust(parser)
 
 
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {

@@ -10,16 +10,18 @@ import fcntl
 import math
 import os
 import shlex
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from paceline import __version__
+from paceline import __version__, trusting
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
 from paceline.record.files import write_atomic
@@ -83,19 +85,24 @@ class RunDir:
         try:
             run.events.mkdir()
             run.checkpoints.mkdir()
+            if (origin := trusting.sign(run.path, _anchored(spec))) is not None:
+                write_atomic(run.path / trusting.ORIGIN, origin)
             write_atomic(run.spec_file, _write_spec(spec, run.spec_file))
         except (OSError, RunFailed) as error:
-            for folder in (run.events, run.checkpoints, run.path):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            shutil.rmtree(run.path, ignore_errors=True)
             raise _unwritable(out, str(error)) from None
         return run
 
     @classmethod
+    def named(cls, path: Path) -> RunDir:
+        """What somebody means who types the folder of a run, or its spec.yaml."""
+        return cls(path.parent if path.name == "spec.yaml" else path)
+
+    @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run. The path of its spec.yaml is understood too."""
-        path = path.parent if path.name == "spec.yaml" else path
-        run = cls(path)
+        """An existing run."""
+        run = cls.named(path)
+        path = run.path
         if run.spec_file.is_file():
             return run
         if not path.exists():
@@ -136,13 +143,24 @@ class RunDir:
     def spec(self, code: Path | None = None) -> RunSpec:
         """The spec as it was when the run began or was extended, each value with the origin it had then.
 
-        `code` is a file that has the run's own workload class, instead of the one it was trained from.
+        Its own code is executed: that of a run from elsewhere needs `trust`. `code` is a file that has the run's own
+        workload class, instead of the one it was trained from; who names it has read it.
         """
         values, origins = self._read_spec()
         if code is not None:
             cls = "" if is_script(workload := str(values.get("workload"))) else f":{workload.rpartition(':')[2]}"
             values["workload"] = f"{code.resolve()}{cls}"
+        else:
+            trusting.check(self.path, values)
         return self._built(build, values, origins)
+
+    def spec_like(self, other: RunSpec) -> RunSpec:
+        """The spec as it was, read by the code of `other`: what would be executed anyway."""
+        return self._built(partial(build, entry=other.entry), *self._read_spec())
+
+    def trust(self) -> None:
+        """This user trusts the code that the run names, from now on."""
+        trusting.remember(self.path, self._read_spec()[0])
 
     def recorded_spec(self) -> RunSpec:
         """The same for those who look at a run: as data, with none of its code executed."""
@@ -168,6 +186,21 @@ class RunDir:
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
         return values, origins
+
+
+def trust(run: str | Path) -> None:
+    """This user trusts the code that a run folder from elsewhere names: verbs may execute it from now on."""
+    RunDir.open(Path(run)).trust()
+
+
+def trust_code(arguments: Mapping[str, Any]) -> None:
+    """`--trust`: the code of the runs that are named after a verb may be executed, now and later."""
+    named = [arguments.get("resume"), arguments.get("start"), arguments.get("run"), *arguments.get("words", [])[:1]]
+    runs = [run for word in named if word and (run := RunDir.named(Path(word))).spec_file.is_file()]
+    if not runs:
+        raise UserError("--trust is for the code of a run folder, and none is named")
+    for run in runs:
+        run.trust()
 
 
 def _first_free(out: Path, name: str) -> Path:

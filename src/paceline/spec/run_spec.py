@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
 
+from paceline import trusting
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, RECORDED, Entry, entry_of, is_script, reference_of
@@ -145,6 +146,8 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
     for given, folder, _ in folders:
         _anchor_names(given, folder)
+    if file.name == "spec.yaml" and (file.parent / "events").is_dir() and "workload" not in over:  # of a run folder
+        trusting.check(file.parent, values)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
     for given, folder, known in folders:
         _spell_out(given, sections, known)

@@ -201,15 +201,21 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
 def _same_answer(run: RunDir, spec: RunSpec) -> None:
     """A run goes on as it began: whatever would change its answer is refused by name."""
     entry = entry_of(spec.workload)
+    if (before := run.recorded_spec().workload) != spec.workload:
+        raise _another_answer(run, "workload", before, spec.workload)
     may_change = MAY_CHANGE + ("model.start",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
-    old = {key: value for key, value, _, _ in run.spec().fields()}
+    old = {key: value for key, value, _, _ in run.spec_like(spec).fields()}
     for key, value, _, _ in spec.fields():
         if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
-            raise UserError(
-                f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
-                "leave it as it was, or start a new run"
-            )
+            raise _another_answer(run, key, old.get(key), value)
     extension_of(run, spec)
+
+
+def _another_answer(run: RunDir, key: str, before: Any, now: Any) -> UserError:
+    return UserError(
+        f"{run.path} was begun with {key}={before} and cannot go on with {key}={now}; "
+        "leave it as it was, or start a new run"
+    )
 
 
 def as_placed(spec: RunSpec, place: Place) -> RunSpec:

@@ -95,7 +95,7 @@ def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, D
     from paceline.using.trained import open as open_run
 
     folder = RunDir.open(Path(run))
-    if (workload := folder.spec().workload) != "lm":
+    if (workload := folder.recorded_spec().workload) != "lm":
         raise UserError(f"{folder.path} is a run of {workload}; only language models (workload: lm) write text")
     trained: Any = open_run(run, which)
     language_model = trained.workload
