@@ -76,6 +76,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
     parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
+    parser.add_argument("--changed-code", action="store_true", help="resume although your own code has changed")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
@@ -90,7 +91,8 @@ def do_train(arguments: argparse.Namespace) -> int:
         spec = resumed_spec(resume, words) if resume else started_spec(start, words)
     else:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
-    result = train(spec, arguments.out, resume=resume, show=not arguments.quiet)
+    ways = {"changed_code": arguments.changed_code, "show": not arguments.quiet}
+    result = train(spec, arguments.out, resume=resume, **ways)
     return 0 if result.status in ("finished", "stopped") else 1
 
 

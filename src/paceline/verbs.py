@@ -21,12 +21,14 @@ def train(
     *,
     resume: str | Path | None = None,
     start: str | Path | None = None,
+    changed_code: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or go on with
     the run in `resume`.
 
     `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
+    `changed_code` goes on although the run's own code is not what its last checkpoint was made with.
     `parallel: auto` on a named cluster is the layout that the plan chooses.
     """
     spec = spec_of(spec)
@@ -36,7 +38,7 @@ def train(
     chosen = applied(spec, place.world if place is not None else None)
     if chosen is not spec and place is None:
         _devices_are_here(chosen)
-    return run.train(chosen, out, resume=resume, show=show)
+    return run.train(chosen, out, resume=resume, changed_code=changed_code, show=show)
 
 
 def _devices_are_here(spec: RunSpec) -> None:
@@ -54,9 +56,9 @@ def _devices_are_here(spec: RunSpec) -> None:
         )
 
 
-def resume(run: str | Path, overrides: Any = (), *, show: bool = True) -> RunResult:
+def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: bool = True) -> RunResult:
     """Go on with a run from its newest whole checkpoint, on the same or another number of ranks.
 
     `{"train.epochs": "+2"}` goes on beyond its first length.
     """
-    return train(resumed_spec(run, overrides), resume=run, show=show)
+    return train(resumed_spec(run, overrides), resume=run, changed_code=changed_code, show=show)

@@ -72,10 +72,10 @@ def _by_hand(
     speak = say if show and (place is None or place.rank == 0) else silent
     if place is None:
         _refuse_ranks(spec, file, script)
-        start = RankStart(spec, show, open_run(spec, out, resume, speak)[0])
+        start = RankStart(spec, show, open_run(spec, out, resume, speak, changed_code=True)[0])
     else:
         spec = as_placed(spec, place)
-        start = RankStart(spec, show, lambda speak: open_run(spec, out, resume, speak)[0])
+        start = RankStart(spec, show, lambda speak: open_run(spec, out, resume, speak, changed_code=True)[0])
     try:
         with start.opened() as found:
             yield found

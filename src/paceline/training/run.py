@@ -22,7 +22,8 @@ from paceline.record.summary import Summary
 from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
-from paceline.training.extension import LENGTHS, counted, extension_of
+from paceline.training.answer import same_answer, same_request
+from paceline.training.extension import counted
 from paceline.training.failures import expected_failures
 from paceline.training.rank import run_rank, say, silent
 from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
@@ -31,15 +32,6 @@ from paceline.workload import Say, Workload, workload_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAY_CHANGE = (
-    "name",
-    "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
-    *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
-)
-"""What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
-MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
@@ -69,18 +61,30 @@ class RunResult:
         return read_tensors(checkpoint)
 
 
-def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None = None, show: bool = True) -> RunResult:
-    """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
+def train(
+    spec: RunSpec,
+    out: str | Path = "runs",
+    *,
+    resume: str | Path | None = None,
+    changed_code: bool = False,
+    show: bool = True,
+) -> RunResult:
+    """Train a spec into a new folder below `out`, or go on with the run in `resume`.
+
+    `changed_code`: although the user's own code is not what the run was saved with.
+    """
     place = detect(os.environ)
     if place is not None:
         spec = as_placed(spec, place)
         with expected_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
             workload = workload_of(spec)
             workload.prepare(say if show and place.rank == 0 else silent)
-        return RunResult(
-            *run_rank(spec, show, lambda say: open_run(spec, Path(out), resume, say, workload)[0], workload)
-        )
-    run, workload = open_run(spec, Path(out), resume, say if show else silent)
+
+        def folder(say: Say) -> RunDir:
+            return open_run(spec, Path(out), resume, say, workload, changed_code)[0]
+
+        return RunResult(*run_rank(spec, show, folder, workload))
+    run, workload = open_run(spec, Path(out), resume, say if show else silent, changed_code=changed_code)
     try:
         if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
             return RunResult(*run_rank(spec, show, run, workload))
@@ -130,7 +134,7 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     for key, *_ in changed.fields():
         if changed.origin(key) != COMMAND_LINE:
             changed._origins[key] = old.origin(key)
-    _same_answer(folder, changed)
+    same_request(folder, changed)
     return build(changed.dump(), changed._origins)
 
 
@@ -149,7 +153,12 @@ def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
 
 
 def open_run(
-    spec: RunSpec, out: Path, resume: str | Path | None, say: Say, workload: Workload | None = None
+    spec: RunSpec,
+    out: Path,
+    resume: str | Path | None,
+    say: Say,
+    workload: Workload | None = None,
+    changed_code: bool = False,
 ) -> tuple[RunDir, Workload]:
     """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder."""
     from paceline.record.loggers import check_loggers
@@ -164,7 +173,7 @@ def open_run(
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
-        _same_answer(run, spec)
+        same_request(run, spec)
     start = spec.start
     if run is None and start is not None:
         from paceline.training.start.weights import open_weights
@@ -178,12 +187,8 @@ def open_run(
         workload.prepare(say)
         if run is None and start is not None:
             same_vocabulary(workload, start, say)
-        began = {} if run is None else run.start()
-        if run is not None and "data" in began and began["data"] != workload.fingerprint():
-            raise UserError(
-                f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
-                "bring it back, or start a new run"
-            )
+        if run is not None:
+            same_answer(run, workload, say, changed_code)
     return run or RunDir.claim(out, spec.name, spec), workload
 
 
@@ -196,26 +201,6 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
         from paceline.training.checkpoints import ahead
 
         ahead.begin()
-
-
-def _same_answer(run: RunDir, spec: RunSpec) -> None:
-    """A run goes on as it began: whatever would change its answer is refused by name."""
-    entry = entry_of(spec.workload)
-    if (before := run.recorded_spec().workload) != spec.workload:
-        raise _another_answer(run, "workload", before, spec.workload)
-    may_change = MAY_CHANGE + ("model.start",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
-    old = {key: value for key, value, _, _ in run.spec_like(spec).fields()}
-    for key, value, _, _ in spec.fields():
-        if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
-            raise _another_answer(run, key, old.get(key), value)
-    extension_of(run, spec)
-
-
-def _another_answer(run: RunDir, key: str, before: Any, now: Any) -> UserError:
-    return UserError(
-        f"{run.path} was begun with {key}={before} and cannot go on with {key}={now}; "
-        "leave it as it was, or start a new run"
-    )
 
 
 def as_placed(spec: RunSpec, place: Place) -> RunSpec:
