@@ -192,3 +192,14 @@ def test_finished_trees_are_used_on_new_rows(spec, folder, tmp_path, library):
 
 def test_a_plan_knows_the_run_class_by_its_name():
     assert paceline.registry.entry_of("trees").run_class() is Trees
+
+
+def test_a_damaged_table_in_the_cache_is_read_again(spec):
+    wanted = spec(file="table.csv")
+    folder = table_of(wanted.data, lambda text: None).folder
+    content = (folder / "train.X.npy").read_bytes()
+    (folder / "train.X.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
+    said = []
+    table_of(wanted.data, said.append)
+    assert "damaged (train.X.npy is not what was written there" in said[0]
+    assert (folder / "train.X.npy").read_bytes() == content
