@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is damaged: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds a {type(value).__name__}, not a set of named values")

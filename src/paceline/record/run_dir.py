@@ -22,12 +22,12 @@ from typing import Any
 import yaml
 
 from paceline import __version__, trusting
+from paceline.careful_yaml import parsed, text_of
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
 from paceline.record.files import write_atomic
 from paceline.registry import is_script
 from paceline.spec import DEFAULT, RunSpec, build, recorded
-from paceline.spec.yaml_file import parsed
 from paceline.workload import Say
 
 COMMENT_COLUMN = 44
@@ -80,8 +80,8 @@ class RunDir:
         try:
             out.mkdir(parents=True, exist_ok=True)
             run = cls(_first_free(out, name))
-        except OSError as error:
-            raise _unwritable(out, error.strerror or str(error)) from None
+        except (OSError, ValueError) as error:
+            raise _unwritable(out, getattr(error, "strerror", None) or str(error)) from None
         try:
             run.events.mkdir()
             run.checkpoints.mkdir()
@@ -96,6 +96,8 @@ class RunDir:
     @classmethod
     def named(cls, path: Path) -> RunDir:
         """What somebody means who types the folder of a run, or its spec.yaml."""
+        if "\0" in str(path):
+            raise UserError(f"{str(path)!r} is not a path: no file has such a name")
         return cls(path.parent if path.name == "spec.yaml" else path)
 
     @classmethod
@@ -117,7 +119,11 @@ class RunDir:
     @contextlib.contextmanager
     def held(self, say: Say) -> Iterator[None]:
         """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
-        with open(self.path / ".lock", "a+") as file:
+        try:
+            lock = open(self.path / ".lock", "a+")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written to: {error.strerror}; make it writable first") from None
+        with lock as file:
             for waited_s in count():
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,7 +181,7 @@ class RunDir:
     def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
         origins: dict[str, str] = {}
         try:
-            text = self.spec_file.read_text(encoding="utf-8")
+            text = text_of(self.spec_file)
             values = parsed(text, lambda node: origins.update(_read_origins(node, "", text.split("\n"))))
         except OSError as error:
             raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None

@@ -296,23 +296,27 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
         inside = values.get(section)
         for key in kind.paths():
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
-                try:
-                    inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
-                except (RuntimeError, ValueError, OSError) as error:
-                    raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+                inside[key] = _absolute(inside[key], folder, f"{section}.{key}")
         for key in kind.references:
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
                 inside[key] = _anchored(inside[key], folder)
+
+
+def _absolute(path: str, folder: Path, key: str) -> str:
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"{key}: {path!r} is not a path: {error}") from None
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:
     """The same for a cluster file and a workload of the user's own, which may be names instead."""
     cluster = values.get("cluster")
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
-        values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
+        values["cluster"] = _absolute(cluster, folder, "cluster")
     workload = values.get("workload")
     if isinstance(workload, str) and is_script(workload):
-        values["workload"] = str((folder / Path(workload).expanduser()).resolve())
+        values["workload"] = _absolute(workload, folder, "workload")
     elif isinstance(workload, str) and ":" in workload:
         values["workload"] = _anchored(workload, folder)
 
