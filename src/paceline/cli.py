@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline import __version__, registry
 from paceline.errors import UserError
+from paceline.terminal import console
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
-COLUMNS = 100
 RUN_A_COMMAND = ("launch", "measure", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
@@ -108,13 +108,6 @@ def _load(words: Sequence[str], verb: str) -> RunSpec:
     return load(words[0], words[1:])
 
 
-def _console() -> Any:
-    """As wide as the terminal; in a pipe, as wide as our tables may be."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
-
-
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
@@ -136,9 +129,9 @@ def do_explain(arguments: argparse.Namespace) -> int:
             samples = sample_count(workload)
             more = [*evaluation_lines(workload, samples), *group_lines(workload)]
     derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
-    console = _console()
-    console.print(explain(spec))
-    console.print("", *derived, sep="\n")
+    show = console()
+    show.print(explain(spec))
+    show.print("", *derived, sep="\n")
     return 0
 
 
@@ -147,8 +140,7 @@ def _recorded(arguments: argparse.Namespace) -> RunSpec | None:
     from paceline.record.run_dir import RunDir
 
     run = RunDir.named(Path(*arguments.words[:1]))
-    looking = len(arguments.words) == 1 and not arguments.data and run.events.is_dir() and run.spec_file.is_file()
-    return run.recorded_spec() if looking else None
+    return run.recorded_spec() if len(arguments.words) == 1 and not arguments.data and run.begun else None
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +165,7 @@ def do_check(arguments: argparse.Namespace) -> int:
     layouts = [word for word in arguments.layouts.split(",") if word]
     say = partial(print, file=sys.stderr)
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
-    _console().print(table(parity))
+    console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
@@ -204,7 +196,7 @@ def do_plan(arguments: argparse.Namespace) -> int:
     from paceline.planning.verb import run, spec_of_options
 
     spec = spec_of_options(arguments) or _load(arguments.words, "plan")
-    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, _console())
+    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, console())
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,10 +212,10 @@ def do_calibrate(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None:
         from paceline.measuring.verb import run_recalibrate
 
-        return run_recalibrate(arguments, _console())
+        return run_recalibrate(arguments, console())
     from paceline.planning.verb import calibrate
 
-    return calibrate(arguments, _console())
+    return calibrate(arguments, console())
 
 
 def measure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -244,10 +236,10 @@ def do_measure(arguments: argparse.Namespace) -> int:
     from paceline.measuring.verb import run, run_command, run_links
 
     if arguments.links:
-        return run_links(arguments, _console())
+        return run_links(arguments, console())
     if arguments.command:
-        return run_command(arguments, _console())
-    return run(_load(arguments.words, "measure"), arguments, _console())
+        return run_command(arguments, console())
+    return run(_load(arguments.words, "measure"), arguments, console())
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -260,7 +252,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 def do_report(arguments: argparse.Namespace) -> int:
     from paceline.reporting.report import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -303,7 +295,7 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
 def do_predict(arguments: argparse.Namespace) -> int:
     from paceline.using.verb import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -334,7 +326,7 @@ def adopt_arguments(parser: argparse.ArgumentParser) -> None:
 def do_adopt(arguments: argparse.Namespace) -> int:
     from paceline.adopting.verb import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def _add_which(parser: argparse.ArgumentParser) -> None:
@@ -397,5 +389,5 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         if name in argv:
             module = import_module(verb.module)
             module.add_arguments(one)
-            one.set_defaults(do=lambda arguments, run=module.run: run(arguments, _console()))
+            one.set_defaults(do=lambda arguments, run=module.run: run(arguments, console()))
     return top

@@ -18,6 +18,7 @@ from pathlib import Path
 from paceline import __version__, registry
 from paceline.errors import Bug, PacelineError, RunFailed, UserError
 from paceline.launch.environment import Place, detect
+from paceline.terminal import visible
 from paceline.trusting import state_folder
 
 
@@ -68,11 +69,6 @@ def say_why(error: PacelineError) -> None:
     else:
         return
     _write(f"{who}: {error}")
-
-
-def visible(text: str) -> str:
-    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def _ask_for_report(what: str, trace: str) -> None:

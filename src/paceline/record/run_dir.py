@@ -60,6 +60,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def begun(self) -> bool:
+        """Whether this is the folder of a run; a name that no file can have is none."""
+        return os.path.isfile(self.spec_file) and os.path.isdir(self.events)
+
+    @property
     def pictures(self) -> Path:
         """Of what the model found at each evaluation, `NAME-STEP.png`."""
         return self.path / "pictures"
@@ -120,10 +125,10 @@ class RunDir:
     def held(self, say: Say) -> Iterator[None]:
         """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
         try:
-            lock = open(self.path / ".lock", "a+")  # noqa: SIM115
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise UserError(f"{self.path} cannot be written to: {error.strerror}; make it writable first") from None
-        with lock as file:
+        with open(handle, "r+") as file:
             for waited_s in count():
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +207,7 @@ def trust(run: str | Path) -> None:
 def trust_code(arguments: Mapping[str, Any]) -> None:
     """`--trust`: the code of the runs that are named after a verb may be executed, now and later."""
     named = [arguments.get("resume"), arguments.get("start"), arguments.get("run"), *arguments.get("words", [])[:1]]
-    runs = [run for word in named if word and (run := RunDir.named(Path(word))).spec_file.is_file()]
+    runs = [run for word in named if word and (run := RunDir.named(Path(word))).begun]
     if not runs:
         raise UserError("--trust is for the code of a run folder, and none is named")
     for run in runs:

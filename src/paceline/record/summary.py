@@ -13,8 +13,9 @@ from paceline.record.events import metrics_of
 from paceline.record.files import from_flat, read_json
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.timers import TIMES
-from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
+from paceline.record.units import duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec
+from paceline.terminal import COLUMNS
 
 if TYPE_CHECKING:
     from rich.console import Console

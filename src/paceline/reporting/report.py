@@ -18,6 +18,7 @@ from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import latex, markdown, page
 from paceline.reporting.tables import tables
+from paceline.terminal import visible
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _make(folder: Path) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
     for note in found.contents.left_out:
-        print(f"paceline: {note}", file=sys.stderr)
+        print(visible(f"paceline: {note}"), file=sys.stderr)
     for line in found.contents.verdict:
         for part in wrapped(line, ""):
             console.print(part)

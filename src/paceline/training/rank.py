@@ -25,6 +25,7 @@ from paceline.record.summary import Summary, evaluation_of, read_summary, summar
 from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
+from paceline.terminal import console, visible
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, OwnLoop, Say, Workload, workload_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """The story of a run goes to standard output; standard error is for what went wrong."""
     with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def silent(text: str) -> None:
@@ -207,9 +208,7 @@ def rank_work(
 
 
 def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
-    from rich.console import Console
-
-    show_summary(summary, Console())
+    show_summary(summary, console())
     say(f"run folder {run.path}")
     if summary.status == Status.STOPPED:
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"

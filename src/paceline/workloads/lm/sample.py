@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
+from paceline.terminal import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
-    print(sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest"))
+    print(visible(sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")))
     return 0
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import check_file, open_npz
+from paceline.data.files import check_file
+from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean, listed
 from paceline.workloads.trees import generated
 from paceline.workloads.trees.sections import TreesData

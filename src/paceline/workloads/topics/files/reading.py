@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import open_npz
+from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows

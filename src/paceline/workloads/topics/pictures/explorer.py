@@ -13,6 +13,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
+from paceline.reporting.page import policy
 from paceline.workloads.topics.counts.blocks import Counts, sparse_rows
 from paceline.workloads.topics.counts.stream import blocks, totals
 from paceline.workloads.topics.pictures.plots import PALETTE
@@ -79,6 +80,7 @@ def page(model: TopicFit, X: Any = None, names: Sequence[str] | None = None, tit
         data=Markup(text.replace("<", "\\u003c").replace("&", "\\u0026")),
         style=Markup(asset("explorer.css")),
         script=Markup(asset("explorer.js")),
+        policy=Markup(policy(asset("explorer.js"))),
     )
 
 
