@@ -89,7 +89,8 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):
-    pyarrow = pytest.importorskip("pyarrow")
+
+    import pyarrow
     import pyarrow.parquet
 
     buffers = [None, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0"), pyarrow.py_buffer(b"\xff\xfeab")]
@@ -190,7 +191,7 @@ def test_a_console_on_a_terminal_has_no_escapes_but_its_own():
     stream = Terminal()
     terminal.console(file=stream, force_terminal=True, color_system="standard").print(ESCAPE, style="bold")
     shown = stream.getvalue()
-    assert "\\x1b]0;owned\\x07" in shown
+    assert "\\x1b]0;owned" in shown
     assert "\x1b]" not in shown
     assert shown.startswith("\x1b[1m")
 
