@@ -8,12 +8,19 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from paceline.errors import UserError
+
+UNREADABLE = (
+    *(ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MemoryError, OverflowError),
+    *(SyntaxError, RecursionError, TokenError),  # numpy reads headers as Python literals
+)
+"""What numpy and scipy raise for arrays that are none."""
 
 
 @contextmanager
@@ -40,7 +47,7 @@ def open_npz(path: Path) -> Iterator[Any]:
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "the zip archive is damaged or cut short"
         raise UserError(f"{path}: cannot be read: {reason}; write it again or copy it again") from None
-    except (ValueError, KeyError, TypeError, SyntaxError, NotImplementedError, MemoryError, OverflowError) as error:
+    except UNREADABLE as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not arrays that can be read ({said}); write it again or copy it again") from None
 
