@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
+.PHONY: demo test test-soak lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
@@ -23,6 +23,10 @@ demo: .venv/ready
 # the long files, tests/dist, come first, so that no core is idle at the end.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Hours: thousands of damaged files, a thousand faults in running trainings, hostile pages in a browser.
+test-soak: .venv/ready-dev
+	$(BIN)/python -m pytest tests/soak -rA
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
