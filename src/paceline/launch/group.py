@@ -167,6 +167,8 @@ def _store(place: Place, timeout_s: float) -> dist.Store:
     of ranks that are gone."""
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     main = ours and place.rank == 0
+    if not main:
+        network.reach(place, timeout_s)
     store = dist.TCPStore(
         place.address,
         place.port,
