@@ -55,21 +55,8 @@ class Nodes:
             space = self._space(node)
             _do("ip", "netns", "add", space)
             _do("ip", "-n", space, "link", "set", "lo", "up")
-            _do(
-                "ip",
-                "-n",
-                space,
-                "link",
-                "add",
-                CARD,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                self._port(node),
-                "netns",
-                switch,
-            )
+            pair = ("type", "veth", "peer", "name", self._port(node), "netns", switch)
+            _do("ip", "-n", space, "link", "add", CARD, *pair)
             _do("ip", "-n", space, "address", "add", f"{self.address(node)}/24", "dev", CARD)
             _do("ip", "-n", space, "link", "set", CARD, "up")
             _do("ip", "-n", switch, "link", "set", self._port(node), "master", SWITCH, "up")

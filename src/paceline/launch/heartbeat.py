@@ -103,7 +103,7 @@ class Heartbeat:
         line = f'{{"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, {self._who}}}'
         with suppress(OSError):
             os.pwrite(self._files[0], line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
-            if self._patience_s and (now := time.monotonic()) > self._armed_until:
+            if phase != "failed" and self._patience_s and (now := time.monotonic()) > self._armed_until:
                 if os.fstat(self._files[1]).st_size:  # it was silent for long, and is not any more
                     os.ftruncate(self._files[1], 0)
                 faulthandler.dump_traceback_later(self._patience_s, file=self._files[1])
@@ -118,7 +118,6 @@ class Heartbeat:
         if self._gives_stack:
             give_no_more()
         if kind is not None:
-            self._patience_s = 0.0
             self("failed", None)
         for file in self._files:
             os.close(file)
