@@ -72,6 +72,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
+    parser.add_argument("--again", action="store_true", help="begin, go on or be done: the same command each time")
     parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
@@ -83,11 +84,13 @@ def do_train(arguments: argparse.Namespace) -> int:
     words, resume, start = arguments.words, arguments.resume, arguments.start
     if resume and start:
         raise UserError("--resume goes on with a run, --from begins another; give one of them")
+    if arguments.again and not resume and words and Path(words[0], "spec.yaml").is_file():
+        resume, *words = Path(words[0]), *words[1:]
     if (resume or start) and (not words or "=" in words[0]):
         spec = resumed_spec(resume, words) if resume else started_spec(start, words)
     else:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
-    result = train(spec, arguments.out, resume=resume, show=not arguments.quiet)
+    result = train(spec, arguments.out, resume=resume, again=arguments.again, show=not arguments.quiet)
     return 0 if result.status in ("finished", "stopped") else 1
 
 
