@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
 from paceline.planning.candidates import family_name
-from paceline.planning.emit_slurm import BatchJob, batch_script
+from paceline.planning.emit_slurm import SHORTEST_H, BatchJob, batch_script
 from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
 from paceline.spec import RunSpec
@@ -77,7 +77,7 @@ class Launch:
             nodes=str(self.cluster.nodes),
             per_node=self.cluster.per_node,
             gpus=str(self.cluster.per_node) if self.on_gpu else "",
-            hours=None if self.row.hours is None else self.row.hours * SPARE,
+            hours=None if self.row.hours is None else max(SHORTEST_H, self.row.hours * SPARE),
         )
         return {f"{self.name}.sbatch": batch_script(job)}
 

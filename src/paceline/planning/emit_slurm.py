@@ -25,7 +25,8 @@ from paceline.record.jobs import ATTEMPTS
 AGAIN = 75
 """The exit code of `paceline.submitting.after` that asks for a requeue: what mail programs call a temporary failure."""
 WARN_S = 120
-SHORTEST_MINUTES = 5
+SHORTEST_H = 5 / 60
+"""That is asked for, however short a run is planned: starting takes time."""
 
 
 @dataclass(frozen=True)
@@ -61,40 +62,45 @@ class BatchJob:
         return "-" in self.nodes
 
 
+SCRIPT = """#!/usr/bin/env bash
+# {note}
+# Written by Paceline {version}. It may be sent again with sbatch: a finished run stays as it is.
+{directives}
+{setup}
+asked= step=
+# USR1: the time limit is near, so the ranks save and stop. TERM: the machines are taken away; the ranks know.
+trap 'asked=USR1; [ -z "$step" ] || kill -USR1 "$step"' USR1
+trap 'asked=TERM' TERM
+# The ranks begin, go on from the newest checkpoint, or leave a finished run as it is.
+srun --kill-on-bad-exit=1 {tasks}{command} --again &
+step=$!
+while kill -0 "$step" 2>/dev/null; do wait "$step"; done
+# The run folder says whether there is more to do.
+{after} --asked "$asked"
+next=$?
+if [ "$next" = {again} ]; then
+  job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+  scontrol requeue "${{job:-$SLURM_JOB_ID}}"
+fi
+exit "$next"
+"""
+
+
 def batch_script(job: BatchJob) -> str:
     """The whole script."""
     python = shlex.join([*job.python, "-m"])
-    tasks = '--ntasks="$SLURM_NTASKS" ' if job.elastic else ""
-    cpus = job.options.get("cpus-per-task")
-    tasks += f"--cpus-per-task={shlex.quote(cpus)} " if cpus else ""  # srun does not take it from sbatch
     ranks = ' parallel.ranks="$SLURM_NTASKS"' if job.elastic else ""
-    command = f"{python} paceline {shlex.join(job.command)}{ranks} --again"
-    after = f"{python} paceline.submitting.after {shlex.quote(job.run)} --attempts {job.attempts}"
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {_one_line(job.note)}",
-        f"# Written by Paceline {__version__}. Send it with  sbatch, as often as you like: a finished run stays as it is.",
-        *_directives(job),
-        *job.setup,
-        "",
-        "asked= step=",
-        "# USR1: the time limit is near; the ranks save and stop. TERM: the machines are taken away; Slurm has told the ranks.",
-        'trap \'asked=USR1; [ -z "$step" ] || kill -USR1 "$step"\' USR1',
-        "trap 'asked=TERM' TERM",
-        "# The ranks begin, go on from the newest checkpoint, or leave a finished run as it is.",
-        f"srun --kill-on-bad-exit=1 {tasks}{command} &",
-        "step=$!",
-        'while kill -0 "$step" 2>/dev/null; do wait "$step"; done',
-        "# The run folder says whether there is more to do.",
-        f'{after} --asked "$asked"',
-        "next=$?",
-        f'if [ "$next" = {AGAIN} ]; then',
-        "  job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
-        '  scontrol requeue "${job:-$SLURM_JOB_ID}"',
-        "fi",
-        'exit "$next"',
-    ]
-    return "\n".join(lines) + "\n"
+    cpus = job.options.get("cpus-per-task")
+    return SCRIPT.format(
+        note=_one_line(job.note),
+        version=__version__,
+        directives="\n".join(_directives(job)),
+        setup="".join(f"{line}\n" for line in job.setup),
+        tasks=f"--cpus-per-task={shlex.quote(cpus)} " if cpus else "",  # srun does not take it from sbatch
+        command=f"{python} paceline {shlex.join(job.command)}{ranks}",
+        after=f"{python} paceline.submitting.after {shlex.quote(job.run)} --attempts {job.attempts}",
+        again=AGAIN,
+    )
 
 
 def _directives(job: BatchJob) -> Iterator[str]:
@@ -122,7 +128,7 @@ def quoted(value: str) -> str:
 
 def time_words(hours: float) -> str:
     """As sbatch reads it: days-hours:minutes:seconds."""
-    minutes = max(SHORTEST_MINUTES, math.ceil(hours * 60))
+    minutes = max(1, math.ceil(hours * 60 - 1e-6))
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02}:{rest % 60:02}:00"
 

@@ -113,6 +113,24 @@ def jobs_of(run: RunDir) -> list[str]:
     return list(dict.fromkeys(job for job in (*submitted, *ran) if isinstance(job, str) and is_job(job)))
 
 
+def device_seconds(run: RunDir) -> float:
+    """Time of all attempts, each from its start to the last event before the next, times its ranks."""
+    total, began, last, ranks = 0.0, 0.0, 0.0, 0
+    for event in read_events(run.events_file(0)):
+        now = event.get("t")
+        if not isinstance(now, int | float):
+            continue
+        if event["kind"] == "start":
+            total += (last - began) * ranks
+            began, ranks = now, _count(event.get("ranks"))
+        last = now
+    return total + (last - began) * ranks
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
 def is_job(text: str) -> bool:
     """`1234` or, in an array, `1234_5`."""
     return re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", text) is not None

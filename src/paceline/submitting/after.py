@@ -1,7 +1,7 @@
 """What a batch script asks when its ranks have ended: is there more to do?
 
-The answer is written into the run's `jobs.jsonl`, said aloud in the job's log, and given as exit code: 0 nothing is left
-to do here, 75 try again, 1 enough.
+The answer is written into the run's `jobs.jsonl`, said in the job's log, and given as exit code: 0 nothing is left to
+do here, 75 try again, 1 enough.
 """
 
 from __future__ import annotations
