@@ -236,7 +236,7 @@ def reserved_port() -> Iterator[int]:
     """A free port that stays ours until rank 0 listens on it: bound here too, but without listening."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("", 0))
+        reserved.bind((LOCALHOST, 0))
         yield reserved.getsockname()[1]
 
 
