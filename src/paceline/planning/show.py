@@ -66,6 +66,8 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if site.note:
         yield site.note
+    if plan.spec.parallel.backend == "gloo" and not where.device.synchronous:
+        yield "priced with a device for each rank; with parallel.backend=gloo ranks can share one, and take turns"
     if words := plan.limits.words():
         yield f"as the run file insists: {words}"
     for text in subject.assumptions:
