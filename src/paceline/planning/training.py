@@ -253,7 +253,7 @@ class TrainingSubject(Subject):
             streams = 2 if placement.runtime.one_graph else 1
             found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * streams * WORKSPACE_BYTES)
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
-            found = replace(found, gathered_bytes=found.gathered_bytes + found.weights_bytes / placement.shard)
+            found = replace(found, buffers_bytes=found.buffers_bytes + found.weights_bytes / placement.shard)
         return found
 
     def price(self, layout: Layout, where: Where) -> Price:

@@ -13,6 +13,7 @@ from paceline import registry
 from paceline.arguments import make_folder, numbers
 from paceline.errors import UserError
 from paceline.planning.plan import plan
+from paceline.planning.rows import Wishes, hours_of
 from paceline.record.files import as_json, finite, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
 from paceline.spec.yaml_file import put
@@ -52,6 +53,10 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
         samples=arguments.samples,
         tokens=arguments.tokens,
         calibration=arguments.calibration,
+        wishes=Wishes(
+            hours_of(arguments.deadline) if arguments.deadline else None, arguments.budget, arguments.min_efficiency
+        ),
+        spot=arguments.spot_price,
     )
     files: dict[str, str] = {}
     if arguments.emit:
