@@ -33,8 +33,8 @@ HOST = "host_memory_gb"
 """Of a node, in a cluster file."""
 PRICES = ("price", "spot_price")
 CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", *PRICES, HOST, "catalogue", "tflops", "watts", *FACTS)
-SAYS_NOTHING = r"\b(hbm3e?|generation)\b"
-"""Words of a driver's name that the catalogue does not have."""
+SAYS_NOTHING = r"\b(hbm3e?|generation|480gb)\b"
+"""Words of a driver's name that the catalogue does not have; 480 GB is the host memory of a GH200."""
 MAY_BE_LEFT_OUT = r"(sxm\d?|pcie|\d+gb)"
 """Words of the catalogue's name that drivers do not always say."""
 
@@ -192,8 +192,11 @@ def known(name: str) -> Device | None:
 
 
 def _words(name: str) -> set[str]:
-    """The parts of a device name, without case, so that `A100 80GB SXM4` is `A100-SXM4-80GB`."""
-    text = re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", " ", name.lower())
+    """The parts of a device name, without case, so that `A100 80GB SXM4` and `a100-80g` are `A100-SXM4-80GB`."""
+    text = re.sub(r"\b(nvidia|tesla|geforce|quadro|amd|instinct|radeon)\b", " ", name.lower().replace("_", " "))
+    text = re.sub(r"\brtx(?=[a\d])", "rtx ", text)  # RTX4090, RTXA6000
+    text = re.sub(r"(?<=\d)\s*(ti|super|ada|sxm|pcie)(?=\d|\b|super)", r" \1", text)  # 4070TiSuper, H100SXM
+    text = re.sub(r"(ti)(?=super)", r"\1 ", re.sub(r"\b(\d+)\s*(gb?|gib)\b", r"\1gb", text))
     text = re.sub(r"sxm\d?", "sxm", text)
     return {word for word in re.split(r"[^a-z0-9]+", text) if word}
 

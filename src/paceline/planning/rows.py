@@ -210,7 +210,7 @@ class Choice:
         if not self.one_machine:
             best |= {"cheapest": self.cheapest, "knee": self.knee}
         if names := [name for name, of in best.items() if of is row]:
-            return ", ".join(names)
+            return ", ".join(names[:2])  # what is fastest and cheapest is the knee too
         if self.gains_nothing(row):
             return "gains nothing"
         assert self.knee is not None

@@ -98,7 +98,7 @@ def _devices(plan: Plan) -> Any:
     }
     shown = [column for column, wanted in optional.items() if wanted]
     columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", wording.total, *shown, "verdict"]
-    table = plain_table(*columns, left=3, longest=ROOMY + 1 if wording.durations or len(shown) > 3 else longest)
+    table = plain_table(*columns, left=3, longest=ROOMY + 1 if wording.durations or len(shown) > 2 else longest)
     table.columns[-1].justify = "left"
     for row in plan.rows:
         said = {"kWh": row.energy_kwh, "USD": row.cost_usd, "spot USD": row.spot_usd}
