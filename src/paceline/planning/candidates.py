@@ -187,6 +187,8 @@ class Refused:
     """How many words the family's name joins: the fewer, the plainer it is."""
     axes: tuple[str, ...] = ()
     """Those of `tensor` and `pipeline` that it names."""
+    nearest: Price | None = None
+    """Its layout that needs the least memory, where that is what it misses."""
 
     @property
     def reason(self) -> str:
@@ -204,8 +206,8 @@ class Refused:
         return {"devices": self.devices, "family": self.family, "reason": self.reason, "over_bytes": self.over_bytes}
 
 
-def refused(family: Family, kind: Refusal, over_bytes: float, **facts: Any) -> Refused:
+def refused(family: Family, kind: Refusal, nearest: Price, over_bytes: float, **facts: Any) -> Refused:
     """A family none of whose layouts fits."""
     layout = family.base
     axes = tuple(axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1)
-    return Refused(layout.ranks, family_name(layout), kind, facts, over_bytes, len(_parts(layout)), axes)
+    return Refused(layout.ranks, family_name(layout), kind, facts, over_bytes, len(_parts(layout)), axes, nearest)

@@ -20,6 +20,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
     parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
     parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
+    parser.add_argument("--page", type=Path, metavar="plan.html", help="write a page with sliders that opens offline")
     parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
     parser.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")

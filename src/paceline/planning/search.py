@@ -146,11 +146,11 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
         return [found]
     if hungry is not None:
         facts = {"needed_bytes": hungry.host_node_bytes, "capacity_bytes": hungry.where.cluster.host_bytes}
-        return [refused(family, Refusal.HOST_MEMORY, hungry.host_over_bytes, **facts)]
+        return [refused(family, Refusal.HOST_MEMORY, hungry, hungry.host_over_bytes, **facts)]
     if least is None:
         return []
     smallest, kind = subject.price(least[1], where), Refusal.MEMORY_OFFLOADED if offload else Refusal.MEMORY
-    return [refused(family, kind, smallest.over_bytes, term=smallest.memory.largest_term())]
+    return [refused(family, kind, smallest, smallest.over_bytes, term=smallest.memory.largest_term())]
 
 
 def _fits_whole(subject: Subject, devices: int, where: Where, limits: Limits) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.hardware.catalogue import HOST
 from paceline.planning.advice import over
+from paceline.planning.amounts import amount, multiple, ratio, short
 from paceline.planning.candidates import MEMORY_BAND, Price, Refused, family_name
 from paceline.planning.plan import Plan
 from paceline.planning.rows import PlannedRow
@@ -102,15 +103,15 @@ def _devices(plan: Plan) -> Any:
     table.columns[-1].justify = "left"
     for row in plan.rows:
         said = {"kWh": row.energy_kwh, "USD": row.cost_usd, "spot USD": row.spot_usd}
-        amounts = {**{name: _amount(value) for name, value in said.items()}, "cost": _times(choice.relative_cost(row))}
+        amounts = {**{name: amount(value) for name, value in said.items()}, "cost": multiple(choice.relative_cost(row))}
         table.add_row(
             "✓" if row is plan.chosen else " ",
             f"{row.devices:,}",
             name(row.price),
-            _short(row.price.step_s),
-            _times(row.speedup),
+            short(row.price.step_s),
+            multiple(row.speedup),
             percent(row.efficiency),
-            _short(row.hours * 3600) if wording.durations and row.hours is not None else _amount(row.hours),
+            short(row.hours * 3600) if wording.durations and row.hours is not None else amount(row.hours),
             *(amounts[column] for column in shown),
             choice.verdict(row),
             style="bold" if row is plan.chosen else "",
@@ -170,8 +171,8 @@ def _compared(plan: Plan) -> Iterator[str]:
         return
     serial = ceilings.serial_share
     share = f"{percent(serial) if serial >= 0.1 else f'{100 * serial:.2g} %'} serial"
-    limits = [f"{_times(ceilings.amdahl)} by Amdahl ({share})"] if ceilings.amdahl else []
-    limits += [f"{_times(ceilings.communication)} by communication"] if ceilings.communication else []
+    limits = [f"{multiple(ceilings.amdahl)} by Amdahl ({share})"] if ceilings.amdahl else []
+    limits += [f"{multiple(ceilings.communication)} by communication"] if ceilings.communication else []
     if limits:
         yield f"limits of the speed-up with {plan.subject.wording.batch}: {', '.join(limits)}"
 
@@ -183,8 +184,8 @@ def _and(words: list[str]) -> str:
 def _wished(plan: Plan) -> str:
     """What was asked for, and whether a row keeps to it."""
     wishes, chosen = plan.wishes, plan.chosen
-    asked = [f"a deadline of {_amount(wishes.deadline_h)} h"] * (wishes.deadline_h is not None)
-    asked += [f"a budget of {_amount(wishes.budget_usd)} USD"] * (wishes.budget_usd is not None)
+    asked = [f"a deadline of {amount(wishes.deadline_h)} h"] * (wishes.deadline_h is not None)
+    asked += [f"a budget of {amount(wishes.budget_usd)} USD"] * (wishes.budget_usd is not None)
     if wishes.min_efficiency is not None:
         asked.append(f"an efficiency of at least {percent(wishes.min_efficiency)}")
     if not asked or chosen is None:
@@ -198,8 +199,8 @@ def _wished(plan: Plan) -> str:
 def _who(row: PlannedRow) -> str:
     if row.hours is None:
         return f"{row.devices:,}"
-    cost = f", {_amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
-    hours = f"{_amount(row.hours)} h" if row.hours >= 0.01 else _short(row.hours * 3600)
+    cost = f", {amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
+    hours = f"{amount(row.hours)} h" if row.hours >= 0.01 else short(row.hours * 3600)
     return f"{row.devices:,} ({hours}{cost})"
 
 
@@ -218,9 +219,9 @@ def _layouts(devices: int, prices: tuple[Price, ...], chosen: Price | None) -> A
             f"{p.layout.micro_batch:,}",
             f"{p.passes:,}",
             p.layout.checkpointing,
-            _short(p.step_s),
-            _short(p.time.comm_s) if p.time.comm_s else "-",
-            _short(p.time.exposed_s) if p.time.exposed_s else "-",
+            short(p.step_s),
+            short(p.time.comm_s) if p.time.comm_s else "-",
+            short(p.time.exposed_s) if p.time.exposed_s else "-",
             size(p.memory.total_bytes) + (" !" if p.tight else ""),
             size(p.capacity_bytes),
             style="bold" if p is chosen else "",
@@ -264,38 +265,16 @@ def _terms(p: Price, wording: Wording) -> Any:
     if p.memory.disk_bytes:
         memory.append(("left on disk", size(p.memory.disk_bytes)))
     times = [
-        (name, _short(value), words)
+        (name, short(value), words)
         for name, words in wording.times.items()
         if (value := getattr(p.time, name)) > 5e-4 * p.step_s or name == "compute_s"
     ]
-    times.append(("step_s", _short(p.step_s), "the sum"))
+    times.append(("step_s", short(p.step_s), "the sum"))
     if p.start_s:
-        times.append(("start_s", _short(p.start_s), f"before the first {wording.step}"))
+        times.append(("start_s", short(p.start_s), f"before the first {wording.step}"))
     if p.time.comm_s:
-        times.append(("comm_s", _short(p.time.comm_s), "in flight, hidden or not"))
-        times.append(("comp/comm", _ratio(p.compute_over_comm), "compute_s over comm_s"))
+        times.append(("comm_s", short(p.time.comm_s), "in flight, hidden or not"))
+        times.append(("comp/comm", ratio(p.compute_over_comm), "compute_s over comm_s"))
     for left, right in zip_longest(memory, times, fillvalue=("", "", "")):
         table.add_row(*left[:2], f"  {right[0]}", *right[1:])
     return table
-
-
-def _short(seconds: float) -> str:
-    """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
-    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= scale * (1 if unit == "s" else 1.5):
-            return f"{number(seconds / scale, 3)} {unit}"
-    return f"{number(seconds * 1e3, 3)} ms"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}×" if ratio < 9.995 else f"{ratio:.1f}×" if ratio < 99.95 else f"{ratio:,.0f}×"
-
-
-def _ratio(value: float) -> str:
-    return "-" if value == float("inf") else f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
-
-
-def _amount(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2g}" if value < 0.095 else f"{value:.2f}" if value < 99.95 else f"{value:,.0f}"
