@@ -37,7 +37,7 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
     assert plan.chosen is not None
     assert plan.base is not None
     chosen, most = plan.chosen, plan.rows[-1]
-    if plan.base.layout.ranks > 1 or plan.base.layout.offload:
+    if plan.base.devices > 1 or plan.base.layout.offload:
         yield _too_large(plan, plan.base)
     if most.devices == 1:
         yield f"One device: a step of {subject.global_batch:,} samples takes {duration(most.price.step_s)}."
@@ -62,7 +62,7 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
 
 def over(base: Price) -> str:
     """What speed-ups are counted from, by its name."""
-    n, layout = base.layout.ranks, family_name(base.layout)
+    n, layout = base.devices, family_name(base.layout)
     if base.layout.offload:
         layout += ", states in host memory"
     return "one device" if layout == "single" else f"{_few(n)} ({layout})"
@@ -72,7 +72,7 @@ def _pays(chosen: PlannedRow, base: Price) -> str:
     p, n = chosen.price, chosen.devices
     if n == 1:
         return f"Take one device: a step takes {duration(p.step_s)}."
-    if n == base.layout.ranks:
+    if n == base.devices:
         return f"{family_name(p.layout)} on {n} devices: a step takes {duration(p.step_s)}."
     hidden = p.time.comm_s - p.time.exposed_s
     travel = f"communicates {duration(p.time.comm_s)}"
@@ -86,10 +86,10 @@ def _pays(chosen: PlannedRow, base: Price) -> str:
 
 def _computes_longer(subject: TrainingSubject, base: Price, most: Price, shared: bool) -> Iterator[str]:
     """Why more devices compute for longer, where they do."""
-    if most.layout.ranks == base.layout.ranks or most.time.compute_s <= base.time.compute_s:
+    if most.devices == base.devices or most.time.compute_s <= base.time.compute_s:
         return
     alone, together = (subject.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
-    longer = f"Each of {most.layout.ranks} devices computes {duration(most.time.compute_s)} in a step, and "
+    longer = f"Each of {most.devices} devices computes {duration(most.time.compute_s)} in a step, and "
     longer += f"{over(base)} {duration(base.time.compute_s)}"
     if shared:
         yield f"{longer}: ranks share the cores of one machine."
@@ -117,7 +117,7 @@ def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str
     else:
         said += f", communicates {duration(p.time.comm_s)} and spends {duration(fixed)} on launches and the update"
     if plan.base.step_s < p.time.compute_s:
-        said += f"; {_few(plan.base.layout.ranks)} need{'s' * (plan.base.layout.ranks == 1)} "
+        said += f"; {_few(plan.base.devices)} need{'s' * (plan.base.devices == 1)} "
         said += f"{duration(plan.base.step_s)} in all"
     assert plan.chosen is not None
     chosen, wiser = plan.chosen, plan.choice.knee
@@ -149,7 +149,7 @@ def _raised(subject: TrainingSubject, plan: Plan, most: PlannedRow, base: Price)
         if not together.fits or not alone.fits:
             break
         tried.append((alone.step_s / together.step_s, batch))
-    good = [(speedup, batch) for speedup, batch in tried if speedup * base.layout.ranks >= 0.5 * most.devices]
+    good = [(speedup, batch) for speedup, batch in tried if speedup * base.devices >= 0.5 * most.devices]
     best = good[0] if good else max(tried, default=None)
     if best is not None and best[0] > max(PAYS, 1.2 * most.speedup):
         yield f"raise the batch to {best[1]:,} ({times(best[0])})"
@@ -184,7 +184,7 @@ def _too_large(plan: Plan, base: Price) -> str:
     numbers = plan.subject.numbers
     states = plan.subject.stored_params * numbers.weight_bytes
     states += plan.subject.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
-    where, n = plan.site.at(1).cluster.device, base.layout.ranks
+    where, n = plan.site.at(1).cluster.device, base.devices
     said = f"It does not fit on one {where.name}"
     if plan.rows[0].devices == 1:  # its states in host memory
         said = f"It fits on one {where.name} only with its states in host memory"

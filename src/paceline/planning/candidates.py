@@ -33,6 +33,10 @@ class Price:
     """Before the first step, where that is priced."""
 
     @property
+    def devices(self) -> int:
+        return self.where.cluster.devices
+
+    @property
     def step_s(self) -> float:
         return self.time.step_s
 
@@ -58,7 +62,7 @@ class Price:
         """Host memory that the ranks of one node take where states are offloaded; 0 where none are."""
         if not self.layout.offload:
             return 0.0
-        return min(self.layout.ranks, self.where.cluster.per_node) * (self.memory.host_bytes + PROCESS_BYTES)
+        return self.where.cluster.per_node * (self.memory.host_bytes + PROCESS_BYTES)
 
     @property
     def host_over_bytes(self) -> float:
@@ -166,6 +170,7 @@ class Refusal(Enum):
     INDIVISIBLE = "{tensor} does not divide {size} heads or features"
     NO_LAYERS = "{workload} has no layers to divide among stages"
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
+    NO_CONTEXT = "context {context} does not divide them"
     NO_SAMPLE = "batch {batch} leaves some without a sample"
     UNFILLED = "{samples} samples per rank do not fill {stages} stages"
     MEMORY = "{term} {over} over"

@@ -19,6 +19,11 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spot-price", type=float, metavar="USD", help="the same of devices that may be taken away")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
     parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
+    parser.add_argument(
+        "--what-if",
+        metavar="WORDS",
+        help="price what training does not do: pure-bf16, 8bit-states, context=N, with commas between them",
+    )
     parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
     parser.add_argument("--page", type=Path, metavar="plan.html", help="write a page with sliders that opens offline")
     parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")

@@ -16,6 +16,7 @@ from paceline.planning.rows import Choice, PlannedRow, Rates, Wishes, planned_ro
 from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
 from paceline.planning.subject import Subject, subject_of
+from paceline.planning.what_if import WhatIf
 from paceline.spec import DEFAULT, RunSpec, Source, spec_of
 
 MOST_ROWS = 8
@@ -53,6 +54,7 @@ class Plan:
     impossible: tuple[Refused, ...]
     """Numbers of devices that cannot be."""
     wishes: Wishes = field(default_factory=Wishes)
+    what_if: WhatIf = field(default_factory=WhatIf)
 
     @property
     def fits(self) -> bool:
@@ -95,6 +97,8 @@ class Plan:
 
     def overrides(self) -> dict[str, Any]:
         """The chosen layout as dotted values of the run file."""
+        if self.what_if:
+            raise UserError(f"--what-if is priced only: training does not do {self.what_if.words()}")
         if self.chosen is None:
             raise UserError(f"nothing fits: {self.advice[0] if self.advice else 'no layout was found'}")
         return self.subject.overrides(self.chosen.price.layout)
@@ -110,10 +114,12 @@ class Plan:
             "memory_error": MEMORY_BAND,
             "base": self.base and self.base.as_json(),
             "wishes": asdict(self.wishes),
+            "what_if": self.what_if.as_json(),
             "rows": [self._row_json(row) for row in self.rows],
             "does_not_fit": [{"devices": f.devices, "refused": [r.as_json() for r in f.refused]} for f in self.out],
             "impossible": [r.as_json() for r in self.impossible],
-            "chosen": self.chosen and {"devices": self.chosen.devices, "overrides": self.overrides()},
+            "chosen": self.chosen
+            and {"devices": self.chosen.devices, "overrides": {} if self.what_if else self.overrides()},
             **{f"{name}_devices": row and row.devices for name, row in best.items()},
             "break_even_devices": self.break_even,
             "ceilings": self.ceilings and asdict(self.ceilings),
@@ -136,12 +142,13 @@ def plan(
     calibration: str | Path | None = None,
     wishes: Wishes | None = None,
     spot: float | None = None,
+    what_if: WhatIf | None = None,
 ) -> Plan:
     """Price a run (a spec, a run file, its content or a Workload class) on a cluster.
 
     `cluster` is local, a short form (`2x8xH100`) or a file; `price` is in USD per device and hour; `devices` are the
     numbers to try; `samples` and `tokens` say what the data are not there to say; `wishes` are a deadline, a budget and
-    a least efficiency; `spot` is the price of devices that may be taken away.
+    a least efficiency; `spot` is the price of devices that may be taken away; `what_if` prices what training cannot do.
     """
     spec = spec_of(spec)
     site = site_of(cluster or spec.cluster, calibration)
@@ -149,7 +156,8 @@ def plan(
         check_price(price) if price is not None else site.whole.usd_per_device_hour,
         check_price(spot) if spot is not None else site.whole.spot_usd_per_device_hour,
     )
-    subject = subject_of(spec, samples, tokens)
+    what_if = what_if or WhatIf()
+    subject = what_if.applied(subject_of(spec, samples, tokens))
     device = site.whole.device
     if subject.numbers.matmul == "fp8" and not device.synchronous and "fp8" not in device.flops_s:
         raise UserError(f"train.precision=fp8: {device.name} has no fp8 in the catalogue; use train.precision=bf16")
@@ -171,6 +179,7 @@ def plan(
         out=tuple(f for f in found if f.chosen is None),
         impossible=tuple(impossible),
         wishes=wishes,
+        what_if=what_if,
     )
 
 
@@ -213,15 +222,15 @@ def _base(subject: Subject, site: Site, limits: Limits, found: Sequence[Found]) 
     if not any(f.chosen for f in found):
         return None
     known = {f.devices: f for f in found}
-    offloaded = None
+    offloaded = next((f.chosen for f in found if f.chosen), None)
+    kept = replace(limits, offload=False) if limits.offload is None else limits
     for n in sorted({*known, *(1 << k for k in range(found[-1].devices.bit_length()))}):
         try:
-            tried = (known.get(n) or search(subject, n, site.at(n), limits)).chosen
+            tried = (known.get(n) or search(subject, n, site.at(n), kept)).chosen
         except UserError:  # not whole nodes
             continue
         if tried is not None and not tried.layout.offload:
             return tried
-        offloaded = offloaded or tried
     return offloaded
 
 

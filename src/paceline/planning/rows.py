@@ -84,7 +84,7 @@ def planned_row(found: Found, base: Price, subject: Subject, rates: Rates) -> Pl
     usd, spot = (None if hours is None or rate is None else hours * n * rate for rate in (rates.usd, rates.spot_usd))
     kwh = None if hours is None else hours * (chosen.where.cluster.device.watts * n) / 1e3
     speedup = base.step_s / chosen.step_s
-    return PlannedRow(n, found, chosen, speedup, base.layout.ranks, hours, usd, kwh, spot, pauses_s)
+    return PlannedRow(n, found, chosen, speedup, base.devices, hours, usd, kwh, spot, pauses_s)
 
 
 @dataclass(frozen=True)

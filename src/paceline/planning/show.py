@@ -46,7 +46,7 @@ def show(plan: Plan) -> Iterator[Any]:
     yield ""
     for line in plan.advice:
         yield from wrapped(line, "→ ")
-    if chosen is not None:
+    if chosen is not None and not plan.what_if:
         yield from wrapped(" ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items()), "  ")
 
 
@@ -72,6 +72,8 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if site.note:
         yield site.note
+    if plan.what_if:
+        yield from wrapped(f"what if: {plan.what_if.words()} (priced only: training does not do this)", "")
     if words := plan.limits.words():
         yield f"as the run file insists: {words}"
     for text in subject.assumptions:
@@ -163,7 +165,7 @@ def _compared(plan: Plan) -> Iterator[str]:
         rows = sorted((row for row in plan.rows if names[row.devices]), key=lambda row: row.run_s)
         yield from wrapped("; ".join(f"{_and(names[row.devices])} {_who(row)}" for row in rows), "")
     yield from wrapped(_wished(plan), "")
-    fewest = ", the fewest that hold it" * (base.layout.ranks > 1)
+    fewest = ", the fewest that hold it" * (base.devices > 1)
     yield from wrapped(f"speed-ups are over {over(base)}{fewest}{'; cost is over the cheapest' * _costs(plan)}", "")
     if plan.rates.spot_usd is not None and plan.subject.steps is not None:
         yield "spot devices may be taken away: what was done since the last checkpoint is then done again"

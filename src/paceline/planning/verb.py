@@ -15,6 +15,7 @@ from paceline.arguments import make_folder, numbers
 from paceline.errors import UserError
 from paceline.planning.plan import Plan, plan
 from paceline.planning.rows import Wishes, hours_of
+from paceline.planning.what_if import what_if_of
 from paceline.record.files import as_json, finite, write_atomic, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
 from paceline.spec.yaml_file import put
@@ -57,8 +58,10 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
             calibration=arguments.calibration,
             wishes=wishes,
             spot=arguments.spot_price,
+            what_if=what_if,
         )
 
+    what_if = what_if_of(arguments.what_if) if arguments.what_if is not None else None
     deadline = hours_of(arguments.deadline) if arguments.deadline else None
     wishes = Wishes(deadline, arguments.budget, arguments.min_efficiency)
     if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
@@ -97,7 +100,11 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     """The words that a page's settings are added to."""
     given = {"--cluster": arguments.cluster, "--samples": arguments.samples, "--tokens": arguments.tokens}
     given |= {"--price": arguments.price, "--spot-price": arguments.spot_price, "--budget": arguments.budget}
-    given |= {"--min-efficiency": arguments.min_efficiency, "--calibration": arguments.calibration}
+    given |= {
+        "--what-if": arguments.what_if,
+        "--min-efficiency": arguments.min_efficiency,
+        "--calibration": arguments.calibration,
+    }
     said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return ["paceline", "plan", *arguments.words, *said]
 

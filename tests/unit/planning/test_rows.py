@@ -83,13 +83,13 @@ def test_speedups_are_over_one_named_thing_that_there_is(plans):
         base = found.base
         assert base.fits
         said = printed(found)
-        assert f"speed-ups are over {'one device' if base.layout.ranks == 1 else base.layout.ranks}" in said
+        assert f"speed-ups are over {'one device' if base.devices == 1 else base.devices}" in said
         for row in found.rows:
             assert row.speedup == pytest.approx(base.step_s / row.price.step_s)
-            assert row.efficiency == pytest.approx(row.speedup * base.layout.ranks / row.devices)
-            if row.devices == base.layout.ranks:
+            assert row.efficiency == pytest.approx(row.speedup * base.devices / row.devices)
+            if row.devices == base.devices:
                 assert row.speedup == pytest.approx(1)
-            if row.devices < base.layout.ranks:
+            if row.devices < base.devices:
                 assert row.price.layout.offload
 
 

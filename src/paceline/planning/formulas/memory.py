@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
@@ -35,7 +35,7 @@ class DeviceMemory(ABC):
 
     @property
     def total_bytes(self) -> float:
-        return float(sum(getattr(self, f.name) for f in fields(self) if f.name in self.terms))
+        return float(sum(getattr(self, term) for term in self.terms))
 
     @property
     @abstractmethod
@@ -124,7 +124,7 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
 
 def _states(params: float, trained: float, placement: Placement, numbers: Numbers) -> tuple[float, float, float, float]:
     """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
-    cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
+    cut = [placement.shards if placement.zero >= level else 1 for level in (1, 2, 3)]
     states = trained * numbers.state_bytes / cut[0]
     gradients = trained * numbers.gradient_bytes / cut[1]
     weights = params * numbers.weight_bytes / cut[2]
@@ -187,7 +187,8 @@ def _gathered(
     t, e = placement.tensor, numbers.element_bytes
     largest = max(layer.trained_params, embedding.trained_params) / t
     gathered = 2 * layer.stored_params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
-    ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * e for b in (embedding, head))
+    casts = e if numbers.cast else 0.0
+    ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * casts for b in (embedding, head))
     return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
 
 

@@ -138,7 +138,9 @@ def _row(plan: Plan, row: PlannedRow) -> dict[str, Any]:
     return {
         **_held(price),
         "layout": plan.subject.layout_name(price).replace(" *", ", states in host memory"),
-        "apply": " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
+        "apply": "priced only: training does not do this"
+        if plan.what_if
+        else " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
         "step_s": price.step_s,
         "step": short(price.step_s),
         "hours": row.hours,

@@ -177,7 +177,7 @@ function answers(found, rows, best, row) {
   if (row) {
     const error = `${row.room} on each, ± ${(100 * plan.memory_error).toFixed(0)} %`;
     say("fit", row.tight ? "Just" : "Yes", `${plural(n)}, ${row.layout}: ${error}`, row.tight ? "bad" : "good");
-    say("long", row.hours === null ? `${row.step} a ${plan.step}` : row.long, row.hours === null ? "the number of samples is not known" : `${row.step} a ${plan.step}, ${row.speedup} of ${found.base}`);
+    say("long", row.hours === null ? `${row.step} a ${plan.step}` : row.long, row.hours === null ? "the number of samples is not known" : `${row.step} a ${plan.step}, ${row.speedup} the speed of ${found.base}`);
     say("money", row.usd === null ? "-" : `${amount(row.usd)} USD`, row.usd === null ? "move the price" : `${row.kwh} kWh${row.spot === null ? "" : `; ${amount(row.spot)} USD as spot`}`);
     const parts = [...row.time].sort((a, b) => b[1] - a[1]), share = Math.round((100 * parts[0][1]) / row.step_s);
     say("back", plan.times[parts[0][0]], `${share} % of a ${plan.step}${parts[1] ? `; then ${plan.times[parts[1][0]]}, ${parts[1][2]}` : ""}`);
@@ -221,7 +221,7 @@ function draw() {
   table(found, rows, best, row);
   $("base").textContent = found.base ? `Speed-ups are over ${found.base}; cost is over the cheapest. Click a row to see it above.` : "";
   const reasons = found.reasons?.[n] ?? [];
-  $("reasons").replaceChildren(...(reasons.length ? reasons : ["Every layout fits on this number of devices."]).map((text) => element("li", {}, text)));
+  $("reasons").replaceChildren(...(reasons.length ? reasons : ["None of the layouts that were tried is out."]).map((text) => element("li", {}, text)));
   const more = [...found.words, `--devices ${n}`];
   if (own.price !== (plan.price ?? 0)) more.push(`--price ${own.price}`);
   if (own.deadline < plan.deadlines_h.length) more.push(`--deadline ${plan.deadlines_h[own.deadline]}h`);
