@@ -43,19 +43,20 @@ class WhatIf:
             return subject
         if not isinstance(subject, TrainingSubject):
             raise UserError(f"--what-if: {subject.workload} is not trained by gradients; leave it out")
-        train, numbers = subject.train, subject.numbers
+        train, numbers, blocks = subject.train, subject.numbers, subject.blocks
         if self.pure_bf16:
             if train.precision != "bf16":
                 raise UserError(
                     f"--what-if pure-bf16: train.precision is {train.precision}; type  train.precision=bf16"
                 )
             numbers = NUMBERS["pure_bf16"]
+            blocks = tuple(replace(block, half_params=0.0) for block in blocks)  # all are, and none more than others
         moments, averages = moments_of(train)
         each = 1 + 4 / BLOCK if self.states_8bit else numbers.weight_bytes
         numbers = replace(numbers, state_bytes=moments * each + averages * numbers.weight_bytes)
-        if self.context > 1 and not any(block.attention for block in subject.blocks):
+        if self.context > 1 and not any(block.attention for block in blocks):
             raise UserError(f"--what-if context={self.context}: {subject.workload} has no sequences to divide")
-        return replace(subject, numbers=numbers, context=self.context)
+        return replace(subject, blocks=blocks, numbers=numbers, context=self.context)
 
 
 def what_if_of(text: str) -> WhatIf:
