@@ -329,7 +329,7 @@ class FitJob(Job):
 
     @property
     def why(self) -> str:
-        return self.passes.end_words() if self.passes.end is FitEnd.PATIENCE else ""
+        return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
 
     def change_of_length(self, old: Train) -> str:
         return "the passes so far stay as they are"
