@@ -49,6 +49,8 @@ class Evaluation:
     arrays: dict[str, Any] = field(default_factory=dict)
     """Results that are not single numbers, of the last evaluation: those of each class, the confusion matrix."""
     best: dict[str, Any] | None = None
+    score: str = ""
+    """The metric that says which evaluation is best; with a minus, less of it is better."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,11 @@ def summarise(
     )
 
 
-def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> Evaluation:
+def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None, score: str = "") -> Evaluation:
     """From "evaluate" events."""
     arrays = {name: value for name, value in last.items() if isinstance(value, list | tuple)}
     numbers = {name: value for name, value in (best or {}).items() if not isinstance(value, list | tuple)}
-    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None)
+    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None, score)
 
 
 def show(summary: Summary, console: Console) -> None:
