@@ -31,6 +31,8 @@ from paceline.workload import Say
 COMMENT_COLUMN = 44
 LISTED = 10
 PATIENCE_S = 40
+KNOWN_BY = ("spec.yaml", "measure.json", "links.json")
+"""Files that make a folder a run, a measurement or a measurement of links."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,12 @@ def runs_in(folder: Path) -> list[RunDir]:
         return sorted(runs, key=lambda run: run.spec_file.stat().st_mtime, reverse=True)
     except OSError:
         return []
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The runs and measurements right below a folder, by name."""
+    below = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [path for path in below if any((path / name).is_file() for name in KNOWN_BY)]
 
 
 def _say_runs(path: Path) -> str:
