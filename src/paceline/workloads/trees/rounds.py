@@ -30,15 +30,22 @@ class Boosting:
 
     @property
     def rows(self) -> slice:
-        """Those of this rank: the next so many for each, in their order."""
-        count, place = self.table.facts.rows, self.place
-        return slice(count * place.rank // place.world, count * (place.rank + 1) // place.world)
+        """Those of this rank: the next so many for each, in their order; of a ranking, the next so many queries."""
+        rows, place = self.table.facts.rows, self.place
+        starts = self.table.split("train").queries
+        count = rows if starts is None else len(starts)
+        edges = [count * number // place.world for number in (place.rank, place.rank + 1)]
+        return slice(*edges) if starts is None else slice(*np.append(starts, rows)[edges].tolist())
 
     def some(self, rows: slice) -> dict[str, Any]:
         """Some rows to learn from, as the libraries call their parts; mapped for as long as they are held."""
         split = self.table.split("train")
-        weights = None if split.weights is None else split.weights[rows]
-        return {"data": split.X[rows], "label": self.target.labels(split.y[rows]), "weight": weights}
+        found = {"data": split.X[rows], "label": self.target.labels(split.y[rows])}
+        if split.weights is not None:
+            found["weight"] = split.weights[rows]
+        if split.queries is not None:
+            found["qid"] = np.searchsorted(split.queries, np.arange(rows.start, rows.stop), side="right")
+        return found
 
 
 class Rounds(Protocol):
@@ -59,7 +66,11 @@ class Rounds(Protocol):
         ...
 
     def loss(self) -> float:
-        """The mean over all rows of all ranks that are learned from."""
+        """The mean over all rows of all ranks that are learned from; of a ranking, what NDCG lacks of 1."""
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """Whether a rank says so."""
         ...
 
     def hold(self, X: np.ndarray) -> None:

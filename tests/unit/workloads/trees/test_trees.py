@@ -17,6 +17,7 @@ from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
 from paceline.using.export import export
+from paceline.workloads.trees.fitted import FittedTrees
 from paceline.workloads.trees.table import table_of
 from paceline.workloads.trees.workload import Trees
 
@@ -147,6 +148,41 @@ def test_weights_and_early_stopping(spec, tmp_path):
     assert run.summary.trained.steps == best + 3
     assert "3 evaluations without a lower loss" in run.summary.why
     assert xgboost.Booster(model_file=run.path / "model.json").num_boosted_rounds() == best
+
+
+@pytest.fixture(scope="module")
+def queries(folder):
+    """Rows of queries of different length, with how relevant each is."""
+    random = np.random.default_rng(1)
+    query = np.repeat(np.arange(60), random.integers(2, 20, 60))
+    X = random.normal(size=(len(query), 3)).astype(np.float32)
+    y = np.digitize(X[:, 0] + random.normal(size=len(query)) / 2, [0, 1])
+    np.savez(folder / "queries.npz", X=X, y=y, query=query)
+    (folder / "metrics.py").write_text("def above(labels, said):\n    return float((said > 0).sum() + labels[0] / 8)\n")
+    data = {"path": str(folder / "queries.npz"), "cache": str(folder / "cache")}
+    model = {"max_depth": 3, "metric": f"{folder / 'metrics.py'}:above"}
+    values = {"workload": "trees", "name": "ranked", "model": model, "data": data, "train": {"steps": 6}}
+    return build({**values, "parallel": {"threads": 1, "device": "cpu"}})
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_rows_are_ranked_within_queries(queries, tmp_path, library):
+    """Whole queries are held out. NDCG is that of XGBoost, and a function of the user's own sees all held-out rows."""
+    run = train(queries.replace({"model.library": library}), tmp_path, show=False)
+    table = table_of(queries.data, lambda text: None)
+    rows, test = table.split("train"), table.split("test")
+    assert len(rows.queries) + len(test.queries) == 60
+    assert table.facts.queries == len(rows.queries) > 40
+    said = FittedTrees.read(run.path).margins(test.X)[:, 0]
+    numbers = np.searchsorted(test.queries, np.arange(len(test)), side="right")
+    asked = xgboost.DMatrix(test.X, test.y, qid=numbers, base_margin=said)
+    plain = {"objective": "rank:ndcg", "eval_metric": ["ndcg", "ndcg@10"], "base_score": 0}
+    told = xgboost.Booster(plain, cache=[asked]).eval(asked).replace("\t", ":").split(":")
+    assert run.metrics["ndcg"] == pytest.approx(float(told[2]), abs=1e-6)
+    assert run.metrics["ndcg_at_10"] == pytest.approx(float(told[4]), abs=1e-6)
+    assert run.metrics["above"] == (said > 0).sum() + test.y[0] / 8
+    steps = [event["loss"] for event in read_events(RunDir(run.path).events_file(0), "step") if "loss" in event]
+    assert steps[-1] < steps[0] < 0.3
 
 
 def test_lightgbm_is_lightgbm(spec, tmp_path):
