@@ -69,6 +69,8 @@ def test_a_killed_run_goes_on_with_another_number_of_ranks(spec, runs, tmp_path,
 
 def test_the_report_shows_which_columns_are_used(runs, tmp_path):
     made = report(runs[1][:1], tmp_path / "report")
-    assert "importance, step 8" in made.page.read_text()
+    page = made.page.read_text()
+    assert "importance, step 8" in page
+    assert "shap values, step 8" in page
     text = made.page.with_name("report.md").read_text()
     assert "documents" not in text

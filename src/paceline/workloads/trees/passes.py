@@ -16,7 +16,6 @@ from paceline.spec import Train
 from paceline.training.explain import shared
 from paceline.workloads.trees.fitted import FittedTrees, cut_model
 from paceline.workloads.trees.own_metric import own_metric
-from paceline.workloads.trees.pictures import write_importance
 from paceline.workloads.trees.rounds import Boosting, library_of
 from paceline.workloads.trees.scoring import HeldOutRows
 
@@ -121,6 +120,4 @@ class TreePasses:
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         rounds = self.best_round if self.end is FitEnd.PATIENCE else self.done
         raw = cut_model(self.boosting.model.library, result["trees"].numpy().tobytes(), rounds)
-        fitted = FittedTrees(self.boosting.model.library, raw, self.boosting.table.facts, self.boosting.target)
-        fitted.write(folder)
-        write_importance(fitted.importance(), folder, self.done)
+        FittedTrees(self.boosting.model.library, raw, self.boosting.table.facts, self.boosting.target).write(folder)

@@ -154,7 +154,8 @@ def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise UserError(f"{key}={path}: two columns are called {twice!r}; give each its own name")
     if key == "data.path":
-        column_named(data.label, "data.label", str(path), schema.names)
+        for name, given in ((data.label, "data.label"), *((name, "data.categories") for name in data.categories)):
+            column_named(name, given, str(path), schema.names)
     _refuse_words(path, schema, data)
     wanted = [name for name in schema.names if name not in data.ignore]
 

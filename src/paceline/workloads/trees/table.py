@@ -111,6 +111,14 @@ def table_of(data: TreesData, say: Say) -> PreparedTable:
     return found
 
 
+def known_table(data: TreesData) -> PreparedTable | None:
+    """The same, if it is in the cache; nothing is read or written otherwise."""
+    try:
+        return _read(data.cache.expanduser() / "trees" / _name_of(data))
+    except UserError:
+        return None
+
+
 def _name_of(data: TreesData) -> str:
     """By what was asked for, and by size and date of the files."""
     asked = {**data.model_dump(mode="json", exclude={"cache", "memory", "path", "test_path"}), "format": FORMAT}
