@@ -104,6 +104,8 @@ class Entry:
     extends: bool = False
     """A fit by passes that goes on for longer when more are asked for; a training always does."""
     traits: Traits = Traits()
+    draw: str = ""
+    """Pictures that a run does not wait for: `draw(folder)` writes those that are not there when a report is made."""
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
     """The first of them is enough for a plan."""
