@@ -1,9 +1,11 @@
-"""Launch files for the chosen layout: torchrun, Slurm, Accelerate, DeepSpeed. Every word of the user's is quoted."""
+"""Launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed.
+
+Every word of the user's is quoted.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
 from paceline.planning.candidates import family_name
+from paceline.planning.emit_slurm import SHORTEST_H, BatchJob, batch_script
 from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
 from paceline.spec import RunSpec
@@ -21,6 +24,8 @@ from paceline.spec import RunSpec
 SPARE = 1.3
 """Times the planned hours are asked of a scheduler."""
 PORT = 29500
+RUNS = "runs"
+"""Where run folders go, as under `train`."""
 
 
 def launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = ()) -> dict[str, str]:
@@ -63,16 +68,18 @@ class Launch:
         return {f"{self.name}.sh": self._script(f"{self._torchrun()} -m paceline", self.command)}
 
     def slurm(self) -> dict[str, str]:
-        """One task per device: the ranks find each other by what srun tells them."""
-        lines = ["#!/usr/bin/env bash", f"#SBATCH --job-name={self.name}"]
-        lines += [f"#SBATCH --nodes={self.cluster.nodes}", f"#SBATCH --ntasks-per-node={self.cluster.per_node}"]
-        if self.on_gpu:
-            lines.append(f"#SBATCH --gpus-per-node={self.cluster.per_node}")
-        if self.row.hours is not None:
-            lines.append(f"#SBATCH --time={_clock(self.row.hours * SPARE)}")
-        lines += ["#SBATCH --signal=TERM@120", self._note(), "set -euo pipefail"]
-        lines.append(f"exec srun python -m paceline {shlex.join(self.command)}")
-        return {f"{self.name}.sbatch": "\n".join(lines) + "\n"}
+        """The script that `paceline submit` sends, without what a site adds."""
+        job = BatchJob(
+            name=self.name,
+            note=self.note,
+            command=(*self.command, "--out", RUNS),
+            run=f"{RUNS}/{self.name}",
+            nodes=str(self.cluster.nodes),
+            per_node=self.cluster.per_node,
+            gpus=str(self.cluster.per_node) if self.on_gpu else "",
+            hours=None if self.row.hours is None else max(SHORTEST_H, self.row.hours * SPARE),
+        )
+        return {f"{self.name}.sbatch": batch_script(job)}
 
     def accelerate(self) -> dict[str, str]:
         """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
@@ -115,15 +122,16 @@ class Launch:
         script = self._script(f"{self._torchrun()} -m paceline", self._with_engine("deepspeed", name))
         return {name: json.dumps(values, indent=2) + "\n", f"{self.name}.sh": script}
 
-    def _note(self) -> str:
+    @property
+    def note(self) -> str:
         hours = "" if self.row.hours is None else f", {self.row.hours:.2g} h planned"
         devices = f"{self.row.devices} × {self.plan.site.whole.device.name}"
-        return f"# {self.name}: {family_name(self.layout)} on {devices}{hours}"
+        return f"{self.name}: {family_name(self.layout)} on {devices}{hours}"
 
     def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:
             head = 'HEAD="${HEAD:?run this on every node, with HEAD=NAME_OF_THE_FIRST_NODE}"\n' + head
-        top = f"#!/usr/bin/env bash\n{self._note()}\nset -euo pipefail\n"
+        top = f"#!/usr/bin/env bash\n# {self.note}\nset -euo pipefail\n"
         return f"{top}{head}exec {launcher} {shlex.join(command)}\n"
 
     def _torchrun(self) -> str:
@@ -150,9 +158,3 @@ class Launch:
             raise UserError(f"{why}; use  --emit torchrun  or  slurm")
         device = "cuda" if self.on_gpu else "cpu"
         return self.plan.spec.replace({**self.plan.overrides(), "parallel.engine": engine, "parallel.device": device})
-
-
-def _clock(hours: float) -> str:
-    minutes = max(5, math.ceil(hours * 60))
-    days, rest = divmod(minutes, 24 * 60)
-    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"

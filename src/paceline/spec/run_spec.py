@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
 
@@ -19,6 +19,7 @@ from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
 
+SectionKind = TypeVar("SectionKind", bound=Section)
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -225,6 +226,15 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, e
     spec._origins.update(origins)
     spec._entry = entry
     return spec
+
+
+def section_of(kind: type[SectionKind], values: Mapping[str, Any], origins: Mapping[str, str]) -> SectionKind:
+    """A section that is a file of its own; every problem is named as in a run file."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = [_sentence(problem, "", {"": kind}, origins) for problem in _once_each(error.errors())]
+        raise UserError("\n".join(dict.fromkeys(problems))) from None
 
 
 def _once_each(problems: Sequence[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import to_flat, write_json
+from paceline.record.jobs import scheduler_job
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
 from paceline.record.summary import show as show_summary
@@ -259,6 +260,7 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
     events, place, facts = job.context.events, job.context.place, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
+    where |= scheduler_job(os.environ)
     told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
     events.write("start", **environment(), **told, **facts.notes)
     if again:
