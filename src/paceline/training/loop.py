@@ -31,13 +31,10 @@ from paceline.training.evaluation import HeldOut, evaluate
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
-from paceline.workload import Workload
+from paceline.workload import PassWorkload, Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
-
-SAVED_EVERY = 50
-"""Passes of a fit, where the run file does not say."""
 
 
 @dataclass
@@ -321,6 +318,7 @@ class FitJob(Job):
     loop around it.
     """
 
+    workload: PassWorkload
     passes: Passes
     step: int = 0
 
@@ -346,7 +344,7 @@ class FitJob(Job):
 
     def run(self) -> Status:
         self.passes.begin()
-        every, samples = self.context.spec.train.checkpoint_every or SAVED_EVERY, self.passes.samples
+        every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
         while not self.done:
             self.context.beat("step", self.step)
             found = dict(self.passes.step(self.context.stop.requested))
