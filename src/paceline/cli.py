@@ -336,6 +336,11 @@ LATER = {
     "jobs": registry.Verb("the jobs of your runs: state, step, time left, cost so far", "paceline.submitting.jobs"),
     "logs": registry.Verb("what the jobs of a run have printed", "paceline.submitting.logs"),
     "cancel": registry.Verb("end the jobs of a run", "paceline.submitting.cancel"),
+    "sweep": registry.Verb(
+        "train a run file with several values of its keys, and say which did best",
+        "paceline.sweeping.verb",
+        "paceline sweep recipes/trees_made_up.yaml model.max_depth=4,6 model.learning_rate=0.05,0.1",
+    ),
 }
 """Verbs whose options are in their own modules, imported when one of them is typed."""
 

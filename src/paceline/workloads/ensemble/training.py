@@ -6,7 +6,6 @@ decide when to stop, these are rows of a fold of their own.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ import numpy as np
 
 from paceline.errors import PacelineError, UserError
 from paceline.record.events import Status
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
 from paceline.spec import RunSpec, load
 from paceline.training.run import train
 from paceline.workloads.ensemble.rows import RowSet, kind_of
@@ -107,14 +104,8 @@ def check_folds(folds: Folds, label: str) -> None:
 
 def trained(spec: RunSpec, out: Path) -> tuple[Path, bool]:
     """(its run folder, whether it is finished): begun, or gone on with where it was left."""
-    path = out / spec.name
-    if (path / "summary.json").is_file() and read_summary(path / "summary.json").status == Status.FINISHED:
-        return path, True
-    whole = (path / "spec.yaml").is_file()
-    if not whole:
-        shutil.rmtree(path, ignore_errors=True)  # of a kill before it was a run
     try:
-        result = train(RunDir(path).spec() if whole else spec, out, resume=path if whole else None, show=False)
+        result = train(spec, out, again=True, show=False)
     except PacelineError as error:
         error.args = (f"member {spec.name}: {error}",)
         raise

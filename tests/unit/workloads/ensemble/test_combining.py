@@ -62,12 +62,10 @@ def test_numbers_are_averaged_weighed_and_stacked():
     random = np.random.default_rng(2)
     truth = random.normal(5, 2, ROWS)
     outputs = np.stack([truth + random.normal(0, 1, ROWS), 0.5 * truth + random.normal(0, 1, ROWS)])
-    losses = {
-        how: mean_loss(fitted_to_numbers(outputs, truth, how)(outputs), truth)
-        for how in ("average", "weighted", "stack")
-    }
+    fits = {how: fitted_to_numbers(outputs, truth, how) for how in ("average", "weighted", "stack")}
+    losses = {how: mean_loss(fit(outputs), truth) for how, fit in fits.items()}
     assert losses["stack"] < losses["weighted"] <= losses["average"]
-    assert sum(fitted_to_numbers(outputs, truth, "weighted").weights) == pytest.approx(1)
+    assert sum(fits["weighted"].weights) == pytest.approx(1)
 
 
 def test_the_bootstrap_error_is_that_of_theory_and_gains_are_paired(voices):
