@@ -19,6 +19,8 @@ from paceline.record.units import number, percent, size, wrapped
 
 MOST_CANDIDATES = 6
 MOST_REFUSED = 4
+ROOMY = 20
+"""Characters of a layout's name that leave room for all columns."""
 
 
 def show(plan: Plan) -> Iterator[Any]:
@@ -83,10 +85,11 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _devices(plan: Plan) -> Any:
     wording, name, choice = plan.subject.wording, plan.subject.layout_name, plan.choice
+    longest = max(len(name(row.price)) for row in plan.rows)
     optional = {
-        "kWh": True,
+        "kWh": longest <= ROOMY,
         "USD": plan.rates.usd is not None,
-        "spot USD": plan.rates.spot_usd is not None,
+        "spot USD": plan.rates.spot_usd is not None and longest <= ROOMY,
         "cost": _costs(plan),
     }
     shown = [column for column, wanted in optional.items() if wanted]
