@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.errors import Bug, OutOfMemory, PacelineError, RunFailed, UserError
+from paceline.errors import Bug, OutOfMemory, PacelineError, RankSilent, RunFailed, UserError
 
 ECHO_TYPES = {"DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
 ECHO_WORDS = re.compile(
@@ -47,6 +47,8 @@ class Failure:
 
 
 def of_exception(rank: int, error: BaseException) -> Failure:
+    if isinstance(error, RankSilent):
+        return Failure(error.rank, "died", str(error), "", time.time(), echo=False)
     kind: Literal["user", "memory", "run", "bug"] = "bug"
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, PacelineError):

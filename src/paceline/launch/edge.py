@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline import __version__, registry
-from paceline.errors import Bug, PacelineError, RunFailed, UserError
+from paceline.errors import Bug, PacelineError, RankSilent, RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.terminal import visible
 from paceline.trusting import state_folder
@@ -60,7 +60,7 @@ def say_why(error: PacelineError) -> None:
     """The end of this process, in one line. What is wrong with a request is the same on every rank, and the main one
     says it; a run may fail on any."""
     place = _place()
-    if place is None or place.world == 1:
+    if place is None or place.world == 1 or isinstance(error, RankSilent):
         who = "paceline"
     elif isinstance(error, RunFailed):
         who = f"paceline: rank {place.rank}"

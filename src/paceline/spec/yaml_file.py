@@ -46,9 +46,11 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a run file, and the line of each."""
-    given = f"run file {str(file)!r}"
+def read_yaml(
+    file: Path, kind: str = "run file", example: str = "name: my-run"
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a run file, or of another kind of file, and the line of each."""
+    given = f"{kind} {str(file)!r}"
     origins: dict[str, str] = {}
     try:
         values = parsed(text_of(file), lambda node: _note_lines(node, "", file.name, origins))
@@ -75,7 +77,7 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except ValueError as error:  # a path that no file can have
         raise UserError(f"{given} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{given} holds no sections; start it with  name: my-run")
+        raise UserError(f"{given} holds no sections; start it with  {example}")
     return values, origins
 
 
