@@ -99,7 +99,11 @@ def as_error(failure: Failure) -> PacelineError:
         case "run":
             return RunFailed(f"rank {failure.rank}: {failure.message}")
         case "died":
-            return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
+            if failure.signal != signal.SIGKILL:
+                return RunFailed(failure.message)
+            killed = OutOfMemory(failure.message)
+            killed.certain = False
+            return killed
         case "bug":
             return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")
 
