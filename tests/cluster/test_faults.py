@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from runs import differ, paceline_says, step, submitted, undisturbed, weights
+from slurm_lab import Lab, until
+
 from paceline.record.events import read_events
 from paceline.record.jobs import newest_step
 from paceline.record.run_dir import RunDir
-from runs import differ, paceline_says, step, submitted, undisturbed, weights
-from slurm_lab import Lab, until
 
 STEPS = 1600
 PROGRESS = 10

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from runs import RUN, differ, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
+from slurm_lab import until
 
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from runs import RUN, differ, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
-from slurm_lab import until
 
 
 def test_a_job_on_two_nodes_is_sent_followed_and_gives_the_answer_of_one_rank(lab, run_file):
