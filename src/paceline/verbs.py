@@ -48,6 +48,12 @@ def train(
         raise
 
 
+def is_rank() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    place = detect(os.environ)
+    return place is not None and place.world > 1
+
+
 def _devices_are_here(spec: RunSpec) -> None:
     """A plan for the devices of a cluster is not carried out on another machine."""
     if spec.parallel.device == "cpu" or cluster(spec.cluster).device.synchronous:
