@@ -109,7 +109,7 @@ FAULTS = (*ROUND, *ROUND, *ROUND[:4], Campaign.crash_first_node, *ROUND[5:])
 
 
 def test_thirty_faults_lose_nothing(lab, run_file):
-    file = run_file(steps=STEPS, step_s=0.05)
+    file = run_file(steps=STEPS, step_s=0.1)
     job = submitted(str(file), "--nodes", "2", "--time", "60m", "--out", str(lab.shared))
     campaign = Campaign(lab, lab.shared / "line", job)
     print(f"{'fault':20} {'at step':>8} {'on from':>8} {'back after':>11}")
