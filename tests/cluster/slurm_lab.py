@@ -14,12 +14,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare")
 BASE_PORT = 26817
-HELD_S = 6
+HELD_S = 10
 CONFIGURATION = """ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
@@ -81,6 +80,7 @@ class Lab:
 
     def __init__(self, root: Path, nodes: int = 2) -> None:
         self.root, self.nodes = root, [f"n{i + 1}" for i in range(nodes)]
+        self._held_since: dict[str, float] = {}
         self.shared = root / "shared"
         """A small disk that all nodes see."""
         self.environ = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
@@ -145,8 +145,9 @@ class Lab:
 
     def hurry(self, job: str) -> None:
         """A job that was requeued is held for two minutes. Here a few seconds are enough for its credential to go."""
-        reason, _, since = self.ask("squeue", "-h", "-j", job, "-o", "%r|%V").strip().partition("|")
-        if reason == "BeginTime" and datetime.now() - datetime.fromisoformat(since) > timedelta(seconds=HELD_S):
+        if self.ask("squeue", "-h", "-j", job, "-o", "%r").strip() != "BeginTime":
+            self._held_since.pop(job, None)
+        elif time.monotonic() - self._held_since.setdefault(job, time.monotonic()) > HELD_S:
             self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def kill_slurmd(self, node: str) -> None:
