@@ -83,8 +83,9 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_train(arguments: argparse.Namespace) -> int:
+    from paceline.launch.leaving import leave
     from paceline.training.run import resumed_spec, started_spec
-    from paceline.verbs import train
+    from paceline.verbs import is_rank, train
 
     words, resume, start = arguments.words, arguments.resume, arguments.start
     if resume and start:
@@ -97,7 +98,8 @@ def do_train(arguments: argparse.Namespace) -> int:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
     ways = {"again": arguments.again, "changed_code": arguments.changed_code, "show": not arguments.quiet}
     result = train(spec, arguments.out, resume=resume, **ways)
-    return 0 if result.status in ("finished", "stopped") else 1
+    code = 0 if result.status in ("finished", "stopped") else 1
+    return leave(code) if is_rank() else code
 
 
 def _load(words: Sequence[str], verb: str) -> RunSpec:

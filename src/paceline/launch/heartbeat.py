@@ -2,6 +2,7 @@
 
     heartbeats/rank0.json    one line: step, phase, time, host, process
     heartbeats/rank0.stack   its Python stack, if it was silent for most of the time that a collective may take
+    heartbeats/rank0.asked   the same, when another process asked for it
 
 The stack is written by a thread of the interpreter that needs no lock of it, so that a rank which hangs in compiled
 code, in a collective or in the user's own code leaves it too. Only a rank that does not run at all cannot.
@@ -21,7 +22,7 @@ from typing import Literal, get_args
 
 from paceline.errors import UserError
 from paceline.launch.environment import Place
-from paceline.launch.stacks import give_no_more, give_when_asked
+from paceline.launch.stacks import give_no_more, give_when_asked, stack_file
 from paceline.record.files import from_flat, read_json
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
@@ -30,6 +31,8 @@ LINE_BYTES = 384
 SILENT = 0.8
 """Of the time that a collective may take: then a rank leaves its stack, before its peers give up."""
 ARMED_EVERY_S = 1.0
+KEPT_S = 30.0
+"""A stack, for those who are about to read it."""
 STOPPED = "T"
 """The state of a process that a signal has stopped, in Linux's word."""
 
@@ -89,22 +92,24 @@ class Heartbeat:
         self._step = 0
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            for ending, flags in (("json", 0), ("stack", os.O_APPEND | os.O_TRUNC)):
-                file = folder / f"rank{place.rank}.{ending}"
+            added = os.O_APPEND | os.O_TRUNC
+            stacks = ((stack_file(folder, place.rank, asked), added) for asked in (False, True))
+            for file, flags in ((folder / f"rank{place.rank}.json", 0), *stacks):
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
-        self._gives_stack = place.world > 1 and len(self._files) == 2 and give_when_asked(self._files[1])
+        self._gives_stack = place.world > 1 and len(self._files) == 3 and give_when_asked(self._files[2])
         self("start", 0)
 
     def __call__(self, phase: Phase, step: int | None) -> None:
         """Note what this rank is at, after so many steps (None: as many as before)."""
         self._step = step = self._step if step is None else step
-        if len(self._files) < 2:
+        if len(self._files) < 3:
             return
         line = f'{{"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, {self._who}}}'
         with suppress(OSError):
             os.pwrite(self._files[0], line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
             if phase != "failed" and self._patience_s and (now := time.monotonic()) > self._armed_until:
-                if os.fstat(self._files[1]).st_size:  # it was silent for long, and is not any more
+                written = os.fstat(self._files[1])
+                if written.st_size and written.st_mtime < time.time() - KEPT_S:  # it is not silent any more
                     os.ftruncate(self._files[1], 0)
                 faulthandler.dump_traceback_later(self._patience_s, file=self._files[1])
                 self._armed_until = now + min(ARMED_EVERY_S, self._patience_s / 20)

@@ -187,6 +187,17 @@ def test_a_process_that_gives_no_stack_is_left_alone(patient):
     assert asked_of(1) == []
 
 
+def test_of_several_stacks_the_first_counts(tmp_path):
+    def dump(*functions):
+        threads = [
+            f'Thread 0x{i} (most recent call first):\n  File "a.py", line 1 in {f}' for i, f in enumerate(functions)
+        ]
+        return "\n\n".join(threads) + "\n"
+
+    (tmp_path / "stack").write_text(dump("data", "main") + "Timeout (0:00:06)!\n" + dump("data", "later"))
+    assert [stack[0].function for stack in read_stacks(tmp_path / "stack")] == ["main", "data"]
+
+
 def test_where_a_stack_is():
     own, torch = Frame("/home/me/own.py", 3, "batch"), "/x/site-packages/torch/distributed/distributed_c10d.py"
     assert where((Frame("/usr/lib/python3.11/queue.py", 1, "get"), own)) == "batch (own.py:3)"
