@@ -159,6 +159,8 @@ def do_check(arguments: argparse.Namespace) -> int:
     layouts = [word for word in arguments.layouts.split(",") if word]
     say = partial(print, file=sys.stderr)
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
+    if not parity.rows:
+        return 0
     _console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
