@@ -116,7 +116,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
+    from paceline.training import explain as of
 
     spec = _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
@@ -129,11 +129,11 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
-            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
+            more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
+    how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
     console = _console()
-    console.print(explain(spec))
-    console.print("", *derived, sep="\n")
+    console.print(of.explain(spec))
+    console.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
     return 0
 
 
