@@ -30,16 +30,9 @@ PACELINE = [sys.executable, "-m", "paceline"]
 
 
 @pytest.fixture(scope="module")
-def run_file(tmp_path_factory, corpus_cache):
+def run_file(tiny_lm, tmp_path_factory):
     file = tmp_path_factory.mktemp("run") / "run.yaml"
-    values = {
-        "name": "nodes",
-        "model": {"width": 32, "heads": 4, "layers": 2, "ffn": 64},
-        "data": {"source": "docstrings", "max_length": 64, "vocab": 1024, "limit": 203, "cache": str(corpus_cache)},
-        "train": {"steps": 6, "global_batch": 24, "lr": 3e-3, "log_every": 1},
-        "parallel": {"threads": 1, "timeout_s": 120},
-    }
-    file.write_text(yaml.safe_dump(values))
+    file.write_text(yaml.safe_dump(tiny_lm.replace({"name": "nodes", "train.steps": 6}).dump()))
     return file
 
 
