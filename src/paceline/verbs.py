@@ -22,11 +22,13 @@ def train(
     *,
     resume: str | Path | None = None,
     start: str | Path | None = None,
+    again: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or go on with
     the run in `resume`.
 
+    `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
     `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
     `parallel: auto` on a named cluster is the layout that the plan chooses.
     """
@@ -38,7 +40,7 @@ def train(
     if chosen is not spec and place is None:
         _devices_are_here(chosen)
     try:
-        return run.train(chosen, out, resume=resume, show=show)
+        return run.train(chosen, out, resume=resume, again=again, show=show)
     except OutOfMemory as failed:
         if show and (ways := ways_out(chosen)):
             first, *rest = str(failed).split("\n")

@@ -48,7 +48,7 @@ def joined(
     place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s: float, backend: Backend = "auto"
 ) -> Iterator[torch.device]:
     """Take this rank's device and threads, join the others, and leave them at the end, however it ends."""
-    own = _take_device(place, device)
+    own = _take_device(place, device, backend)
     if place.world == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         before = dist.is_initialized()
@@ -111,17 +111,20 @@ def _stated() -> timedelta:
     return cast(Any, dist.group.WORLD._get_backend(torch.device("cpu"))).options._timeout
 
 
-def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
+def _take_device(place: Place, device: Literal["cpu", "cuda"], backend: Backend) -> torch.device:
+    """NCCL wants a device for each rank; under gloo ranks may share one, in turns."""
     if device == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     if visible == 1 and place.launcher in ("srun", "mpirun"):
         index = 0  # the launcher shows every rank its own device
+    elif visible and backend == "gloo":
+        index = place.local_rank % visible
     elif visible < place.local_world:
-        fewer = f"parallel.ranks={visible}  or  " if visible else ""
+        ways = [f"parallel.ranks={visible}", "parallel.backend=gloo  to share"] if visible else []
         raise UserError(
             f"each of the {place.local_world} ranks on {socket.gethostname()} needs a CUDA device of its own, "
-            f"and {visible} can be seen; type  {fewer}parallel.device=cpu"
+            f"and {visible} can be seen; type  {'  or  '.join([*ways, 'parallel.device=cpu'])}"
         )
     else:
         index = place.local_rank
@@ -157,7 +160,7 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
         if "Duplicate GPU" in str(error):
             raise UserError(
                 f"several ranks on {socket.gethostname()} were given the same CUDA device; ask for one per rank, "
-                "for example  srun --gpus-per-task=1 …"
+                "for example  srun --gpus-per-task=1 …,  or share it with  parallel.backend=gloo"
             ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RunFailed(

@@ -205,6 +205,11 @@ def change_layers(model: nn.Module, setup: ModelSetup) -> None:
         _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
         _compile(model, blocks, workload.compile_layers)
+        if layout.tensor > 1:
+            from paceline.parallel.tensor import wait_for_inputs
+
+            for block in blocks:
+                block.register_forward_pre_hook(wait_for_inputs)
 
 
 def _recompute(blocks: Sequence[nn.Module], how: str) -> None:

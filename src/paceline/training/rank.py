@@ -23,6 +23,7 @@ from paceline.launch.silence import heard, named
 from paceline.layout import layout_of
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import to_flat, write_json
+from paceline.record.jobs import scheduler_job
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, evaluation_of, read_summary, summarise
 from paceline.record.summary import show as show_summary
@@ -291,6 +292,7 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
     events, place, facts = job.context.events, job.context.place, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
+    where |= scheduler_job(os.environ)
     told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
     events.write("start", **environment(), **told, **facts.notes)
     if again:
@@ -318,7 +320,11 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         why=why,
         seconds=seconds_of(events),
         parameters=facts.parameters,
-        evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
+        evaluation=evaluation_of(
+            job.evaluation,
+            evaluations[max(evaluations)] if evaluations else None,
+            job.workload.score if job.evaluation else "",
+        ),
         differs_from=differs_from(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )
