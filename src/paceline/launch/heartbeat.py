@@ -1,4 +1,4 @@
-"""What each rank is at, in the run folder: written over in place at every change, read by whoever wonders.
+"""What each rank is at, in the run folder while it runs: written over in place, and read by whoever wonders.
 
     heartbeats/rank0.json    one line: step, phase, time, host, process
     heartbeats/rank0.stack   its Python stack, if it was silent for most of the time that a collective may take
@@ -86,6 +86,7 @@ class Heartbeat:
 
     def __init__(self, folder: Path, place: Place, timeout_s: float) -> None:
         self._files: list[int] = []
+        self._paths: list[Path] = []
         self._armed_until = 0.0
         self._patience_s = SILENT * timeout_s if place.world > 1 else 0.0
         _, born = process_state(os.getpid())
@@ -98,6 +99,7 @@ class Heartbeat:
             added = os.O_APPEND | os.O_TRUNC
             stacks = ((stack_file(folder, place.rank, asked), added) for asked in (False, True))
             for file, flags in ((folder / f"rank{place.rank}.json", 0), *stacks):
+                self._paths.append(file)
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
         self._gives_stack = place.world > 1 and len(self._files) == 3 and give_when_asked(self._files[2])
         self("start", 0)
@@ -118,6 +120,13 @@ class Heartbeat:
                     os.ftruncate(self._files[1], 0)
                 faulthandler.dump_traceback_later(self._patience_s, file=self._files[1])
                 self._armed_until = clock + min(ARMED_EVERY_S, self._patience_s / 20)
+
+    def remove(self) -> None:
+        """The run has come to its end: nobody wonders any more where its ranks are."""
+        with suppress(OSError):
+            for path in self._paths:
+                path.unlink(missing_ok=True)
+            self._paths[0].parent.rmdir()  # by the last of them
 
     def __enter__(self) -> Heartbeat:
         return self

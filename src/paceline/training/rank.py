@@ -212,6 +212,7 @@ def rank_work(
                 yield work
             mine = work.summary
             work.summary = from_main(lambda: mine)
+            beat.remove()
         except Exception as error:
             told = named(error, run.heartbeats, place)
             beat("failed", None)
