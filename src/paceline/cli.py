@@ -120,7 +120,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
+    from paceline.training import explain as of
 
     spec = _recorded(arguments) or _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
@@ -133,11 +133,11 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
-            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
+            more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
+    how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
     show = console()
-    show.print(explain(spec))
-    show.print("", *derived, sep="\n")
+    show.print(of.explain(spec))
+    show.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
     return 0
 
 
@@ -171,6 +171,8 @@ def do_check(arguments: argparse.Namespace) -> int:
     layouts = [word for word in arguments.layouts.split(",") if word]
     say = partial(print, file=sys.stderr)
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
+    if not parity.rows:
+        return 0
     console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
