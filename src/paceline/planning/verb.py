@@ -105,6 +105,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
         "--min-efficiency": arguments.min_efficiency,
         "--calibration": arguments.calibration,
     }
+    given |= {option: vars(arguments)[what.key] for option, (_, what) in registry.plan_options().items()}
     said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return ["paceline", "plan", *arguments.words, *said]
 
