@@ -27,7 +27,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
     parser.add_argument("--page", type=Path, metavar="plan.html", help="write a page with sliders that opens offline")
     parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
-    parser.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
+    kinds = ("torchrun", "slurm", "kubernetes", "skypilot", "accelerate", "deepspeed")
+    parser.add_argument("--emit", choices=kinds, help="launch files")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
     for option, (_, what) in registry.plan_options().items():
         parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)

@@ -14,12 +14,13 @@ from paceline.planning.plan import Plan
 from paceline.planning.rows import PlannedRow
 from paceline.planning.search import Found
 from paceline.planning.subject import Wording
+from paceline.record.plain_table import PlainTable
 from paceline.record.units import number, percent, size, wrapped
 
 MOST_CANDIDATES = 6
 MOST_REFUSED = 4
 ROOMY = 20
-"""Characters of a layout's name that leave two spaces between columns."""
+"""Characters of a layout's name that leave room for all columns."""
 
 
 def show(plan: Plan) -> Iterator[Any]:
@@ -72,22 +73,14 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if site.note:
         yield site.note
+    if plan.spec.parallel.backend == "gloo" and not where.device.synchronous:
+        yield "priced with a device for each rank; with parallel.backend=gloo ranks can share one, and take turns"
     if plan.what_if:
         yield from wrapped(f"what if: {plan.what_if.words()} (priced only: training does not do this)", "")
     if words := plan.limits.words():
         yield f"as the run file insists: {words}"
     for text in subject.assumptions:
         yield f"assumed: {text}"
-
-
-def plain_table(*columns: str, left: int = 1, longest: int = 0) -> Any:
-    """A table without lines; narrower between the columns where `longest`, the longest name in it, needs the room."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1 if longest > ROOMY else 2, 0, 0))
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < left else "right", no_wrap=True)
-    return table
 
 
 def _devices(plan: Plan) -> Any:
@@ -101,8 +94,7 @@ def _devices(plan: Plan) -> Any:
     }
     shown = [column for column, wanted in optional.items() if wanted]
     columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", wording.total, *shown, "verdict"]
-    table = plain_table(*columns, left=3, longest=ROOMY + 1 if wording.durations or len(shown) > 2 else longest)
-    table.columns[-1].justify = "left"
+    table = PlainTable(*columns, left=3, remark=True)
     for row in plan.rows:
         said = {"kWh": row.energy_kwh, "USD": row.cost_usd, "spot USD": row.spot_usd}
         amounts = {**{name: amount(value) for name, value in said.items()}, "cost": multiple(choice.relative_cost(row))}
@@ -213,9 +205,8 @@ def _layouts(devices: int, prices: tuple[Price, ...], chosen: Price | None) -> A
     shown = list(prices[:MOST_CANDIDATES])
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
-    longest = max(len(family_name(p.layout)) for p in shown)
     columns = ("", f"layouts on {devices:,}", "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of")
-    table = plain_table(*columns, left=2, longest=longest)
+    table = PlainTable(*columns, left=2)
     for p in shown:
         table.add_row(
             "✓" if p is chosen else " ",
@@ -256,9 +247,11 @@ def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
 
 def _terms(p: Price, wording: Wording) -> Any:
     """Memory and time of the chosen layout, side by side."""
-    table = plain_table("memory per device", "", f"  time per {wording.step}", "", "", left=1)
-    table.columns[2].justify = "left"
-    table.columns[4].justify = "left"
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head, numbers in (("memory per device", 0), ("", 1), (f"  time per {wording.step}", 0), ("", 1), ("", 0)):
+        table.add_column(head, justify="right" if numbers else "left", no_wrap=bool(numbers))
     memory = [(words, size(value)) for name, words in p.memory.terms.items() if (value := getattr(p.memory, name)) > 0]
     memory += [(f"total, ± {percent(MEMORY_BAND)}", size(p.memory.total_bytes)), ("of", size(p.capacity_bytes))]
     if p.memory.host_bytes:

@@ -14,13 +14,16 @@ from typing import Any
 
 from paceline.record.browser import policy
 from paceline.record.units import duration, number, percent
-from paceline.reporting.charts import Chart
+from paceline.reporting.chart import Chart
 from paceline.reporting.contents import Contents
 from paceline.reporting.pictures import pictures_of
 from paceline.reporting.tables import Table
 
 ASSETS = Path(__file__).parent / "assets"
-ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs", "classes", "confusion")
+ORDER = (
+    *("scaling", "breakdown", "links", "experiments", "evaluation", "loss", "difference", "classes", "confusion"),
+    *("rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
+)
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 TEX = {
     "\\": r"\textbackslash{}",
