@@ -70,6 +70,7 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
     if arguments.page is not None:
         from paceline.planning.page.page import page
 
+        print(f"planning every setting of {arguments.page}", file=sys.stderr)
         write_atomic(arguments.page, page(found, ask, _command(arguments)))
     files: dict[str, str] = {}
     if arguments.emit:

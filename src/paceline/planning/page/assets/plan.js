@@ -56,7 +56,7 @@ function choose(rows) {
 const gainsNothing = (row, rows) => rows.some((other) => other.run_s <= row.run_s && other.paid < row.paid);
 
 function verdict(row, rows, best) {
-  if (missed(row)) return missed(row);
+  if (missed(row) || rows.length === 1) return missed(row);
   const names = ["fastest", ...(plan.one_machine ? [] : ["cheapest", "knee"])].filter((name) => best[name] === row);
   if (names.length) return names.slice(0, 2).join(", ");
   if (gainsNothing(row, rows)) return "gains nothing";
