@@ -157,7 +157,9 @@ def _compared(plan: Plan) -> Iterator[str]:
         rows = sorted((row for row in plan.rows if names[row.devices]), key=lambda row: row.run_s)
         yield from wrapped("; ".join(f"{_and(names[row.devices])}: {_who(row)}" for row in rows), "")
     yield from wrapped(_wished(plan), "")
-    fewest = ", the fewest that hold it" * (base.devices > 1)
+    fewest = ", the fewest that hold it" * (base.devices > 1) + " as the run file insists" * (
+        base.devices > 1 and bool(plan.limits.words())
+    )
     yield from wrapped(f"speed-ups are over {over(base)}{fewest}{'; cost is over the cheapest' * _costs(plan)}", "")
     if plan.rates.spot_usd is not None and plan.subject.steps is not None:
         yield "spot devices may be taken away: what was done since the last checkpoint is then done again"
