@@ -133,7 +133,7 @@ def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str
         alone = chosen.devices == 1
         ways = ["stay on one device" if alone else f"use {chosen.devices} devices ({times(chosen.speedup)})"]
     elif knee is not None and knee.devices < n:
-        said += f". That is the fastest; the least time × money have {_few(knee.devices)} ({times(knee.speedup)})"
+        said += f". That is the fastest; {_few(knee.devices)} ({times(knee.speedup)}) have the least time × money"
     ways += [*_raised(subject, most, plan.base), *_looser(subject, plan.base, most)]
     do = ", or ".join(ways)
     return f"{said}. {do[0].upper()}{do[1:]}." if do else f"{said}."
