@@ -37,7 +37,10 @@ class Report:
 def report(
     inputs: Sequence[str | Path], out: str | Path = "report", *, title: str = "", price: float | None = None
 ) -> Report:
-    """Write report.html, report.md, report.tex, figures/ and tables/ into `out`; `price` is in USD per device and hour."""
+    """Write report.html, report.md, report.tex, figures/ and tables/ into `out`.
+
+    `inputs` are runs, measurements, tables of times, or folders of runs; `price` is in USD per device and hour.
+    """
     folder = Path(out)
     contents = gather([Path(path) for path in inputs], title, price)
     _make(folder / "figures")
