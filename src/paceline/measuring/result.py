@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.measuring.compare import Planned, compare, with_mfu
-from paceline.measuring.diagnose import diagnose
+from paceline.measuring.diagnose import diagnose, settled
 from paceline.measuring.rows import (
     FailedRow,
     MeasuredRow,
@@ -114,6 +114,7 @@ def concluded(
 
 def explained(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
     """The conclusions that follow from compared rows alone."""
+    rows = settled(rows)
     on_cores = cores and not any(row.resources.device for row in done(rows) if isinstance(row, MeasuredRow))
     laws = laws_of(rows, weak=kind == "weak", most=cores if on_cores else None)
     findings = tuple(map(finding, diagnose(rows, cores)))
