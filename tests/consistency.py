@@ -20,6 +20,8 @@ from paceline.measuring.reading import RunTimes, StepParts
 from paceline.measuring.result import FORMAT, concluded
 from paceline.measuring.rows import BatchLayout, combined, done
 from paceline.measuring.verb import show
+from paceline.planning.plan import plan
+from paceline.planning.show import show as shown_plan
 from paceline.record.files import write_json
 from paceline.reporting.contents import gather
 from paceline.reporting.page import tiles
@@ -170,7 +172,7 @@ def check_measurement(folder: Path, made) -> None:
     assert "…" not in text
     assert all(line in " ".join(text.split()) for line in found.verdict)
     marked = {line[1:].strip().rsplit("  ")[0].strip() for line in text.splitlines() if line.startswith("✓")}
-    assert {label for label in marked} == chosen
+    assert marked == chosen
 
 
 def check_choice(contents, found, chosen: set[str]) -> None:
@@ -196,3 +198,25 @@ def check_choice(contents, found, chosen: set[str]) -> None:
         if law.ceiling_high is not None:
             assert max(point.speedup for point in law.curve) <= law.ceiling_high * 1.001
     assert all(math.isfinite(f.share) and f.share <= 1.001 for f in found.findings)
+
+
+CLUSTERS = st.sampled_from(["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4"])
+
+
+def check_plan(values, cluster: str) -> None:
+    """The marked row, the advice and the lines to type are of the same layout."""
+    tokens = {"tokens": 100.0} if values["workload"] == "classifier" else {}
+    found = plan(build(values), cluster=cluster, samples=20_000, **tokens)
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=100, highlight=False, markup=False)
+    for part in shown_plan(found):
+        console.print(part)
+    text = terminal.getvalue()
+    assert "…" not in re.sub(r"… \d+ slower", "", text)
+    rows = {row.devices: row for row in found.rows}
+    assert found.chosen is None or found.chosen in found.rows
+    for devices, times in re.findall(r"on ([\d,]+) devices? will run at ([\d.,]+)×", " ".join(found.advice)):
+        told, row = float(times.replace(",", "")), rows[int(devices.replace(",", ""))]
+        assert abs(told - row.speedup) <= 0.051 * max(1.0, row.speedup)
+    if found.chosen is not None:
+        assert found.overrides()["parallel.ranks"] == found.chosen.devices
