@@ -82,7 +82,7 @@ class Passes(Protocol):
 
 
 class Fitted(Protocol):
-    """The result of a fit, for use on new inputs."""
+    """The result of a fit, for use on new inputs. Optional: `write_onnx(file)`."""
 
     @property
     def classes(self) -> Sequence[str]:

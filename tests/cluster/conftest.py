@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from slurm_lab import Lab, missing, until
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
+from slurm_lab import until
 
 import paceline
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from slurm_lab import until
 
 RUN = Path("runs/line")
 

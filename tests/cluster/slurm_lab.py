@@ -6,6 +6,7 @@ are symbolic links to /dev/null. It needs root and the packages slurmctld, slurm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -180,7 +181,5 @@ class Lab:
 
 def _kill(process: int) -> None:
     if process > 1:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from runs import RUN, differ, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
+from slurm_lab import until
 
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
-from runs import RUN, differ, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
-from slurm_lab import until
 
 
 def test_a_job_on_two_nodes_is_sent_followed_and_gives_the_answer_of_one_rank(lab, run_file):
@@ -39,7 +39,8 @@ def test_a_run_of_five_time_limits_goes_on_by_itself(lab, run_file):
     job = submitted(str(file), "--nodes", "2", "--time", "1m", "--site", "short.yaml", "--anyway")
     assert until_ended(lab, job, 900) == "COMPLETED"
     assert endings()[-1] == "done"
-    assert set(endings()[:-1]) == {"again"} and len(endings()) >= 4
+    assert set(endings()[:-1]) == {"again"}
+    assert len(endings()) >= 4
     steps = [event["step"] for event in read_events(RunDir(RUN).events_file(0), "step")]
     assert steps == list(range(1, 121))  # each once: nothing is done twice where Slurm warns in time
     assert differ(weights(), undisturbed(run_file(steps=120), 2)) == 0

@@ -16,9 +16,9 @@ class PlainTable:
     are left over stand below, with the text repeated.
     """
 
-    def __init__(self, *head: str, left: int = 1) -> None:
-        """The first `left` columns are text."""
-        self.head, self.left = head, left
+    def __init__(self, *head: str, left: int = 1, remark: bool = False) -> None:
+        """The first `left` columns are text, and the last where it is a remark."""
+        self.head, self.left, self.remark = head, left, remark
         self.rows: list[tuple[Sequence[str], str]] = []
 
     def add_row(self, *cells: str, style: str = "") -> None:
@@ -62,7 +62,8 @@ class PlainTable:
 
         out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
         for place in places:
-            justify: Any = "left" if place < self.left else "right"
+            text = place < self.left or (self.remark and place == len(self.head) - 1)
+            justify: Any = "left" if text else "right"
             out.add_column(self.head[place], justify=justify, width=widths[place], overflow="fold")
         for cells, style in self.rows:
             out.add_row(*(cells[place] for place in places), style=style)

@@ -60,6 +60,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def heartbeats(self) -> Path:
+        """What each rank is at, and its stack if it was silent for long."""
+        return self.path / "heartbeats"
+
+    @property
     def pictures(self) -> Path:
         """Of what the model found at each evaluation, `NAME-STEP.png`."""
         return self.path / "pictures"
@@ -261,9 +266,11 @@ def _anchored(spec: RunSpec) -> dict[str, Any]:
     values = spec.dump()
     for name in ("model", "data", "parallel"):
         for key in getattr(spec, name).paths():
-            path = values[name][key]
-            if isinstance(path, str) and not path.startswith("~"):
-                values[name][key] = os.path.abspath(path)
+            given = values[name][key]
+            if isinstance(given, str) and not given.startswith("~"):
+                values[name][key] = os.path.abspath(given)
+            elif isinstance(given, list):
+                values[name][key] = [os.path.abspath(path) for path in given]
     if is_script(values["workload"]):
         values["workload"] = os.path.abspath(values["workload"])
     place, colon, cls = values["workload"].rpartition(":")

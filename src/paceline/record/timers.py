@@ -101,14 +101,17 @@ class CudaCollectiveTimer(CollectiveTimer):
     """The same by events in the streams of a CUDA device."""
 
     def __init__(self) -> None:
+        import torch
+
         super().__init__()
+        self._device = torch.cuda.current_device()
         self._origin = self.now()
 
     def now(self) -> Any:
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))  # on a thread of gloo the present device is the first
         return event
 
     def seconds(self, marks: list[tuple[Any, Any]]) -> list[Interval]:

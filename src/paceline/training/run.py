@@ -105,9 +105,11 @@ def train(
         if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
             return RunResult(*run_rank(spec, show, run, workload))
         from paceline.launch.local import run_ranks
+        from paceline.launch.silence import Watch
 
         preload = (*PRELOAD, *entry_of(spec.workload).preload)
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload)[0])
+        watch = Watch(run.heartbeats, spec.parallel.timeout_s)
+        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0])
     except UserError:
         if folder is None:
             forget(run)

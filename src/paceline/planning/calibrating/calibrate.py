@@ -101,7 +101,7 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
     import torch.distributed as dist
 
     from paceline.launch.environment import detect
-    from paceline.launch.group import joined
+    from paceline.launch.group import joined, subgroup
     from paceline.planning.calibrating.probes import all_reduce_s, best_s, probes
 
     place = detect(os.environ)
@@ -120,7 +120,7 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
                         rates[n][probe.name] = max(rate, rates[n].get(probe.name, 0.0))
         torch.set_num_threads(1)
         for n in sorted(plan):
-            group = dist.new_group(list(range(n))) if n > 1 else None
+            group = subgroup(range(n)) if n > 1 else None
             if n > 1 and place.rank < n:
                 repeats = 12 if enough_s >= ENOUGH_S else 3
                 reduces[n] = [all_reduce_s(sent, group, repeats) for sent in REDUCED_BYTES]

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import UserError
+from paceline.launch.group import device_mesh
 from paceline.layout import Layout
 from paceline.passes import FitEnd
 from paceline.training.explain import shared
@@ -207,7 +207,7 @@ class TopicPasses:
         """Rows of this rank as a part of all rows: a checkpoint puts them together, for any number of ranks."""
         if not (dist.is_available() and dist.is_initialized()):
             return L
-        mesh = init_device_mesh(L.device.type, (dist.get_world_size(),))
+        mesh = device_mesh(L.device.type, (dist.get_world_size(),))
         shape = (self.samples, L.shape[1])
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
