@@ -23,6 +23,7 @@ from paceline.measuring.rows import (
 from paceline.measuring.scaling import LawFit, fit_laws, law_fit_from_json
 from paceline.measuring.words import Finding, finding, notes, verdict
 from paceline.record.files import from_flat, read_json
+from paceline.record.tabular import Tabular
 from paceline.spec import RunSpec
 
 FORMAT = 1
@@ -49,8 +50,10 @@ class Conclusions:
         return next((row for row in done(self.rows) if row.recommended), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Conclusions):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Measurement(Tabular, Conclusions):
+    """A run file or a command on several layouts: how long a step took, what follows, and where it is written."""
+
     folder: Path
     workload: str
     steps: int
@@ -60,6 +63,13 @@ class Measurement(Conclusions):
     """Empty where a command was measured."""
     command: tuple[str, ...] = ()
     """What was measured from outside, word by word, in place of a spec."""
+
+    @property
+    def headline(self) -> str:
+        return f"{self.name}: {self.verdict[0]}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        return [row_to_json(row) for row in self.rows]
 
     @property
     def weak(self) -> bool:
