@@ -53,7 +53,7 @@ def _members(kind: type) -> Iterator[tuple[str, str]]:
     for name, member in inspect.getmembers(kind):
         home = getattr(member, "fget", member)
         ours = str(getattr(home, "__module__", "")).startswith("paceline")
-        if name.startswith("_") or not ours or not (callable(member) or isinstance(member, property)):
+        if name.startswith("_") or not ours or not (inspect.isroutine(member) or isinstance(member, property)):
             continue
         told = inspect.getdoc(member) or ""
         shown = name if isinstance(member, property) else f"{name}({', '.join(_parameters(member))})"

@@ -57,10 +57,10 @@ class RunResult(Tabular):
     @property
     def headline(self) -> str:
         told = self.summary
-        metrics = f", {metrics_text(self.metrics)}" if self.metrics else ""
+        metrics = f"; evaluation: {metrics_text(self.metrics)}" if self.metrics else ""
         return (
             f"{told.name} {told.status} after {duration(told.seconds)}, {told.trained.steps:,} steps: "
-            f"loss {number(told.loss_last)}{metrics}; {self.path}"
+            f"last loss {number(told.loss_last)}{metrics}; {self.path}"
         )
 
     def rows_of_table(self) -> list[dict[str, Any]]:
