@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error("what to do? the verbs are listed by  paceline --help")
     options = [word for word in extra if word.startswith("-") or not hasattr(arguments, "words")]
     if options:
-        commands.error(f"unknown argument {options[0]!r}; see  paceline {arguments.verb} --help")
+        from paceline.spec.keys import meant_by_option
+
+        after = words[words.index(options[0]) + 1 :][:1]
+        hint = meant_by_option(options[0], *after) if hasattr(arguments, "words") else ""
+        commands.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
     from paceline.launch.edge import nothing_passes
@@ -341,6 +345,13 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
 }
 """Name: what it is for, its arguments, what it does."""
 LATER = {
+    "runs": registry.Verb(
+        "list the runs of a folder, or compare them", "paceline.reporting.listing", "paceline runs runs --compare"
+    ),
+    "keys": registry.Verb(
+        "what a run file may say: meaning, unit, default, limits", "paceline.keys", "paceline keys train.lr"
+    ),
+    "completion": registry.Verb("complete words in bash, zsh or fish", "paceline.completion"),
     "adopt": registry.Verb(
         "make a run file of what other tools have: configurations, job scripts, commands", "paceline.adopting.verb"
     ),
@@ -359,6 +370,10 @@ LATER = {
     ),
 }
 """Verbs whose options are in their own modules, imported when one of them is typed."""
+
+
+def verb_names() -> list[str]:
+    return [*VERBS, *LATER, *registry.verbs()]
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -287,17 +287,20 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
     """In the record of this rank; `say` is heard from the main one alone."""
     import torch
 
-    from paceline.record.environment import environment
+    from paceline.record.environment import busy_words, environment, load_now
 
     events, place, facts = job.context.events, job.context.place, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
     where |= scheduler_job(os.environ)
     told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
-    events.write("start", **environment(), **told, **facts.notes)
+    machine = environment()
+    events.write("start", **machine, **told, **facts.notes)
     if again:
         events.write("resume", step=first)
     say("\n  ".join([str(job.context.folder), *facts.equations]))
+    if busy := busy_words(load_now(), int(machine["cores"] or 0)):
+        say(f"  {busy}")
     if first:
         say(f"  going on from step {first} of {facts.steps}")
     elif again:

@@ -20,6 +20,8 @@ from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
+from paceline.record.tabular import Tabular
+from paceline.record.units import duration, metrics_text, number
 from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
@@ -38,12 +40,27 @@ PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(Tabular):
     """A run that ended: its folder and its summary."""
 
     path: Path
     summary: Summary
+
+    @property
+    def headline(self) -> str:
+        told = self.summary
+        metrics = f"; evaluation: {metrics_text(self.metrics)}" if self.metrics else ""
+        return (
+            f"{told.name} {told.status} after {duration(told.seconds)}, {told.trained.steps:,} steps: "
+            f"last loss {number(told.loss_last)}{metrics}; {self.path}"
+        )
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        told = self.summary
+        numbers = {key: getattr(told, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
+        trained = {"samples": told.trained.samples, "steps": told.trained.steps}
+        return [{"name": told.name, "status": told.status, **trained, **numbers, **self.metrics}]
 
     @property
     def status(self) -> Status:
