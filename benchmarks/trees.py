@@ -52,7 +52,7 @@ print(json.dumps({**done, "whole_s": time.perf_counter() - began, "whole_cpu_s":
 OURS = """
 import json, sys, time
 from pathlib import Path
-import torch, xgboost, paceline, paceline.spec, paceline.training.rank, paceline.workloads.trees.workload as trees
+import torch.distributed.checkpoint, xgboost, paceline.spec, paceline.training.rank, paceline.verbs
 from paceline.workloads.trees import xgboost_rounds
 from paceline.workloads.trees.passes import TreePasses
 spent = []
@@ -101,7 +101,8 @@ def answer(code: str, *given: object) -> dict[str, float]:
 
 
 def overhead(asked: argparse.Namespace, folder: Path) -> None:
-    """One rank of one thread, from Python: the table is read, by us for the first time, and the model is written."""
+    """One rank of one thread, called from Python once all is imported. "whole" reads the table and writes the model;
+    for us, the first time, into the cache too."""
     file = as_arrays(asked.table, asked.repeat, folder)
     ratios: dict[str, list[float]] = {}
     for turn in range(asked.turns):
