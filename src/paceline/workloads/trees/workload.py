@@ -20,6 +20,7 @@ from paceline.workloads.trees.sections import TreesData, TreesModel
 from paceline.workloads.trees.table import PreparedTable, table_of
 from paceline.workloads.trees.targets import TreeTarget, target_of
 
+CORES_ALONE = "this {} is made for cores alone; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
 OF_TREES = {"steps", "epochs", "seed", "evaluate_every", "evaluate_on", "patience", "checkpoint_every", "checkpoint"}
 OF_TREES |= {"keep", "log_every", "loggers", "compile", "nonfinite"}
 """What the section `train` may say of them."""
@@ -106,7 +107,10 @@ class Trees(PassWorkload):
             timeout_s=spec.parallel.timeout_s,
             device=_device(self._model.library, device, spec.parallel.device == "cuda"),
         )
-        return TreePasses(boosting, spec.train)
+        found = TreePasses(boosting, spec.train)
+        if boosting.device != str(device):
+            found.notes = [CORES_ALONE.format(self._model.library)]
+        return found
 
     def fitted(self, folder: Path) -> FittedTrees:
         return FittedTrees.read(folder)
@@ -141,8 +145,5 @@ def _device(library: str, device: Any, asked: bool) -> str:
         if xgboost.build_info()["USE_CUDA"]:
             return str(device)
     if asked:
-        raise UserError(
-            f"parallel.device=cuda: this {library} is made for cores alone; use  parallel.device=cpu  or, for "
-            "xgboost,  pip uninstall xgboost-cpu && pip install xgboost"
-        )
+        raise UserError(f"parallel.device=cuda: {CORES_ALONE.format(library)}; or use  parallel.device=cpu")
     return "cpu"
