@@ -2,11 +2,11 @@
 
     python benchmarks/outside.py [--scripts ddp accelerate lightning] [--steps 60] [--turns 5] [--rate 100mbit]
 
-Each script runs on 1 and 2 ranks of one core each, in turns with and without being measured. Printed are the step as it
-was seen from outside over the script's own clock in the same run, and what a step takes while it is measured over the
-same when it is not, by the script's clock and by the time of the processor, which other work on the machine disturbs
-less. Then, on two ranks with a slow network between them (root is needed, see slow_network.py), the
-exposed communication that was seen from outside beside that of the profiler, in the same run.
+Each script runs on 1 and 2 ranks of one core each. Printed are the step as it was seen from outside over the script's
+own clock in the same run, and what a step takes while it is measured over the same when it is not, in turns within one
+process, by the script's clock and by the time of the processor, which other work on the machine disturbs less. Then, on
+two ranks with a slow network between them (root is needed, see slow_network.py), the exposed communication that was
+seen from outside beside that of the profiler, in the same run.
 """
 
 from __future__ import annotations
@@ -37,9 +37,18 @@ NEVER = 1 << 30
 """Steps after which a script would be ended: it is left to print what its own clock said."""
 
 
-def run(kind: str, ranks: int, steps: int, folder: Path, link: Link | None = None, measured: bool = True) -> list[Any]:
+def run(kind: str, ranks: int, steps: int, folder: Path, link: Link | None = None, turns: int = 0) -> list[Any]:
     """What each rank printed. With a link, each has a namespace of its own and works under the profiler."""
-    words = [sys.executable, str(SCRIPT), kind, "--steps", str(steps), *(["--profile"] if link else [])]
+    words = [
+        sys.executable,
+        str(SCRIPT),
+        kind,
+        "--steps",
+        str(steps),
+        "--turns",
+        str(turns),
+        *(["--profile"] if link else []),
+    ]
     cores = sorted(os.sched_getaffinity(0))
     request = Request(str(folder), NEVER, ranks)
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -52,7 +61,7 @@ def run(kind: str, ranks: int, steps: int, folder: Path, link: Link | None = Non
             started.append(
                 subprocess.Popen(
                     [*(("ip", "netns", "exec", link.names[rank]) if link else ()), *words],
-                    env=request.environ(environ | place) if measured else environ | place,
+                    env=request.environ(environ | place),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     preexec_fn=partial(os.sched_setaffinity, 0, {cores[rank % len(cores)]}),
@@ -68,21 +77,25 @@ def usual(seconds: list[float]) -> float:
     return statistics.median(seconds[WARM_UP:])
 
 
-def clocks(kind: str, ranks: int, steps: int, turns: int) -> tuple[float, float, float, float]:
-    """(usual step, seen from outside over the script's clock, measured over not by the clock, by the processor)."""
-    taken: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-    ratios = []
-    for turn in range(2 * turns):
-        with tempfile.TemporaryDirectory() as folder:
-            measured = turn % 4 in (0, 3)
-            found = run(kind, ranks, steps, Path(folder), measured=measured)[0]
-            taken[measured].append({name: usual(found[name]) for name in ("step_s", "processor_s")})
-            if measured:
-                events = read_steps(RunDir(Path(folder)).events_file(0))
-                ratios.append(usual([event["step_s"] for event in events]) / usual(found["step_s"]))
-    pairs = list(zip(taken[True], taken[False], strict=True))
-    cost = [statistics.median(own[name] / alone[name] for own, alone in pairs) for name in ("step_s", "processor_s")]
-    return statistics.median(alone["step_s"] for alone in taken[False]), statistics.median(ratios), *cost
+def clocks(kind: str, ranks: int, steps: int, turns: int) -> tuple[float, float, list[float], list[float]]:
+    """(usual step, seen from outside over the script's clock, and for each pair of turns: measured over not, by the
+    clock and by the processor)."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(kind, ranks, steps, Path(folder), turns=2 * turns)[0]
+        events = read_steps(RunDir(Path(folder)).events_file(0))
+    seen = usual([event["step_s"] for event in events[: len(found["step_s"])]]) / usual(found["step_s"])
+    taken = {on: [turn[1:] for turn in found["turns"] if turn[0] == on] for on in (True, False)}
+    by_clock, of_processor = (
+        [usual(own[which]) / usual(alone[which]) for own, alone in zip(taken[True], taken[False], strict=True)]
+        for which in (0, 1)
+    )
+    return statistics.median(usual(alone[0]) for alone in taken[False]), seen, by_clock, of_processor
+
+
+def middle(ratios: list[float]) -> str:
+    """The median, and its standard error for normal ratios."""
+    error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return f"{statistics.median(ratios):.4f} ± {error:.4f}"
 
 
 def exposed(kind: str, steps: int, link: Link) -> tuple[float, float, float]:
@@ -100,20 +113,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scripts", nargs="+", default=SCRIPTS)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--rate", default="100mbit")
     asked = parser.parse_args()
-    print(
-        f"{'script':>10} {'ranks':>5} {'step':>9} {'outside / own clock':>20} {'measured / not':>15} processor",
-        flush=True,
-    )
+    columns = f"{'outside / own clock':>20} {'measured / not':>16} {'of processor':>16}"
+    print(f"{'script':>10} {'ranks':>5} {'step':>9} {columns}", flush=True)
     for kind in asked.scripts if asked.turns else ():
         for ranks in (1, 2):
             step_s, seen, cost, processor = clocks(kind, ranks, asked.steps, asked.turns)
-            print(
-                f"{kind:>10} {ranks:>5} {1e3 * step_s:>6.1f} ms {seen:>20.4f} {cost:>15.4f} {processor:>9.4f}",
-                flush=True,
-            )
+            ratios = f"{seen:>20.4f} {middle(cost):>16} {middle(processor):>16}"
+            print(f"{kind:>10} {ranks:>5} {1e3 * step_s:>6.1f} ms {ratios}", flush=True)
     if reason := why_not():
         raise SystemExit(f"no slow network here: {reason}")
     print(f"{'script':>10} {'link':>8} {'step':>9} {'exposed, outside':>17} {'profiler':>9} {'ratio':>6}", flush=True)

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/outside_script.py ddp|accelerate|lightning [--steps 40] [--profile]
 
 Prints a line of JSON when it ends: seconds of each step by its own clock, those of the processor and, with --profile,
-the communication of each step that torch's profiler saw exposed.
+the communication of each step that torch's profiler saw exposed. With --turns it trains anew so many times, and all
+hooks are taken out for every other one: two processes differ by more than hooks cost, by where their memory lies.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import json
 import os
 from contextlib import nullcontext
 from itertools import pairwise
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, dataloader
 
 WIDTH = 512
 BATCH = 64
@@ -48,8 +53,9 @@ def loss(net: nn.Module, batch: list[Tensor]) -> Tensor:
 
 
 def ddp(steps: int) -> None:
-    torch.distributed.init_process_group("gloo")
-    net = nn.parallel.DistributedDataParallel(model())
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    net = DistributedDataParallel(model())
     optimizer = torch.optim.AdamW(net.parameters())
     data = samples(steps)
     for batch in DataLoader(data, BATCH, sampler=DistributedSampler(data)):
@@ -97,6 +103,28 @@ def lightning(steps: int) -> None:
     trainer.fit(Net(), DataLoader(samples(steps), BATCH, shuffle=True))
 
 
+class Hooks:
+    """Those of the measurement, if this process is measured: each function that took a place knows what it replaced."""
+
+    def __init__(self) -> None:
+        homes = (dataloader._BaseDataLoaderIter, dist.Work, DistributedDataParallel, dist, dist.distributed_c10d)
+        self.replaced = [
+            (home, name, found)
+            for home in homes
+            for name, found in list(vars(home).items())
+            if hasattr(found, "__code__") and Path(found.__code__.co_filename).match("measuring/outside/hooks.py")
+        ]
+        self.at_steps = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
+        self.set = [dict(hooks) for hooks in self.at_steps]
+
+    def turn(self, on: bool) -> None:
+        for home, name, ours in self.replaced:
+            setattr(home, name, ours if on else ours.__wrapped__)
+        for hooks, ours in zip(self.at_steps, self.set, strict=True):
+            hooks.clear()
+            hooks.update(ours if on else {})
+
+
 def exposed_by_profiler(profiler: Any) -> list[float]:
     """Seconds of each step with a collective in flight while no operation of torch ran; steps end as optimisers do."""
     found = [(e.name, e.time_range.start / 1e6, e.time_range.end / 1e6) for e in profiler.events()]
@@ -122,18 +150,34 @@ def overlap(ones: list[Interval], others: list[Interval], within: Interval = (0.
     return sum(max(0.0, min(one[1], other[1], high) - max(one[0], other[0], low)) for one in ones for other in others)
 
 
+def trained(kind: str, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each step by the clock, and those of the processor."""
+    CLOCK.clear()
+    {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[kind](steps)
+    by_clock, of_processor = (
+        [after - before for before, after in pairwise(clock)] for clock in zip(*CLOCK, strict=True)
+    )
+    return by_clock, of_processor
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("ddp", "accelerate", "lightning"))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--turns", type=int, default=0)
     asked = parser.parse_args()
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     with profile if asked.profile else nullcontext():
-        {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[asked.kind](asked.steps)
-    steps, processor = ([after - before for before, after in pairwise(clock)] for clock in zip(*CLOCK, strict=True))
+        by_clock, of_processor = trained(asked.kind, asked.steps)
+    turns, hooks = [], Hooks() if asked.turns else None
+    for turn in range(asked.turns) if hooks else ():
+        measured = turn % 4 in (0, 3)
+        hooks.turn(measured)
+        turns.append((measured, *trained(asked.kind, asked.steps)))
     exposed = exposed_by_profiler(profile) if asked.profile else []
-    print(json.dumps({"step_s": steps, "processor_s": processor, "exposed_s": exposed}), flush=True)
+    found = {"step_s": by_clock, "processor_s": of_processor, "exposed_s": exposed, "turns": turns}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
 from paceline.errors import UserError
+from paceline.planning.options import plan_arguments
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -72,6 +73,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
+    parser.add_argument("--again", action="store_true", help="begin, go on or be done: the same command each time")
     parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
@@ -83,11 +85,13 @@ def do_train(arguments: argparse.Namespace) -> int:
     words, resume, start = arguments.words, arguments.resume, arguments.start
     if resume and start:
         raise UserError("--resume goes on with a run, --from begins another; give one of them")
+    if arguments.again and not resume and words and Path(words[0], "spec.yaml").is_file():
+        resume, words = Path(words[0]), words[1:]
     if (resume or start) and (not words or "=" in words[0]):
         spec = resumed_spec(resume, words) if resume else started_spec(start, words)
     else:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
-    result = train(spec, arguments.out, resume=resume, show=not arguments.quiet)
+    result = train(spec, arguments.out, resume=resume, again=arguments.again, show=not arguments.quiet)
     return 0 if result.status in ("finished", "stopped") else 1
 
 
@@ -171,21 +175,6 @@ def do_check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def plan_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_words(parser)
-    parser.add_argument("--cluster", metavar="2x8xH100|FILE.yaml", help="devices and links; without it the run file's")
-    parser.add_argument("--devices", default="", metavar="1,2,4", help="numbers of devices to try")
-    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
-    parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
-    parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
-    parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
-    parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
-    parser.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
-    for option, (_, what) in registry.plan_options().items():
-        parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)
-
-
 def do_plan(arguments: argparse.Namespace) -> int:
     from paceline.planning.verb import run, spec_of_options
 
@@ -263,14 +252,15 @@ def do_launch(arguments: argparse.Namespace) -> int:
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER|JOB")
     parser.add_argument("--once", action="store_true", help="show the present state and leave")
 
 
 def do_watch(arguments: argparse.Namespace) -> int:
     from paceline.reporting.watch import watch
+    from paceline.submitting.finding import run_of
 
-    return watch(arguments.run, once=arguments.once)
+    return watch(run_of(arguments.run).path, once=arguments.once)
 
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -307,22 +297,6 @@ def do_export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def adopt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
-    parser.add_argument(
-        "--command", dest="line", default="", metavar="'torchrun …'", help="or after --: what starts it"
-    )
-    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
-
-
-def do_adopt(arguments: argparse.Namespace) -> int:
-    from paceline.adopting.verb import run
-
-    return run(arguments, _console())
-
-
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
@@ -347,19 +321,33 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
     "launch": ("start a command of your own as several ranks of this machine", launch_arguments, do_launch),
     "watch": ("a live view of a run in the terminal", watch_arguments, do_watch),
     "predict": ("say what a trained model makes of new texts, rows or images", predict_arguments, do_predict),
-    "adopt": (
-        "make a run file of what other tools have: configurations, job scripts, commands",
-        adopt_arguments,
-        do_adopt,
-    ),
     "export": ("write the weights of a run, or a folder that loads without Paceline", export_arguments, do_export),
 }
 """Name: what it is for, its arguments, what it does."""
+LATER = {
+    "adopt": registry.Verb(
+        "make a run file of what other tools have: configurations, job scripts, commands", "paceline.adopting.verb"
+    ),
+    "submit": registry.Verb(
+        "send a run file to Slurm, with what the plan says it needs",
+        "paceline.submitting.submit",
+        "paceline submit recipes/classifier_agnews.yaml --nodes 2 --gpus-per-node 4 --time 2h",
+    ),
+    "jobs": registry.Verb("the jobs of your runs: state, step, time left, cost so far", "paceline.submitting.jobs"),
+    "logs": registry.Verb("what the jobs of a run have printed", "paceline.submitting.logs"),
+    "cancel": registry.Verb("end the jobs of a run", "paceline.submitting.cancel"),
+    "sweep": registry.Verb(
+        "train a run file with several values of its keys, and say which did best",
+        "paceline.sweeping.verb",
+        "paceline sweep recipes/trees_made_up.yaml model.max_depth=4,6 model.learning_rate=0.05,0.1",
+    ),
+}
+"""Verbs whose options are in their own modules, imported when one of them is typed."""
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The commands. One that a workload adds is imported when its name is among the words given."""
-    added = registry.verbs()
+    added = {**LATER, **registry.verbs()}
     top = argparse.ArgumentParser(
         prog="paceline",
         description="Distributed training from one run file, with the same answer on any number of ranks.",

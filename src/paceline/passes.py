@@ -16,6 +16,9 @@ class FitEnd(Enum):
 
     CONVERGED = "converged"
     MOST_PASSES = "most passes"
+    """Before it has converged."""
+    AS_ASKED = "as asked"
+    """All that it was meant to do."""
     PATIENCE = "patience"
 
 

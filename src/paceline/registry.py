@@ -28,6 +28,7 @@ GROUP = "paceline.workloads"
 """Of entry points. Each names an `Entry`, or a class that is one by itself."""
 BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
+    "ensemble": "paceline.workloads.ensemble:ENTRY",
     "keras": "paceline.workloads.keras:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",

@@ -21,11 +21,13 @@ def train(
     *,
     resume: str | Path | None = None,
     start: str | Path | None = None,
+    again: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or go on with
     the run in `resume`.
 
+    `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
     `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
     `parallel: auto` on a named cluster is the layout that the plan chooses.
     """
@@ -36,7 +38,7 @@ def train(
     chosen = applied(spec, place.world if place is not None else None)
     if chosen is not spec and place is None:
         _devices_are_here(chosen)
-    return run.train(chosen, out, resume=resume, show=show)
+    return run.train(chosen, out, resume=resume, again=again, show=show)
 
 
 def _devices_are_here(spec: RunSpec) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline.adopting.adopt import Adopted, adopt
@@ -16,6 +17,16 @@ from paceline.errors import UserError
 from paceline.record.files import as_json, finite
 
 LONGEST = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
+    parser.add_argument(
+        "--command", dest="line", default="", metavar="'torchrun …'", help="or after --: what starts it"
+    )
+    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:

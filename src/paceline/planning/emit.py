@@ -1,9 +1,11 @@
-"""Launch files for the chosen layout: torchrun, Slurm, Accelerate, DeepSpeed. Every word of the user's is quoted."""
+"""Launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed.
+
+Every word of the user's is quoted.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +15,20 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
-from paceline.planning.candidates import family_name
+from paceline.planning.candidates import PROCESS_BYTES, family_name
+from paceline.planning.emit_kubernetes import PORT, Pods, manifest
+from paceline.planning.emit_skypilot import CloudTask, task_file
+from paceline.planning.emit_slurm import SHORTEST_H, BatchJob, batch_script
 from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
+from paceline.record.units import duration
+from paceline.registry import is_script
 from paceline.spec import RunSpec
 
 SPARE = 1.3
 """Times the planned hours are asked of a scheduler."""
-PORT = 29500
+RUNS = "runs"
+"""Where run folders go, as under `train`."""
 
 
 def launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = ()) -> dict[str, str]:
@@ -30,18 +38,23 @@ def launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = (
     overrides = plan.overrides()
     own = [word for word in words if word.partition("=")[0] not in overrides]
     chosen = [f"{key}={str(value).lower()}" for key, value in overrides.items()]
-    launch = Launch(plan, plan.chosen, ("train", str(run_file), *own, *chosen))
+    launch = Launch(plan, plan.chosen, run_file, (*own, *chosen))
     files: dict[str, str] = getattr(launch, kind)()
     return files
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A plan that is to be started; `command` is `train RUN …` with the user's overrides and those of the plan."""
+    """A plan that is to be started; `words` are the user's overrides and those of the plan."""
 
     plan: Plan
     row: PlannedRow
-    command: tuple[str, ...]
+    run_file: Path
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return ("train", str(self.run_file), *self.words)
 
     @property
     def name(self) -> str:
@@ -63,16 +76,46 @@ class Launch:
         return {f"{self.name}.sh": self._script(f"{self._torchrun()} -m paceline", self.command)}
 
     def slurm(self) -> dict[str, str]:
-        """One task per device: the ranks find each other by what srun tells them."""
-        lines = ["#!/usr/bin/env bash", f"#SBATCH --job-name={self.name}"]
-        lines += [f"#SBATCH --nodes={self.cluster.nodes}", f"#SBATCH --ntasks-per-node={self.cluster.per_node}"]
-        if self.on_gpu:
-            lines.append(f"#SBATCH --gpus-per-node={self.cluster.per_node}")
-        if self.row.hours is not None:
-            lines.append(f"#SBATCH --time={_clock(self.row.hours * SPARE)}")
-        lines += ["#SBATCH --signal=TERM@120", self._note(), "set -euo pipefail"]
-        lines.append(f"exec srun python -m paceline {shlex.join(self.command)}")
-        return {f"{self.name}.sbatch": "\n".join(lines) + "\n"}
+        """The script that `paceline submit` sends, without what a site adds."""
+        job = BatchJob(
+            name=self.name,
+            note=self.note,
+            command=(*self.command, "--out", RUNS),
+            run=f"{RUNS}/{self.name}",
+            nodes=str(self.cluster.nodes),
+            per_node=self.cluster.per_node,
+            gpus=str(self.cluster.per_node) if self.on_gpu else "",
+            hours=None if self.row.hours is None else max(SHORTEST_H, self.row.hours * SPARE),
+        )
+        return {f"{self.name}.sbatch": batch_script(job)}
+
+    def kubernetes(self) -> dict[str, str]:
+        price = self.row.price
+        host = price.host_node_bytes if self.on_gpu else self.cluster.per_node * price.memory.total_bytes * SPARE
+        pods = Pods(
+            name=self.name,
+            note=self.note,
+            run_file=self._text(),
+            command=self.words,
+            nodes=self.cluster.nodes,
+            per_node=self.cluster.per_node,
+            gpus=self.cluster.per_node if self.on_gpu else 0,
+            memory_bytes=host and host + self.cluster.per_node * PROCESS_BYTES,
+        )
+        return {f"{self.name}.yaml": manifest(pods)}
+
+    def skypilot(self) -> dict[str, str]:
+        self._text()
+        task = CloudTask(
+            name=self.name,
+            note=self.note,
+            run_file=str(self.run_file),
+            command=self.words,
+            nodes=self.cluster.nodes,
+            per_node=self.cluster.per_node,
+            device=self.plan.site.whole.device.name if self.on_gpu else "",
+        )
+        return {f"{self.name}_sky.yaml": task_file(task)}
 
     def accelerate(self) -> dict[str, str]:
         """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
@@ -115,15 +158,22 @@ class Launch:
         script = self._script(f"{self._torchrun()} -m paceline", self._with_engine("deepspeed", name))
         return {name: json.dumps(values, indent=2) + "\n", f"{self.name}.sh": script}
 
-    def _note(self) -> str:
-        hours = "" if self.row.hours is None else f", {self.row.hours:.2g} h planned"
+    @property
+    def note(self) -> str:
+        hours = "" if self.row.hours is None else f", {duration(self.row.hours * 3600)} planned"
         devices = f"{self.row.devices} × {self.plan.site.whole.device.name}"
-        return f"# {self.name}: {family_name(self.layout)} on {devices}{hours}"
+        return f"{self.name}: {family_name(self.layout)} on {devices}{hours}"
+
+    def _text(self) -> str:
+        """The run file, for machines that do not have it. What it names must be there in the same places."""
+        if is_script(str(self.run_file)):
+            raise UserError(f"{self.run_file} is a script, which must be in the image; write a run file that names it")
+        return self.run_file.read_text(encoding="utf-8")
 
     def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:
             head = 'HEAD="${HEAD:?run this on every node, with HEAD=NAME_OF_THE_FIRST_NODE}"\n' + head
-        top = f"#!/usr/bin/env bash\n{self._note()}\nset -euo pipefail\n"
+        top = f"#!/usr/bin/env bash\n# {self.note}\nset -euo pipefail\n"
         return f"{top}{head}exec {launcher} {shlex.join(command)}\n"
 
     def _torchrun(self) -> str:
@@ -150,9 +200,3 @@ class Launch:
             raise UserError(f"{why}; use  --emit torchrun  or  slurm")
         device = "cuda" if self.on_gpu else "cpu"
         return self.plan.spec.replace({**self.plan.overrides(), "parallel.engine": engine, "parallel.device": device})
-
-
-def _clock(hours: float) -> str:
-    minutes = max(5, math.ceil(hours * 60))
-    days, rest = divmod(minutes, 24 * 60)
-    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"

@@ -1,6 +1,6 @@
 """The run folder: one per run, never shared by two, and complete enough to do the run again.
 
-runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  kept/  summary.json
+runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  kept/  summary.json  jobs.jsonl
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from paceline.workload import Say
 COMMENT_COLUMN = 44
 LISTED = 10
 PATIENCE_S = 40
+KNOWN_BY = ("spec.yaml", "measure.json", "links.json")
+"""Files that make a folder a run, a measurement or a measurement of links."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def heartbeats(self) -> Path:
+        """What each rank is at, and its stack if it was silent for long."""
+        return self.path / "heartbeats"
+
+    @property
     def pictures(self) -> Path:
         """Of what the model found at each evaluation, `NAME-STEP.png`."""
         return self.path / "pictures"
@@ -67,22 +74,35 @@ class RunDir:
         """What using the model takes beside its weights: a tokeniser, the names of classes."""
         return self.path / "kept"
 
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def jobs_file(self) -> Path:
+        """What schedulers were asked to do for this run (`record/jobs.py`)."""
+        return self.path / "jobs.jsonl"
+
     def events_file(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
 
     @classmethod
-    def claim(cls, out: Path, name: str, spec: RunSpec) -> RunDir:
-        """Make OUT/NAME, or NAME-2, NAME-3 … where that is taken. spec.yaml comes last: it makes a folder a run."""
+    def claim(cls, out: Path, name: str, spec: RunSpec, *, exactly: bool = False) -> RunDir:
+        """Make OUT/NAME, or NAME-2, NAME-3 … where that is taken. spec.yaml comes last: it makes a folder a run.
+
+        `exactly`: OUT/NAME itself, which may be there already, but is not a run yet.
+        """
         if not name or "/" in name or name in (".", ".."):
             raise UserError(f"name: {name!r} cannot name a folder; use letters, digits, '.', '_' and '-'")
         try:
             out.mkdir(parents=True, exist_ok=True)
-            run = cls(_first_free(out, name))
+            run = cls(out / name if exactly else _first_free(out, name))
+            run.path.mkdir(exist_ok=True)
         except OSError as error:
             raise _unwritable(out, error.strerror or str(error)) from None
         try:
-            run.events.mkdir()
-            run.checkpoints.mkdir()
+            run.events.mkdir(exist_ok=exactly)
+            run.checkpoints.mkdir(exist_ok=exactly)
             write_atomic(run.spec_file, _write_spec(spec, run.spec_file))
         except (OSError, RunFailed) as error:
             for folder in (run.events, run.checkpoints, run.path):
@@ -110,7 +130,7 @@ class RunDir:
     @contextlib.contextmanager
     def held(self, say: Say) -> Iterator[None]:
         """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
-        with open(self.path / ".lock", "a+") as file:
+        with open(self.lock_file, "a+") as file:
             for waited_s in count():
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,6 +212,12 @@ def runs_in(folder: Path) -> list[RunDir]:
         return []
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """The runs and measurements right below a folder, by name."""
+    below = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [path for path in below if any((path / name).is_file() for name in KNOWN_BY)]
+
+
 def _say_runs(path: Path) -> str:
     """The runs a person may have meant: those inside a folder of runs, else those beside."""
     inside = runs_in(path)
@@ -240,9 +266,11 @@ def _anchored(spec: RunSpec) -> dict[str, Any]:
     values = spec.dump()
     for name in ("model", "data", "parallel"):
         for key in getattr(spec, name).paths():
-            path = values[name][key]
-            if isinstance(path, str) and not path.startswith("~"):
-                values[name][key] = os.path.abspath(path)
+            given = values[name][key]
+            if isinstance(given, str) and not given.startswith("~"):
+                values[name][key] = os.path.abspath(given)
+            elif isinstance(given, list):
+                values[name][key] = [os.path.abspath(path) for path in given]
     if is_script(values["workload"]):
         values["workload"] = os.path.abspath(values["workload"])
     place, colon, cls = values["workload"].rpartition(":")

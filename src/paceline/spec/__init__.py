@@ -1,7 +1,7 @@
 """The run file: one YAML document, validated, frozen, and able to say where each of its values came from."""
 
 from paceline.section import Section, field
-from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, RunSpec, Source, build, load, recorded, spec_of
+from paceline.spec.run_spec import COMMAND_LINE, DEFAULT, RunSpec, Source, build, load, recorded, section_of, spec_of
 from paceline.spec.sections import Parallel, ParameterGroup, Train
 from paceline.spec.yaml_file import overrides_of
 
@@ -19,5 +19,6 @@ __all__ = [
     "load",
     "overrides_of",
     "recorded",
+    "section_of",
     "spec_of",
 ]

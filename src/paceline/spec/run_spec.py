@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
 
@@ -19,6 +19,7 @@ from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
 
+SectionKind = TypeVar("SectionKind", bound=Section)
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -227,6 +228,15 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, e
     return spec
 
 
+def section_of(kind: type[SectionKind], values: Mapping[str, Any], origins: Mapping[str, str]) -> SectionKind:
+    """A section that is a file of its own; every problem is named as in a run file."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = [_sentence(problem, "", {"": kind}, origins) for problem in _once_each(error.errors())]
+        raise UserError("\n".join(dict.fromkeys(problems))) from None
+
+
 def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
     """For a field that takes words or numbers pydantic complains once of each kind; here it is one problem."""
     chosen = {p["loc"][:-1]: p for p in problems if p["loc"] and str(p["loc"][-1]).startswith("literal[")}
@@ -292,14 +302,23 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
     for section, kind in sections.items():
         inside = values.get(section)
         for key in kind.paths():
-            if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            if isinstance(inside, dict) and (isinstance(given := inside.get(key), str) or _are_words(given)):
                 try:
-                    inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
+                    found = [str((folder / Path(word).expanduser()).resolve()) for word in _as_list(given)]
                 except (RuntimeError, ValueError, OSError) as error:
-                    raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+                    raise UserError(f"{section}.{key}: {given!r} is not a path: {error}") from None
+                inside[key] = found[0] if isinstance(given, str) else found
         for key in kind.references:
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
                 inside[key] = _anchored(inside[key], folder)
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _as_list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:

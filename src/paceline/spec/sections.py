@@ -137,7 +137,7 @@ class Parallel(Section):
     engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
     backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
-        "auto", "", "what carries messages between ranks; auto is nccl for CUDA devices and gloo for CPUs"
+        "auto", "", "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; by gloo ranks can share a GPU"
     )
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)

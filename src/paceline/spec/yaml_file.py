@@ -104,9 +104,11 @@ def parsed(text: str, look: Callable[[Any], None] = lambda node: None) -> Any:
     return loader.construct_document(node) if node else None
 
 
-def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a run file, and the line of each."""
-    given = f"run file {str(file)!r}"
+def read_yaml(
+    file: Path, kind: str = "run file", example: str = "name: my-run"
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a run file, or of another kind of file, and the line of each."""
+    given = f"{kind} {str(file)!r}"
     origins: dict[str, str] = {}
     try:
         text = file.read_text(encoding="utf-8")
@@ -132,7 +134,7 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except TooMuch as error:
         raise UserError(f"{given} {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{given} holds no sections; start it with  name: my-run")
+        raise UserError(f"{given} holds no sections; start it with  {example}")
     return values, origins
 
 

@@ -11,6 +11,7 @@ from paceline.spec import DEFAULT, RunSpec, Section
 from paceline.training.optim.schedule import scaled_lr, warmup_samples
 from paceline.workload import BaseWorkload, Workload
 
+IN_TURNS = "they take turns, and messages go through host memory, with the same answer"
 OWN_MODEL = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
 
 
@@ -91,6 +92,8 @@ def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
         lines.append(f"on a CUDA device a step is {found.words()}")
         if found.recorded and not entry.subject:  # a model of one's own is known when it has run
             lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"
+        if spec.parallel.backend == "gloo" and layout.ranks > 1:
+            lines.append(f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them: {IN_TURNS}")
     return lines
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
-from paceline.record.summary import Summary
+from paceline.record.summary import Summary, read_summary
 from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
@@ -69,27 +70,48 @@ class RunResult:
         return read_tensors(checkpoint)
 
 
-def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None = None, show: bool = True) -> RunResult:
-    """Train a spec into a new folder below `out`, or go on with the run in `resume`."""
+def train(
+    spec: RunSpec,
+    out: str | Path = "runs",
+    *,
+    resume: str | Path | None = None,
+    again: bool = False,
+    show: bool = True,
+) -> RunResult:
+    """Train a spec into a new folder below `out`, or go on with the run in `resume`.
+
+    `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
+    """
     place = detect(os.environ)
     if place is not None:
         spec = as_placed(spec, place)
+    folder = _folder_again(spec, out, resume) if again else resume
+    if again and folder is not None and (summary := _finished(RunDir.open(Path(folder)), spec)) is not None:
+        if show and (place is None or place.rank == 0):
+            say(f"{folder} is finished: nothing is left to do")
+        return RunResult(Path(folder), summary)
+    if place is not None:
         with expected_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
             workload = workload_of(spec)
             workload.prepare(say if show and place.rank == 0 else silent)
-        return RunResult(
-            *run_rank(spec, show, lambda say: open_run(spec, Path(out), resume, say, workload)[0], workload)
-        )
-    run, workload = open_run(spec, Path(out), resume, say if show else silent)
+
+        def opened(say: Say) -> RunDir:  # by the main rank alone: others may not see yet what it sees
+            there = _folder_again(spec, out, resume) if again else resume
+            return open_run(spec, Path(out), there, say, workload, exactly=again)[0]
+
+        return RunResult(*run_rank(spec, show, opened, workload))
+    run, workload = open_run(spec, Path(out), folder, say if show else silent, exactly=again)
     try:
         if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
             return RunResult(*run_rank(spec, show, run, workload))
         from paceline.launch.local import run_ranks
+        from paceline.launch.silence import Watch
 
         preload = (*PRELOAD, *entry_of(spec.workload).preload)
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload)[0])
+        watch = Watch(run.heartbeats, spec.parallel.timeout_s)
+        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0])
     except UserError:
-        if resume is None:
+        if folder is None:
             forget(run)
         raise
     except RunFailed as failed:
@@ -98,10 +120,31 @@ def train(spec: RunSpec, out: str | Path = "runs", *, resume: str | Path | None 
         raise
 
 
+def _folder_again(spec: RunSpec, out: str | Path, resume: str | Path | None) -> str | Path | None:
+    """The folder that this run has begun in; None where it has not begun."""
+    run = RunDir(Path(out) / spec.name)
+    return resume if resume is not None else run.path if run.spec_file.is_file() else None
+
+
+def _finished(run: RunDir, spec: RunSpec) -> Summary | None:
+    """The summary of a run that has nothing left to do; a spec that would not give the same answer is refused."""
+    _same_answer(run, spec)
+    if not run.summary_file.is_file() or extension_of(run, spec) is not None:
+        return None
+    summary = read_summary(run.summary_file)
+    return summary if summary.status == Status.FINISHED else None
+
+
 def forget(run: RunDir) -> None:
-    """The request was wrong: nothing is left of it."""
-    if not any(run.checkpoints.glob("*")):
-        shutil.rmtree(run.path, ignore_errors=True)
+    """The request was wrong: nothing is left of it. What is not of a run was there before, and stays."""
+    if any(run.checkpoints.glob("*")):
+        return
+    for folder in (run.events, run.checkpoints, run.kept, run.pictures):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (run.spec_file, run.lock_file):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        run.path.rmdir()
 
 
 def way_on(run: RunDir) -> str:
@@ -149,9 +192,18 @@ def started_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
 
 
 def open_run(
-    spec: RunSpec, out: Path, resume: str | Path | None, say: Say, workload: Workload | None = None
+    spec: RunSpec,
+    out: Path,
+    resume: str | Path | None,
+    say: Say,
+    workload: Workload | None = None,
+    *,
+    exactly: bool = False,
 ) -> tuple[RunDir, Workload]:
-    """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder."""
+    """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder.
+
+    `exactly`: OUT/NAME, and no other name where that folder is there already.
+    """
     from paceline.record.loggers import check_loggers
 
     layout = layout_of(spec)
@@ -184,7 +236,7 @@ def open_run(
                 f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
                 "bring it back, or start a new run"
             )
-    return run or RunDir.claim(out, spec.name, spec), workload
+    return run or RunDir.claim(out, spec.name, spec, exactly=exactly), workload
 
 
 def _import_ahead(spec: RunSpec, layout: Layout) -> None:

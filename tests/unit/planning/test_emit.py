@@ -42,8 +42,9 @@ def emitted(folder, kind, where, *words):
 
 
 def last_command(text):
-    """The words of the command that a script ends with, from `train` on."""
-    words = shlex.split(text.split("exec ", 1)[1])
+    """The words of the command that starts the ranks, from `train` on."""
+    words = shlex.split(text.split("\nexec " if "\nexec " in text else "\nsrun ", 1)[1], comments=True)
+    words = words[: words.index("&")] if "&" in words else words
     return words[words.index("train") :]
 
 
@@ -69,7 +70,7 @@ def test_slurm_asks_for_nodes_devices_and_time(folder):
     days, clock = text.split("--time=")[1].splitlines()[0].split("-")
     hours, mins, _ = map(int, clock.split(":"))
     assert minutes < (int(days) * 24 + hours) * 60 + mins < 2 * minutes + 6
-    assert "exec srun python -m paceline train" in text
+    assert "\nsrun --kill-on-bad-exit=1 python -m paceline train" in text
 
 
 def test_a_cpu_cluster_asks_for_no_gpus(folder):

@@ -46,7 +46,7 @@ class TreePasses:
     def end(self) -> FitEnd | None:
         if self.train.patience and self.stale >= self.train.patience:
             return FitEnd.PATIENCE
-        return FitEnd.MOST_PASSES if self.done >= self.most else None
+        return FitEnd.AS_ASKED if self.done >= self.most else None
 
     def end_words(self) -> str:
         if self.end is FitEnd.PATIENCE:

@@ -1,0 +1,41 @@
+"""What a batch script asks when its ranks have ended: is there more to do?
+
+The answer is written into the run's `jobs.jsonl`, said in the job's log, and given as exit code: 0 nothing is left to
+do here, 75 try again, 1 enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.planning.emit_slurm import AGAIN
+from paceline.record.jobs import ATTEMPTS, Next, note, outcome, scheduler_job
+from paceline.record.run_dir import RunDir
+
+CODES = {Next.DONE: 0, Next.LEFT: 0, Next.AGAIN: AGAIN, Next.ENOUGH: 1}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m paceline.submitting.after", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--asked", default="", metavar="USR1|TERM", help="the signal that came to the batch script")
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, metavar="N", help="without progress, at most")
+    arguments = parser.parse_args()
+    try:
+        run = RunDir.open(arguments.run)
+    except UserError:
+        print(f"paceline: {arguments.run} was not begun, so there is nothing to go on with; see above", file=sys.stderr)
+        return 1
+    job = scheduler_job(os.environ)
+    found = outcome(run, arguments.asked, arguments.attempts, job.get("job", ""))
+    note(run, "ended", **job, step=found.step, next=found.next, why=found.why)
+    print(f"paceline: {found.why}", file=sys.stderr, flush=True)
+    return CODES[found.next]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

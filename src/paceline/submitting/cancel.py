@@ -1,0 +1,38 @@
+"""The verb `cancel`: end the jobs of a run. The run saves first, and can go on later."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.record.jobs import is_job, jobs_of, note
+from paceline.submitting import slurm
+from paceline.submitting.finding import run_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER|JOB")
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    for given in arguments.runs:
+        jobs = cancel(given)
+        folder = shlex.quote(str(run_of(given).path))
+        print(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  paceline submit {folder}")
+    return 0
+
+
+def cancel(given: str) -> list[str]:
+    """The jobs that were active. The folder is told first: whoever looks there must not start the run again."""
+    slurm.require_slurm()
+    found = run_of(given)
+    asked = [given] if is_job(given) else jobs_of(found)
+    active = [job for job, state in slurm.states(asked).items() if state.active]
+    if not active:
+        raise UserError(f"{found.path} has no job that waits or runs; its jobs: {', '.join(jobs_of(found)) or 'none'}")
+    for job in active:
+        note(found, "cancel", job=job)
+    slurm.cancel_jobs(active)
+    return active

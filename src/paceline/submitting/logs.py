@@ -1,0 +1,71 @@
+"""The verb `logs`: what the jobs of a run have printed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.record.jobs import is_job, jobs_of
+from paceline.record.units import plain
+from paceline.submitting import slurm
+from paceline.submitting.finding import log_files, run_of
+
+EVERY_S = 0.5
+ASK_EVERY_S = 5.0
+"""Slurm is asked less often than the file is read."""
+MOST_BYTES = 1 << 20
+"""Of a long log, only the end is shown."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN_FOLDER|JOB")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the last job has ended")
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    found = run_of(arguments.run)
+    jobs = [arguments.run] if is_job(arguments.run) else jobs_of(found)
+    if not jobs:
+        raise UserError(f"{found.path} was not submitted; send it with  paceline submit RUN.yaml")
+    files = log_files(found, jobs)
+    places: dict[str, int] = {}
+    for job in jobs:
+        _shown(job, files[job], places, titled=len(jobs) > 1)
+    if not any(places.values()) and not arguments.follow:
+        state = slurm.states(jobs).get(jobs[-1])
+        print(f"job {jobs[-1]} has printed nothing yet" + (f": {state.state.lower()}" if state else ""))
+    if arguments.follow:
+        with suppress(KeyboardInterrupt):
+            _follow(jobs[-1], files[jobs[-1]], places)
+    return 0
+
+
+def _follow(job: str, file: Path, places: dict[str, int]) -> None:
+    asked = 0.0
+    while True:
+        state = None
+        if time.monotonic() - asked > ASK_EVERY_S:
+            asked, state = time.monotonic(), slurm.states([job]).get(job)
+            if state is None or not state.active:
+                _shown(job, file, places)
+                return
+        _shown(job, file, places)
+        time.sleep(EVERY_S)
+
+
+def _shown(job: str, file: Path, places: dict[str, int], titled: bool = False) -> None:
+    """Print what was added to a log since it was last looked at."""
+    with suppress(OSError), open(file, "rb") as stream:
+        length = stream.seek(0, 2)
+        first = job not in places
+        place = max(0, length - MOST_BYTES) if first else places[job]
+        stream.seek(place)
+        text = stream.read().decode(errors="replace")
+        places[job] = length
+        if titled and text:
+            print(f"── job {job}")
+        print(plain(text), end="", flush=True)

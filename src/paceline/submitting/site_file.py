@@ -1,0 +1,140 @@
+"""A site file: what a cluster wants of every job. One per cluster, in ~/.config/paceline/sites/NAME.yaml.
+
+What Slurm itself can say (limits of a partition, GPUs of a node) need not stand here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from paceline.errors import UserError, did_you_mean
+from paceline.planning.emit_slurm import WARN_S
+from paceline.record.jobs import ATTEMPTS
+from paceline.section import Section, contradiction, field
+from paceline.spec import section_of
+from paceline.spec.yaml_file import read_yaml
+from paceline.submitting.durations import hours_of
+
+DEFAULT_SITE = "default"
+PLACES = {"{user}": '"$USER"', "{job}": '"$SLURM_JOB_ID"'}
+"""What may stand in `scratch` and is known in the job alone."""
+
+
+class SiteFile(Section):
+    """What a cluster wants of every job."""
+
+    partition: str | None = field(None, "", "that jobs go to; without it Slurm's default")
+    account: str | None = field(None, "", "that pays")
+    qos: str | None = field(None, "", "quality of service")
+    constraint: str | None = field(None, "", "features that nodes must have")
+    options: dict[str, str] = field(
+        {}, "", "more options of sbatch, without their dashes: {exclusive: '', nice: '100'}"
+    )
+    cluster: str | None = field(None, "", "devices and links for the plan, as in a run file: 4x8xH100, or a file")
+    gpus_per_node: int | None = field(None, "GPUs", "of a node; without it what Slurm says", ge=1, le=64)
+    gpu_type: str | None = field(None, "", "the name that Slurm has for them, as in --gres=gpu:a100:4")
+    cpus_per_rank: int | None = field(None, "cores", "for each rank", ge=1, le=4096)
+    memory: str | None = field(None, "", "host memory of a node, as 64G; without it what the plan says for cores")
+    nodes: int | None = field(None, "nodes", "that a job may have at most", ge=1, le=100_000)
+    fewer_nodes: bool = field(False, "", "a job may go on with fewer nodes than it was planned for")
+    time_limit: str | None = field(None, "", "of a job, as 24h; without it that of the partition")
+    warn_s: int = field(WARN_S, "s", "before the limit at which a run saves and stops", ge=10, le=65535)
+    attempts: int = field(ATTEMPTS, "", "in a row without progress, after which a run is left alone", ge=1, le=1000)
+    modules: tuple[str, ...] = field((), "", "that are loaded before Python starts")
+    setup: tuple[str, ...] = field((), "", "lines of the shell, as they are, before Python starts")
+    python: str | None = field(None, "", "the interpreter on the nodes; without it the one that submits")
+    container: str | None = field(None, "", "the words before Python: apptainer exec --nv image.sif")
+    variables: dict[str, str] = field({}, "", "of the environment")
+    runs: Path | None = field(None, "path", "where run folders go, seen by all nodes")
+    logs: Path | None = field(None, "path", "where logs of jobs go; without it the run folder")
+    scratch: str | None = field(
+        None, "path", "made on each node and named by TMPDIR; {user} and {job} stand for theirs"
+    )
+    price: float | None = field(None, "USD", "per device and hour", ge=0)
+
+    @field_validator("time_limit")
+    @classmethod
+    def _a_duration(cls, text: str | None) -> str | None:
+        if text is not None:
+            hours_of(text)
+        return text
+
+    @model_validator(mode="after")
+    def _readable(self) -> SiteFile:
+        for name in self.variables:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                raise contradiction(f"variables: {name!r} cannot name a variable; use letters, digits and '_'")
+        for name in self.options:
+            if not re.fullmatch(r"[a-z][a-z-]*", name):
+                raise contradiction(f"options: {name!r} is not an option of sbatch; write it without its dashes")
+        words = (self.partition, self.account, self.qos, self.constraint, self.gpu_type, self.scratch)
+        texts = (*self.modules, *self.setup, *self.variables.values(), *self.options.values(), *words)
+        for text in filter(None, texts):
+            if not text.isprintable():
+                raise contradiction(f"{text!r} has control characters; a batch script is written line by line")
+        if self.memory is not None and not re.fullmatch(r"\d+[KMGT]?", self.memory):
+            raise contradiction(f"memory: {self.memory!r} is not an amount; write it as  64G")
+        return self
+
+    @property
+    def hours(self) -> float | None:
+        return None if self.time_limit is None else hours_of(self.time_limit)
+
+    @property
+    def interpreter(self) -> tuple[str, ...]:
+        """What starts Python on a node."""
+        before = shlex.split(self.container) if self.container else []
+        return (*before, self.python or ("python" if before else sys.executable))
+
+    def lines(self, folder: Path) -> list[str]:
+        """The shell lines before the ranks start; relative names mean the same as in `folder`."""
+        found = [f"cd {shlex.quote(str(folder))} || exit"]
+        if self.modules:
+            found.append(f"module load {shlex.join(self.modules)}")
+        found += [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        if self.scratch:
+            refused = 'echo "paceline: the scratch folder $TMPDIR cannot be written on $(hostname)" >&2; exit 1'
+            found.append(f"export TMPDIR={_with_places(self.scratch)}")
+            found.append(f'mkdir -p "$TMPDIR" && [ -w "$TMPDIR" ] || {{ {refused}; }}')
+        return [*found, *self.setup]
+
+
+def _with_places(text: str) -> str:
+    parts = re.split("|".join(f"({re.escape(place)})" for place in PLACES), text)
+    return "".join(PLACES.get(part) or shlex.quote(part) for part in parts if part)
+
+
+def sites_folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "paceline" / "sites"
+
+
+def read_site(name: str | Path | None = None) -> SiteFile:
+    """The site of that name, or in that file; without one, `default.yaml`, and what Slurm says where there is none."""
+    folder = sites_folder()
+    if name is None:
+        file = folder / f"{DEFAULT_SITE}.yaml"
+        if not file.is_file():
+            return SiteFile()
+    else:
+        file = Path(name)
+        if file.suffix not in (".yaml", ".yml"):
+            known = sorted(path.stem for path in folder.glob("*.yaml"))
+            file = folder / f"{name}.yaml"
+            if not file.is_file():
+                there = f"; known: {', '.join(known)}" if known else f"; there are none in {folder}"
+                hint = did_you_mean(name, known) or there
+                raise UserError(f"--site {name}: there is no such site{hint}; or give a file, as  --site FILE.yaml")
+    values, origins = read_yaml(file, "site file", "partition: gpu")
+    site = section_of(SiteFile, values, origins)
+    here = file.resolve().parent
+    moved: dict[str, Any] = {
+        key: (here / path.expanduser()) for key in ("runs", "logs") if (path := getattr(site, key)) is not None
+    }
+    return site.model_copy(update=moved)

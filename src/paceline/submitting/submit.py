@@ -1,0 +1,194 @@
+"""The verb `submit`: a run file becomes a job. The run folder gets the batch script and remembers its jobs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+from paceline.arguments import make_folder
+from paceline.errors import PacelineError, UserError
+from paceline.planning.emit_slurm import BatchJob, batch_script
+from paceline.record.files import write_atomic, write_json
+from paceline.record.jobs import note
+from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
+from paceline.registry import is_script
+from paceline.spec import RunSpec, Source, load, spec_of
+from paceline.submitting import slurm
+from paceline.submitting.finding import RUNS
+from paceline.submitting.request import Asked, Request, request_of
+from paceline.submitting.site_file import SiteFile, read_site
+
+SCRIPT = "job.sbatch"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that Slurm has taken; with a dry run, the script that it would have got."""
+
+    run: Path
+    script: str
+    reasons: tuple[str, ...]
+    job: str = ""
+
+
+def submit(
+    run: Source,
+    *,
+    site: str | Path | SiteFile | None = None,
+    out: str | Path | None = None,
+    dry_run: bool = False,
+    anyway: bool = False,
+    **asked: Unpack[Asked],
+) -> Submitted:
+    """Send a run (a spec, a run file, or the folder of a run to go on with) to Slurm.
+
+    `site` is a site file or its name. What `asked` leaves out (nodes, gpus_per_node, ranks_per_node, time, partition,
+    account, memory) comes from the site and the plan; a request that cannot work is refused, unless `anyway`.
+    """
+    here = site if isinstance(site, SiteFile) else read_site(site)
+    before = _run_there(run)
+    spec = before.spec() if before is not None else spec_of(run)
+    if not dry_run:
+        slurm.require_slurm()
+    known = slurm.partitions(loose=dry_run) if shutil.which("sinfo") else {}
+    if known and "partition" not in asked and here.partition is None and (usual := slurm.default_partition()):
+        here = here.model_copy(update={"partition": usual})
+    request = request_of(spec, here, asked, known, anyway=anyway)
+    folder = Path(out) if out is not None else here.runs or RUNS
+    if dry_run:
+        place = before or RunDir(folder / spec.name)
+        return Submitted(place.path, _script(request, place, here), tuple(request.reasons))
+    claimed = before or RunDir.claim(folder, spec.name, request.spec)
+    try:
+        return _sent(request, claimed, here)
+    except PacelineError:
+        if before is None:
+            shutil.rmtree(claimed.path, ignore_errors=True)
+        raise
+
+
+def _run_there(run: Source) -> RunDir | None:
+    """The folder of a run that is to go on."""
+    if not isinstance(run, str | Path) or not Path(run, "spec.yaml").is_file():
+        return None
+    found = RunDir.open(Path(run))
+    if found.summary_file.is_file() and read_summary(found.summary_file).status == "finished":
+        raise UserError(f"{found.path} is finished; to train it for longer, type  paceline train --resume {found.path}")
+    return found
+
+
+def _script(request: Request, run: RunDir, site: SiteFile) -> str:
+    folder = run.path.resolve()
+    logs = site.logs or folder
+    return batch_script(
+        BatchJob(
+            name=request.spec.name,
+            note=request.note,
+            command=("train", str(folder)),
+            run=str(folder),
+            nodes=request.nodes,
+            per_node=request.per_node,
+            gpus=request.gpus,
+            hours=request.hours,
+            log=f"{str(logs).replace('%', '%%')}/slurm-%j.out",
+            options=request.options,
+            setup=tuple(site.lines(Path.cwd())),
+            python=site.interpreter,
+            warn_s=site.warn_s,
+            attempts=site.attempts,
+        )
+    )
+
+
+def _sent(request: Request, run: RunDir, site: SiteFile) -> Submitted:
+    text = _script(request, run, site)
+    logs = site.logs or run.path.resolve()
+    make_folder(logs)
+    script = run.path / SCRIPT
+    write_atomic(script, text)
+    if request.plan is not None:
+        write_json(run.path / "plan.json", request.plan.as_json())
+    job = slurm.submit_script(script)
+    note(
+        run,
+        "submit",
+        job=job,
+        script=SCRIPT,
+        log=str(logs / f"slurm-{job}.out"),
+        nodes=request.nodes,
+        ranks=request.ranks,
+        usd_per_device_hour=request.usd_per_device_hour,
+    )
+    return Submitted(run.path, text, tuple(request.reasons), job)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN.yaml|RUN_FOLDER [section.key=value ...]")
+    parser.add_argument("--site", metavar="NAME|FILE.yaml", help="what the cluster wants (~/.config/paceline/sites)")
+    parser.add_argument("--nodes", metavar="2|1-2", help="without it what the plan chooses")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="a rank for each")
+    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="on cores (1)")
+    parser.add_argument("--time", metavar="2h", help="of one job; without it 1.3 times what is planned")
+    parser.add_argument("--partition", metavar="NAME")
+    parser.add_argument("--account", metavar="NAME")
+    parser.add_argument("--memory", metavar="64G", help="of a node")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs go (runs, or what the site file says)")
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script, and send nothing")
+    parser.add_argument("--anyway", action="store_true", help="send what the plan says cannot work")
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    given = {name: getattr(arguments, name) for name in Asked.__annotations__}
+    asked: Any = {name: value for name, value in given.items() if value is not None}
+    options: Any = {name: getattr(arguments, name) for name in ("site", "out", "dry_run", "anyway")}
+    sent = submit(_source(arguments.words), **options, **asked)
+    tell = partial(print, file=sys.stderr if arguments.dry_run else sys.stdout)
+    for reason in sent.reasons:
+        tell(f"  {reason}")
+    if arguments.dry_run:
+        print(sent.script, end="")
+        return 0
+    _tell_queue(sent, tell)
+    return 0
+
+
+def _source(words: Sequence[str]) -> Source:
+    if not words or ("=" in words[0] and not Path(words[0]).exists()):
+        raise UserError("which run? write it as  paceline submit RUN.yaml [section.key=value ...]")
+    first, *overrides = words
+    if Path(first, "spec.yaml").is_file():
+        if overrides:
+            raise UserError(
+                f"{overrides[0]}: {first} goes on as it began; to change what may change, type  "
+                f"paceline train --resume {shlex.quote(first)} {shlex.quote(overrides[0])}"
+            )
+        return Path(first)
+    if is_script(first):
+        from paceline.script.run import spec_of_script
+
+        return spec_of_script(Path(first), overrides)
+    found: RunSpec = load(first, overrides)
+    return found
+
+
+def _tell_queue(sent: Submitted, tell: Callable[..., None]) -> None:
+    state = slurm.states([sent.job]).get(sent.job)
+    words = "" if state is None else f": {state.state.lower()}"
+    if state is not None and state.state == "PENDING":
+        words += f" ({state.reason})" if state.reason else ""
+        words += f", expected to start {state.start}" if state.start else ", when it starts is not known yet"
+    folder = shlex.quote(str(sent.run))
+    tell(f"job {sent.job}{words}")
+    tell(f"  {sent.run / SCRIPT}")
+    tell(f"  follow it with  paceline watch {folder}  or  paceline logs {folder} -f")
+    tell(f"  end it with  paceline cancel {folder}")
