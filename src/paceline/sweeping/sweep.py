@@ -74,8 +74,8 @@ def begun_in(plan: SweepPlan, retry: bool = False) -> Sweep:
         if before.get(key) != now.get(key):
             name = key.removeprefix("keys.").removeprefix("spec.")
             raise UserError(
-                f"{file} was begun with {name}={before.get(key)}, and this is {name}={now.get(key)}; sweep into another "
-                "folder with  --out FOLDER"
+                f"{file} was begun with {name}={before.get(key)}, and this is {name}={now.get(key)}; sweep into "
+                "another folder with  --out FOLDER"
             )
     fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
     return replace(found, score=plan.score, trials=tuple(_looked_at(plan, row) for row in fresh))
