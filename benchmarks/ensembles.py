@@ -1,4 +1,4 @@
-"""Ensembles against their members on held-out rows: census (trees and a net) and reviews (trees and texts).
+"""Ensembles against their members on held-out rows: census (trees and a net) and reviews (trees and words).
 
     python benchmarks/ensembles.py [census|reviews ...] [--out FOLDER] [--folds 5]
 
@@ -40,7 +40,7 @@ def census(folder: Path) -> dict[str, object]:
 
 
 def reviews(folder: Path) -> dict[str, object]:
-    """Who wrote when about what, for trees; what they wrote, for a classifier of texts. The label has five classes."""
+    """Who wrote when about what, for trees; what they wrote, for words with weights. The label has five classes."""
     with gzip.open(SHARED / "amazon_reviews_2023" / "reviews_sample.csv.gz", "rt", newline="") as read:
         rows = list(csv.DictReader(read))
     with (folder / "reviews.csv").open("w", newline="") as out:
@@ -62,17 +62,16 @@ def reviews(folder: Path) -> dict[str, object]:
         },
     )
     _write(
-        folder / "texts.yaml",
+        folder / "words.yaml",
         {
-            "workload": "classifier",
-            "model": {"width": 64, "heads": 4, "layers": 1, "ffn": 128, "word_dropout": 0.1},
-            "data": {"source": "csv", "max_length": 64, "vocab": 4096, "lowercase": True},
-            "train": {"epochs": 6, "global_batch": 32, "lr": 2e-3},
+            "workload": f"{REPOSITORY}/benchmarks/words_net.py:Words",
+            "data": {"names": ["1.0", "2.0", "3.0", "4.0", "5.0"]},
+            "train": {"epochs": 8, "global_batch": 64, "lr": 1e-2, "weight_decay": 0.0, "schedule": "constant"},
             "parallel": {"threads": 1},
         },
     )
     data = {"path": str(folder / "reviews.csv"), "label": "rating", "test_fraction": 0.3}
-    return {"members": ["trees.yaml", "texts.yaml"], "data": data}
+    return {"members": ["trees.yaml", "words.yaml"], "data": data}
 
 
 def _write(file: Path, values: dict[str, object]) -> None:
