@@ -2,12 +2,13 @@
 
 import csv
 import json
+import threading
 
 import pytest
 
 import paceline
 from paceline.cli import main
-from paceline.errors import UserError
+from paceline.errors import RunFailed, UserError
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
 
@@ -66,7 +67,7 @@ def test_a_sweep_goes_on_where_it_was_and_never_with_another(swept, trees):
 
 def test_halving_goes_on_with_the_best_and_repeats_nothing(trees, tmp_path):
     values = {"model.learning_rate": [0.001, 0.05, 0.6]}
-    found = paceline.sweep(trees, values, out=tmp_path / "halved", halving=True, jobs=2)
+    found = paceline.sweep(trees, values, out=tmp_path / "halved", halving=True)
     assert [row.status for row in found.trials] == ["dropped", "dropped", "finished"]
     assert found.best.values == {"model.learning_rate": 0.6}
     assert [length for length, _ in found.best.history] == [3, 9]
@@ -86,6 +87,21 @@ def test_a_trial_that_fails_is_a_row_and_can_be_tried_again(trees, tmp_path):
     assert paceline.sweep(trees, values, out=tmp_path / "failing").trials[1].status == "failed"
     again = paceline.sweep(trees, values, out=tmp_path / "failing", retry=True)
     assert [row.status for row in again.trials] == ["finished", "finished"]
+
+
+def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monkeypatch):
+    met = threading.Barrier(2, timeout=60)
+
+    def started(spec, folder, slot):
+        met.wait()
+        raise RunFailed(f"{spec.parallel.threads} threads in slot {slot}")
+
+    monkeypatch.setattr("paceline.sweeping.sweep.trained_apart", started)
+    alone = trees.replace({"parallel.threads": 0})
+    with pytest.raises(RunFailed, match=r"no trial came to its end; the first failed so: .* threads in slot"):
+        paceline.sweep(alone, GRID, out=tmp_path / "jobs", jobs=2)
+    told = json.loads((tmp_path / "jobs" / "sweep.json").read_text())
+    assert {row["why"][-1] for row in told["trials"]} == {"0", "1"}
 
 
 def test_a_job_of_an_array_trains_one_trial_and_the_table_finds_it(trees, tmp_path, capsys):
