@@ -8,6 +8,8 @@ RUN := recipes/classifier_docstrings.yaml
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
 	$(BIN)/paceline explain $(RUN)
+	@echo "── measure this machine, about 20 s: the plan is then made for it"
+	$(BIN)/paceline calibrate --ranks 1,2
 	@echo "── before anything is trained: does a second rank pay on this machine?"
 	$(BIN)/paceline plan $(RUN) --devices 1,2
 	@echo "── train on 2 local ranks"
@@ -23,6 +25,10 @@ demo: .venv/ready
 # the long files, tests/dist, come first, so that no core is idle at the end.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# What takes an hour: hundreds of examples of what  make test  tries with a few.
+test-soak: .venv/ready-dev
+	$(BIN)/python -m pytest tests/soak --import-mode=importlib -rA
 
 # On a Slurm of two nodes, which is started on this machine and stopped again. It needs root.
 test-cluster: .venv/ready-dev

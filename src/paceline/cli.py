@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error("what to do? the verbs are listed by  paceline --help")
     options = [word for word in extra if word.startswith("-") or not hasattr(arguments, "words")]
     if options:
-        commands.error(f"unknown argument {options[0]!r}; see  paceline {arguments.verb} --help")
+        from paceline.spec.keys import meant_by_option
+
+        after = words[words.index(options[0]) + 1 :][:1]
+        hint = meant_by_option(options[0], *after) if hasattr(arguments, "words") else ""
+        commands.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
     from paceline.launch.edge import nothing_passes
@@ -83,8 +87,9 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_train(arguments: argparse.Namespace) -> int:
+    from paceline.launch.leaving import leave
     from paceline.training.run import resumed_spec, started_spec
-    from paceline.verbs import train
+    from paceline.verbs import is_rank, train
 
     words, resume, start = arguments.words, arguments.resume, arguments.start
     if resume and start:
@@ -97,7 +102,8 @@ def do_train(arguments: argparse.Namespace) -> int:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
     ways = {"again": arguments.again, "changed_code": arguments.changed_code, "show": not arguments.quiet}
     result = train(spec, arguments.out, resume=resume, **ways)
-    return 0 if result.status in ("finished", "stopped") else 1
+    code = 0 if result.status in ("finished", "stopped") else 1
+    return leave(code) if is_rank() else code
 
 
 def _load(words: Sequence[str], verb: str) -> RunSpec:
@@ -118,7 +124,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
-    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines
+    from paceline.training import explain as of
 
     spec = _recorded(arguments) or _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
@@ -131,11 +137,11 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
-            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
+            more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
+    how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
     show = console()
-    show.print(explain(spec))
-    show.print("", *derived, sep="\n")
+    show.print(of.explain(spec))
+    show.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
     return 0
 
 
@@ -169,6 +175,8 @@ def do_check(arguments: argparse.Namespace) -> int:
     layouts = [word for word in arguments.layouts.split(",") if word]
     say = partial(print, file=sys.stderr)
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
+    if not parity.rows:
+        return 0
     console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
@@ -337,6 +345,13 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
 }
 """Name: what it is for, its arguments, what it does."""
 LATER = {
+    "runs": registry.Verb(
+        "list the runs of a folder, or compare them", "paceline.reporting.listing", "paceline runs runs --compare"
+    ),
+    "keys": registry.Verb(
+        "what a run file may say: meaning, unit, default, limits", "paceline.keys", "paceline keys train.lr"
+    ),
+    "completion": registry.Verb("complete words in bash, zsh or fish", "paceline.completion"),
     "adopt": registry.Verb(
         "make a run file of what other tools have: configurations, job scripts, commands", "paceline.adopting.verb"
     ),
@@ -355,6 +370,10 @@ LATER = {
     ),
 }
 """Verbs whose options are in their own modules, imported when one of them is typed."""
+
+
+def verb_names() -> list[str]:
+    return [*VERBS, *LATER, *registry.verbs()]
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -42,6 +42,9 @@ class Bug(RunFailed):
 class OutOfMemory(RunFailed):
     """There was no memory left for the run or, as far as one can tell, the system killed a rank for want of it."""
 
+    certain = True
+    """False where a rank was killed and nobody said why."""
+
 
 class RankSilent(RunFailed):
     """A rank did not answer in time: `rank` is that one, whoever noticed."""

@@ -136,3 +136,15 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _word(value: Any) -> str:
     """3 means the same in every kind of file."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def word(value: Any) -> str:
+    """A class by its name: 4, 4.0 and " 4" are the same one, in whatever kind of file they are."""
+    text = "" if value is None else str(value).strip()
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)

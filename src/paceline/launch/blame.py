@@ -95,6 +95,10 @@ def as_error(failure: Failure) -> PacelineError:
         case "run":
             return RunFailed(f"rank {failure.rank}: {failure.message}")
         case "died":
-            return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
+            if failure.signal != signal.SIGKILL:
+                return RunFailed(failure.message)
+            killed = OutOfMemory(failure.message)
+            killed.certain = False
+            return killed
         case "bug":
             return Bug(f"rank {failure.rank} failed with {failure.message}", failure.traceback)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import terminal
+from paceline.launch.heartbeat import STOPPED, Beat, read_beats
 from paceline.record.events import event_of, metrics_of
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.run_dir import RunDir
@@ -27,6 +28,7 @@ WINDOW = 200
 """Steps over which rates and times are taken."""
 KEPT = 4000
 MOST_RANKS = 16
+NOTICES = 3
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 40
@@ -48,6 +50,7 @@ class Follower:
     evaluation: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     saved: int = 0
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
 
     def look(self) -> bool:
         """Take in what is new; True if anything was."""
@@ -80,6 +83,8 @@ class Follower:
                     self.steps.pop()
             case "evaluate":
                 self.evaluation = event
+            case "notice":
+                self.notices.append(str(event["text"]))
             case "checkpoint":
                 self.saved = event.get("step") or 0
             case "end":
@@ -194,8 +199,11 @@ def drawn(view: View) -> Any:
             body.add_row("", f"{name:24.24}  precision {precision}  recall {recall}  F1 {f1}  of {support}")
     if main.saved:
         body.add_row("checkpoint", f"step {main.saved:,}")
+    for text in main.notices:
+        body.add_row("noticed", text)
+    silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
     for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):
-        body.add_row(f"rank {rank}", _rank(follower))
+        body.add_row(f"rank {rank}", _rank(follower) + (f"; {_silent(silent[rank])}" if rank in silent else ""))
     body.add_row("machine", _machine(main.start))
     return Group(head, body)
 
@@ -206,6 +214,12 @@ def _rank(follower: Follower) -> str:
     step_s = follower.mean("step_s") or 1.0
     busy, exposed = follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s
     return f"step {follower.steps[-1]['step']:,}, works {percent(busy)}, waits {percent(exposed)}"
+
+
+def _silent(beat: Beat) -> str:
+    """What a rank of a run without news was at, and what became of its process."""
+    stopped = ", stopped by a signal" if beat.state == STOPPED else ""
+    return f"{beat.place} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
 
 
 def _bar(main: Follower, step_s: float) -> str:

@@ -24,7 +24,7 @@ from paceline.workload import BaseWorkload, Say
 MAY_CHANGE = (
     "name",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite", "on_oom")),
     *("train.evaluate_every", "train.evaluate_on"),
     *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
 )

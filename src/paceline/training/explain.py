@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+from paceline.errors import listed
 from paceline.execution import CPU, CUDA, compiling, execution_of
+from paceline.launch import network
+from paceline.launch.environment import LOCALHOST, Place, detect
 from paceline.layout import layout_of
 from paceline.registry import RECORDED, is_script
 from paceline.spec import DEFAULT, RunSpec, Section
@@ -96,6 +101,19 @@ def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
             lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"
         if spec.parallel.backend == "gloo" and layout.ranks > 1:
             lines.append(f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them: {IN_TURNS}")
+    return lines
+
+
+def network_lines(spec: RunSpec) -> list[str]:
+    """What is chosen for the messages between ranks, and why: under a launcher, or of those that we would start."""
+    ranks = spec.parallel.ranks
+    place = detect(os.environ) or Place(0, ranks, 0, ranks, "paceline", LOCALHOST, 0)
+    if place.world == 1:
+        return []
+    cuda = spec.parallel.device == "cuda" or (spec.parallel.device == "auto" and any(Path("/dev").glob("nvidia[0-9]")))
+    lines = [str(setting) for setting in network.settings(place, os.environ, cuda)]
+    if cuda and (ports := network.fabric()):
+        lines.append(f"{listed(ports)} of InfiniBand or RoCE: NCCL uses them by itself")
     return lines
 
 

@@ -29,6 +29,7 @@ from paceline.training.checkpoints.kept import KEPT, Stateful, kept_tensors, kep
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
+from paceline.training.noticing import Noticing
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
@@ -215,6 +216,7 @@ class StepLog:
         self.stopping = False
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
+        self.noticing = Noticing(self.context)
         self.resume()
 
     def resume(self) -> None:
@@ -285,6 +287,7 @@ class StepLog:
         for _ in range(len(self.known) if most is None else min(most, len(self.known))):
             event = self.known.popleft()
             self.context.event("step", **event)
+            self.noticing.step(event)
             self._watch(event)
             if why := told_of_step(self.job.workload, event, self.context.device):
                 self.job.ended = why

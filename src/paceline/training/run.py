@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
+from paceline.record.tabular import Tabular
+from paceline.record.units import duration, metrics_text, number
 from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
@@ -27,8 +29,9 @@ from paceline.training.answer import same_answer, same_request
 from paceline.training.extension import counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import run_rank, say, silent
+from paceline.training.smaller import go_on, halved
 from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
-from paceline.workload import Say, Workload, workload_of
+from paceline.workload import BaseWorkload, Say, Workload, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +40,27 @@ PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(Tabular):
     """A run that ended: its folder and its summary."""
 
     path: Path
     summary: Summary
+
+    @property
+    def headline(self) -> str:
+        told = self.summary
+        metrics = f"; evaluation: {metrics_text(self.metrics)}" if self.metrics else ""
+        return (
+            f"{told.name} {told.status} after {duration(told.seconds)}, {told.trained.steps:,} steps: "
+            f"last loss {number(told.loss_last)}{metrics}; {self.path}"
+        )
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        told = self.summary
+        numbers = {key: getattr(told, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
+        trained = {"samples": told.trained.samples, "steps": told.trained.steps}
+        return [{"name": told.name, "status": told.status, **trained, **numbers, **self.metrics}]
 
     @property
     def status(self) -> Status:
@@ -97,14 +115,7 @@ def train(
     speak = say if show else silent
     run, workload = open_run(spec, Path(out), folder, speak, exactly=again, changed_code=changed_code)
     try:
-        if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
-            return RunResult(*run_rank(spec, show, run, workload))
-        from paceline.launch.local import run_ranks
-        from paceline.launch.silence import Watch
-
-        preload = (*PRELOAD, *entry_of(spec.workload).preload)
-        watch = Watch(run.heartbeats, spec.parallel.timeout_s)
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0])
+        return RunResult(*_trained(spec, show, run, workload))
     except UserError:
         if folder is None:
             forget(run)
@@ -130,13 +141,36 @@ def _finished(run: RunDir, spec: RunSpec) -> Summary | None:
     return summary if summary.status == Status.FINISHED else None
 
 
+def _trained(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    """By ranks that are started here; once more in smaller passes, where that is asked for and memory ran out."""
+    try:
+        return _attempt(spec, show, run, workload)
+    except OutOfMemory as error:
+        smaller = halved(spec, error)
+        if smaller is None:
+            raise
+    go_on(run, smaller, say if show else silent)  # what the error held on to is gone by now
+    return _trained(smaller, show, run, None)
+
+
+def _attempt(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
+        return run_rank(spec, show, run, workload)
+    from paceline.launch.local import run_ranks
+    from paceline.launch.silence import Watch
+
+    preload = (*PRELOAD, *entry_of(spec.workload).preload)
+    watch = Watch(run.heartbeats, spec.parallel.timeout_s)
+    return run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0]
+
+
 def forget(run: RunDir) -> None:
     """The request was wrong: nothing is left of it. What is not of a run was there before, and stays."""
     if any(run.checkpoints.glob("*")):
         return
-    for folder in (run.events, run.checkpoints, run.kept, run.pictures):
+    for folder in (run.events, run.checkpoints, run.heartbeats, run.kept, run.pictures):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (run.spec_file, run.lock_file):
+    for file in (run.spec_file, run.summary_file, run.lock_file):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         run.path.rmdir()

@@ -193,7 +193,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _refuse_words(path: Path, schema: Any, data: TreesData) -> None:
-    known = (*data.categories, *data.ignore, data.label, data.query)
+    known = (*data.categories, *data.ignore, data.label, data.query, data.weight)
     others = [item.name for item in schema if not _is_number(item.type) and item.name not in known]
     if others:
         said = f"{path}: {listed(others)} hold{'s' * (len(others) == 1)} words, and trees compare numbers"

@@ -206,30 +206,26 @@ def _checked(test: TableSource, columns: TableColumns) -> Any:
 
 
 def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
-    label = data.label
-    column_named(label, "data.label", source.name, source.columns)
     npz = data.path is not None and data.path.suffix == ".npz"
-    weight, query = (
-        getattr(data, key) or (key if npz and key in source.columns else None) for key in ("weight", "query")
-    )
-    for key, name in (("data.weight", weight), ("data.query", query)):
-        if name is not None:
-            column_named(name, key, source.name, source.columns)
-    for key in ("categories", "ignore"):
-        for name in getattr(data, key):
-            if key == "categories" or npz or data.path is None:
-                column_named(name, f"data.{key}", source.name, source.columns)
-    special = {"label": label, "weight": weight, "query": query}
+    special = {"label": data.label, "weight": data.weight, "query": data.query}
+    if npz:
+        special |= {key: special[key] or key for key in ("weight", "query") if key in source.columns}
     given = [name for name in special.values() if name is not None]
     for what, name in special.items():
         if name in (*data.categories, *data.ignore) or given.count(name or "") > 1:
             raise UserError(f"data: column {name!r} is the {what}, and can be nothing else; leave one of them out")
+        if name is not None:
+            column_named(name, f"data.{what}", source.name, source.columns)
+    for key in ("categories", "ignore"):
+        for name in getattr(data, key):
+            if key == "categories" or npz or data.path is None:
+                column_named(name, f"data.{key}", source.name, source.columns)
     names = [name for name in source.columns if name not in (*given, *data.ignore)]
     if not names:
-        raise UserError(f"{source.name}: there is no column to learn from beside {label!r}")
+        raise UserError(f"{source.name}: there is no column to learn from beside {data.label!r}")
     made_up = (generated.CATEGORY,) if data.path is None else ()
     categories = [name for name in names if name in (*data.categories, *made_up)]
-    return TableColumns(names, label, categories, weight, query)
+    return TableColumns(names, data.label, categories, special["weight"], special["query"])
 
 
 def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
