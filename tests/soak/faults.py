@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,16 @@ def _take_away(attempt: Attempt, run: RunDir, dice: random.Random) -> None:
     """The folder of checkpoints is not there for a while, as a file system that was unmounted."""
     with suppress(OSError):
         run.checkpoints.rename(run.path / "away")
+
+
+def bring_back(run: RunDir) -> None:
+    """The checkpoints that were away, beside those that the run wrote meanwhile."""
+    away = run.path / "away"
+    for path in away.glob("step-*"):
+        if not (run.checkpoints / path.name).exists():
+            run.checkpoints.mkdir(exist_ok=True)
+            path.rename(run.checkpoints / path.name)
+    shutil.rmtree(away, ignore_errors=True)
 
 
 def _damage(attempt: Attempt, run: RunDir, dice: random.Random) -> None:

@@ -5,6 +5,7 @@ FAULTS=100 FIRST=300 pytest tests/soak/test_faults.py   those from number 300 on
 """
 
 import collections
+import functools
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ from faults import (
     RUNS,
     TIMEOUT_S,
     begin,
+    bring_back,
     files,
     leftovers,
     orphans,
@@ -54,11 +56,13 @@ def reference(disk):
     """What the runs find when nothing happens to them."""
     folder, _ = disk
     files(folder)
-    found = {}
-    for name in RUNS:
+
+    @functools.cache
+    def found(name):
         attempt = begin([f"{name}.yaml", "--out", "reference"], folder, folder / "log.txt")
         assert until_ended(attempt, PATIENCE_S) == 0, (folder / "log.txt").read_text()[-3000:]
-        found[name] = weights(RunDir(folder / "reference" / name))
+        return weights(RunDir(folder / "reference" / name))
+
     yield found
     print("\n" + table())
 
@@ -76,6 +80,7 @@ def test_a_run_survives(number, disk, reference):
     name, phase = dice.choice(list(RUNS)), dice.choice(PHASES)
     fault = dice.choice([one for one in FAULTS if mounted or one != "disk full"])
     what, log, out = f"{name}, {fault} at {phase}", folder / "log.txt", folder / "runs"
+    expected = reference(name)
     shutil.rmtree(out, ignore_errors=True)
     if phase == "data":
         shutil.rmtree(folder / "cache", ignore_errors=True)
@@ -94,9 +99,7 @@ def test_a_run_survives(number, disk, reference):
     code = until_ended(attempt, PATIENCE_S if fault != "frozen rank" else TIMEOUT_S + GRACE_S + PATIENCE_S)
     assert code is not None, f"{what}: it hangs\n{log.read_text()[-2000:]}"
     (folder / "filler").unlink(missing_ok=True)
-    if (run.path / "away").is_dir():
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
-        (run.path / "away").rename(run.checkpoints)
+    bring_back(run)
     assert orphans(attempt) == [], what
     for _ in range(3):
         if run.summary_file.is_file() and read_summary(run.summary_file).status == Status.FINISHED:
@@ -107,6 +110,6 @@ def test_a_run_survives(number, disk, reference):
         again = begin(words, folder, log)
         assert until_ended(again, PATIENCE_S) == 0, f"{what}: it does not go on\n{log.read_text()[-2000:]}"
         assert orphans(again) == [], what
-    assert weights(run) == reference[name], f"{what}: other weights"
+    assert weights(run) == expected, f"{what}: other weights"
     assert leftovers(folder) == [], what
     assert "Traceback" not in log.read_text(), f"{what}\n{log.read_text()[-3000:]}"
