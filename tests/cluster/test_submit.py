@@ -1,6 +1,7 @@
 """Runs as jobs of a real Slurm: sent, followed, finished, gone on with past their time limit, on fewer nodes, ended."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
     starts = list(read_events(RunDir(RUN).events_file(0), "start"))
     assert [start["ranks"] for start in starts] == [2, 1]
     assert differ(weights(), undisturbed(run_file(steps=120), 1)) < 1e-5
+
+
+def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
+    words = ("--measure", "--ranks", "2", "--time", "10m")
+    said = paceline_says("submit", str(run_file(step_s=0.0)), *words)
+    job = re.search(r"^job (\d+)", said)[1]
+    until("the array has ended", lambda: not lab.ask("squeue", "-h", "-j", job).strip(), 400)
+    measured = json.loads(Path("runs/line-measure/ranks-2/measure.json").read_text())
+    assert [row["ranks"] for row in measured["rows"]] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs go (runs, or what the site file says)")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and send nothing")
     parser.add_argument("--anyway", action="store_true", help="send what the plan says cannot work")
+    parser.add_argument("--measure", action="store_true", help="send  paceline measure, a task for each of --ranks")
+    parser.add_argument("--ranks", default="2", metavar="2,4,8", help="with --measure: numbers to compare with 1 (2)")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in Asked.__annotations__}
     asked: Any = {name: value for name, value in given.items() if value is not None}
+    if arguments.measure:
+        from paceline.submitting.measuring import submit_measure
+
+        if (folder := submit_measure(arguments.words, arguments, asked)) is not None:
+            print(f"  when it is done:  paceline report {shlex.quote(str(folder))}/ranks-*")
+        return 0
     options: Any = {name: getattr(arguments, name) for name in ("site", "out", "dry_run", "anyway")}
     sent = submit(_source(arguments.words), **options, **asked)
     tell = partial(print, file=sys.stderr if arguments.dry_run else sys.stdout)

@@ -118,3 +118,25 @@ def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch
     assert left.value.code == 2
     assert "there is no Slurm here (sbatch is not found)" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "it's $HOME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").write_text("name: line\n")
+    words = ["submit", "run.yaml", "train.lr=3e-4", "--measure", "--ranks", "1,2,4", "--time", "1h", "--dry-run"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    script = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "#SBATCH --array=0-1\n" in script
+    assert "#SBATCH --cpus-per-task=4\n" in script
+    shown = script.replace("exec ", "printf '%s\\n' ")
+    said = subprocess.run(
+        ["bash"], input=shown, text=True, capture_output=True, check=True, env={"SLURM_ARRAY_TASK_ID": "1"}
+    )
+    *_, file, override, _, ranks, _, out = said.stdout.splitlines()
+    assert (file, override, ranks) == (str(folder / "run.yaml"), "train.lr=3e-4", "1,4")
+    assert out == str(folder / "runs" / "line-measure" / "ranks-4")
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
