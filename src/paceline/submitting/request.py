@@ -64,6 +64,8 @@ class JobRequest:
     gpus: str = ""
     options: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Of the run: the layout on these machines."""
     usd_per_device_hour: float | None = None
     reasons: list[str] = field(default_factory=list)
 
@@ -94,9 +96,12 @@ def request_of(
         raise UserError(f"--nodes {most}: there are {there} for a job here; use  --nodes {there}")
     least = 1 if site.fewer_nodes and shape.least == shape.most else shape.least or most
     overrides = found.overrides() if found is not None and chosen is not None else {}
-    ready = spec.replace({**overrides, "parallel.ranks": most * per_node}, "paceline submit")
+    overrides = {**overrides, "parallel.ranks": most * per_node}
+    ready = spec.replace(overrides, "paceline submit")
     layout_of(ready.replace({"parallel.ranks": least * per_node}))  # what cannot work with the fewest is said now
-    made = JobRequest(ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found)
+    made = JobRequest(
+        ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found, overrides=overrides
+    )
     made.usd_per_device_hour = found.usd_per_device_hour if found is not None else site.price
     ways = f"{made.nodes} node{'s' * (made.nodes != '1')} × {per_node} rank{'s' * (per_node > 1)}"
     by = "asked for" if shape.ranks else "what the plan chooses"

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from paceline.arguments import make_folder
 from paceline.errors import PacelineError, UserError
 from paceline.planning.emit_slurm import BatchJob, batch_script
+from paceline.record.events import read_events
 from paceline.record.files import write_atomic, write_json
 from paceline.record.jobs import note
 from paceline.record.run_dir import RunDir
@@ -58,6 +59,8 @@ def submit(
     here = site if isinstance(site, SiteFile) else read_site(site)
     before = _run_there(run)
     spec = before.spec() if before is not None else spec_of(run)
+    if before is not None and not asked.keys() & {"nodes", "gpus_per_node", "ranks_per_node"}:
+        asked = {**_machines_before(before), **asked}
     if not dry_run:
         slurm.require_slurm()
     known = slurm.partitions(loose=dry_run) if shutil.which("sinfo") else {}
@@ -67,10 +70,10 @@ def submit(
     folder = Path(out) if out is not None else here.runs or RUNS
     if dry_run:
         place = before or RunDir(folder / spec.name)
-        return Submitted(place.path, _script(request, place, here), tuple(request.reasons))
+        return Submitted(place.path, _script(request, place, here, before is not None), tuple(request.reasons))
     claimed = before or RunDir.claim(folder, spec.name, request.spec)
     try:
-        return _sent(request, claimed, here)
+        return _sent(request, claimed, here, before is not None)
     except PacelineError:
         if before is None:
             shutil.rmtree(claimed.path, ignore_errors=True)
@@ -87,14 +90,29 @@ def _run_there(run: Source) -> RunDir | None:
     return found
 
 
-def _script(request: JobRequest, run: RunDir, site: SiteFile) -> str:
+def _machines_before(run: RunDir) -> Asked:
+    """What the last job of a run asked for."""
+    last: dict[str, Any] = next(reversed(list(read_events(run.jobs_file, "submit"))), {})
+    nodes, per_node = last.get("nodes"), last.get("per_node")
+    if not isinstance(nodes, str) or not isinstance(per_node, int):
+        return {}
+    return (
+        {"nodes": nodes, "gpus_per_node": per_node}
+        if last.get("gpus")
+        else {"nodes": nodes, "ranks_per_node": per_node}
+    )
+
+
+def _script(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> str:
+    """`begun`: the spec in the folder was written for other machines."""
     folder = run.path.resolve()
+    words = [f"{key}={str(value).lower()}" for key, value in request.overrides.items()] if begun else []
     logs = site.logs or folder
     return batch_script(
         BatchJob(
             name=request.spec.name,
             note=request.note,
-            command=("train", str(folder)),
+            command=("train", str(folder), *words),
             run=str(folder),
             nodes=request.nodes,
             per_node=request.per_node,
@@ -110,8 +128,8 @@ def _script(request: JobRequest, run: RunDir, site: SiteFile) -> str:
     )
 
 
-def _sent(request: JobRequest, run: RunDir, site: SiteFile) -> Submitted:
-    text = _script(request, run, site)
+def _sent(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> Submitted:
+    text = _script(request, run, site, begun)
     logs = site.logs or run.path.resolve()
     make_folder(logs)
     script = run.path / SCRIPT
@@ -126,7 +144,8 @@ def _sent(request: JobRequest, run: RunDir, site: SiteFile) -> Submitted:
         script=SCRIPT,
         log=str(logs / f"slurm-{job}.out"),
         nodes=request.nodes,
-        ranks=request.ranks,
+        per_node=request.per_node,
+        gpus=request.gpus,
         usd_per_device_hour=request.usd_per_device_hour,
     )
     return Submitted(run.path, text, tuple(request.reasons), job)

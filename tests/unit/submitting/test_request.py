@@ -6,6 +6,8 @@ import pytest
 
 from paceline.cli import main
 from paceline.errors import UserError
+from paceline.record.jobs import note
+from paceline.record.run_dir import RunDir
 from paceline.spec import build
 from paceline.submitting.request import request_of
 from paceline.submitting.site_file import SiteFile
@@ -107,6 +109,17 @@ def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp
     assert '#SBATCH --comment="say \\"hi\\""' in found.script
     assert "#SBATCH --time=0-00:10:00\n" in found.script
     assert not list(folder.iterdir())
+
+
+def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    run = RunDir.claim(tmp_path, "small", small.replace({"parallel.ranks": 2}))
+    note(run, "submit", job="7", nodes="2", per_node=1, gpus="")
+    same = submit(run.path, time="10m", dry_run=True).script
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in same
+    other = submit(run.path, nodes=3, time="10m", dry_run=True).script
+    assert f"paceline train {run.path} parallel.strategy=ddp parallel.ranks=3 " in other
 
 
 def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch, capsys):
