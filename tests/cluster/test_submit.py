@@ -99,7 +99,7 @@ def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
     ("words", "why"),
     [
         (["--partition", "gpus"], "there is no such partition; there are debug, short, high"),
-        (["--nodes", "1", "--gpus-per-node", "3"], "a node has 2 of partition debug"),
+        (["--nodes", "1", "--gpus-per-node", "3"], "a node of partition debug has 2"),
         (["--partition", "short", "--time", "2h"], "a job may take 30 min 00 s here"),
         (["--time", "1m"], "would end before its first checkpoint"),
         (["--nodes", "5"], "--nodes 5: there are 2 for a job here"),

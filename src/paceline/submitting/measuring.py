@@ -18,7 +18,7 @@ from paceline.spec import load
 from paceline.submitting import slurm
 from paceline.submitting.durations import hours_of
 from paceline.submitting.finding import RUNS
-from paceline.submitting.request import Asked
+from paceline.submitting.machines import Asked
 from paceline.submitting.site_file import SiteFile, read_site
 
 SCRIPT = "measure.sbatch"

@@ -24,7 +24,8 @@ from paceline.registry import is_script
 from paceline.spec import RunSpec, Source, load, spec_of
 from paceline.submitting import slurm
 from paceline.submitting.finding import RUNS
-from paceline.submitting.request import Asked, JobRequest, request_of
+from paceline.submitting.machines import Asked
+from paceline.submitting.request import JobRequest, request_of
 from paceline.submitting.site_file import SiteFile, read_site
 
 SCRIPT = "job.sbatch"

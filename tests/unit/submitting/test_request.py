@@ -45,6 +45,9 @@ def test_the_plan_fills_in_what_nobody_asked_for(lm):
     assert made.options == {"partition": "gpu"}
     chosen = request_of(lm, SiteFile(partition="gpu", cluster="2x4xA100"), {}, HERE)
     assert int(chosen.nodes) * chosen.per_node == chosen.plan.chosen.devices
+    who = [made.reasons[0], chosen.reasons[0], asked(lm, SiteFile(partition="cpu"), time="1h").reasons[0]]
+    told = ["2 nodes × 4 ranks: asked for", "what the plan chooses", "1 node × 1 rank: nobody asked for more"]
+    assert all(word in reason for word, reason in zip(told, who, strict=True))
 
 
 def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
@@ -72,7 +75,7 @@ def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
     ("words", "why"),
     [
         ({"partition": "gpus"}, "--partition gpus: there is no such partition, did you mean 'gpu'? There are gpu, cpu"),
-        ({"nodes": 1, "gpus_per_node": 8}, "--gpus-per-node 8: a node has 4 of partition gpu; use 4, or more nodes"),
+        ({"nodes": 1, "gpus_per_node": 8}, "--gpus-per-node 8: a node of partition gpu has 4; use 4, or more nodes"),
         ({"nodes": "0"}, "--nodes 0: this is not a number of nodes"),
         ({"nodes": "3-2"}, "write it as  --nodes 2,  or  --nodes 1-2"),
         ({"nodes": 9, "gpus_per_node": 4}, "--nodes 9: there are 8 for a job here"),
