@@ -35,10 +35,10 @@ def test_a_job_on_two_nodes_is_sent_followed_and_gives_the_answer_of_one_rank(la
 
 
 def test_a_run_of_five_time_limits_goes_on_by_itself(lab, run_file):
-    Path("short.yaml").write_text("warn_s: 40\nattempts: 1000\n")
-    file = run_file(steps=120, step_s=0.5)
-    job = submitted(str(file), "--nodes", "2", "--time", "1m", "--site", "short.yaml", "--anyway")
-    assert until_ended(lab, job, 900) == "COMPLETED"
+    Path("short.yaml").write_text("warn_s: 70\nattempts: 1000\n")
+    file = run_file(steps=120, step_s=2.0)
+    job = submitted(str(file), "--nodes", "2", "--time", "2m", "--site", "short.yaml", "--anyway")
+    assert until_ended(lab, job, 1800) == "COMPLETED"
     assert endings()[-1] == "done"
     assert set(endings()[:-1]) == {"again"}
     assert len(endings()) >= 5
