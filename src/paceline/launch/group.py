@@ -146,7 +146,7 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
     try:
         dist.init_process_group(
             carrier,
-            store=_store(place, timeout_s),
+            store=store_of(place, timeout_s),
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
@@ -165,9 +165,9 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
         ) from error
 
 
-def _store(place: Place, timeout_s: float) -> dist.Store:
+def store_of(place: Place, timeout_s: float, wait: bool = True) -> dist.Store:
     """Where the ranks meet: with the main rank, or with torchrun, whose store outlives its restarts, with the addresses
-    of ranks that are gone."""
+    of ranks that are gone. Without `wait` it is there before the others are."""
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     main = ours and place.rank == 0
     store = dist.TCPStore(
@@ -176,6 +176,7 @@ def _store(place: Place, timeout_s: float) -> dist.Store:
         place.world,
         is_master=main,
         timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=wait,
         master_listen_fd=network.listening(place).detach() if main else None,
     )
     return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
