@@ -4,6 +4,8 @@ A message says what was given, what is allowed, and the line to type. A tracebac
 our own bugs.
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,6 +30,20 @@ class RunFailed(PacelineError, RuntimeError):
 
 class OutOfMemory(RunFailed):
     """There was no memory left for the run or, as far as one can tell, the system killed a rank for want of it."""
+
+    certain = True
+    """False where a rank was killed and nobody said why."""
+
+
+class RankSilent(RunFailed):
+    """A rank did not answer in time: `rank` is that one, whoever noticed."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type[RankSilent], tuple[int, str]]:
+        return type(self), (self.rank, str(self))
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

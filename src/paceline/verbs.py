@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import OutOfMemory, UserError
 from paceline.hardware.catalogue import cluster
 from paceline.launch.environment import detect
+from paceline.planning.out_of_memory import ways_out
 from paceline.planning.plan import applied
 from paceline.spec import RunSpec, Source, spec_of
 from paceline.training import run
@@ -38,7 +39,13 @@ def train(
     chosen = applied(spec, place.world if place is not None else None)
     if chosen is not spec and place is None:
         _devices_are_here(chosen)
-    return run.train(chosen, out, resume=resume, again=again, show=show)
+    try:
+        return run.train(chosen, out, resume=resume, again=again, show=show)
+    except OutOfMemory as failed:
+        if show and (ways := ways_out(chosen)):
+            first, *rest = str(failed).split("\n")
+            failed.args = ("\n".join([first, ways, *rest]),)
+        raise
 
 
 def _devices_are_here(spec: RunSpec) -> None:

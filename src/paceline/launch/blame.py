@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
+from paceline.errors import OutOfMemory, PacelineError, RankSilent, RunFailed, UserError
 from paceline.launch.environment import detect
 
 ECHO_TYPES = {"DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
@@ -51,6 +51,8 @@ class Failure:
 
 
 def of_exception(rank: int, error: BaseException) -> Failure:
+    if isinstance(error, RankSilent):
+        return Failure(error.rank, "died", str(error), "", time.time(), echo=False)
     kind: Literal["user", "memory", "run", "bug"] = "bug"
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, PacelineError):
@@ -97,7 +99,11 @@ def as_error(failure: Failure) -> PacelineError:
         case "run":
             return RunFailed(f"rank {failure.rank}: {failure.message}")
         case "died":
-            return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
+            if failure.signal != signal.SIGKILL:
+                return RunFailed(failure.message)
+            killed = OutOfMemory(failure.message)
+            killed.certain = False
+            return killed
         case "bug":
             return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")
 
@@ -119,7 +125,7 @@ def say_why(error: PacelineError) -> None:
         place = detect(os.environ)
     except UserError:
         place = None
-    if place is None or place.world == 1:
+    if place is None or place.world == 1 or isinstance(error, RankSilent):
         who = "paceline"
     elif isinstance(error, RunFailed):
         who = f"paceline: rank {place.rank}"

@@ -170,6 +170,8 @@ def store_of(place: Place, timeout_s: float, wait: bool = True) -> dist.Store:
     of ranks that are gone. Without `wait` it is there before the others are."""
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     main = ours and place.rank == 0
+    if not main:
+        network.reach(place, timeout_s)
     store = dist.TCPStore(
         place.address,
         place.port,

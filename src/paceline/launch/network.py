@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -118,6 +119,20 @@ def listening(place: Place) -> socket.socket:
             found.close()
             last = error
     raise last
+
+
+def reach(place: Place, timeout_s: float) -> None:
+    """Wait until the main rank listens. torch would too, and print a page for every name that is not known yet."""
+    deadline, pause_s, last = time.monotonic() + timeout_s, 0.01, ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection((place.address, place.port), timeout=left).close()
+            return
+        except OSError as error:
+            last = error.strerror or str(error)
+        time.sleep(min(pause_s, left))
+        pause_s = min(2 * pause_s, 0.5)
+    raise RuntimeError(f"timed out after {timeout_s:g} s: {last or 'no answer'}")
 
 
 def _resolved(host: str, kind: socket.SocketKind) -> list[Any]:

@@ -58,6 +58,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def heartbeats(self) -> Path:
+        """What each rank is at, and its stack if it was silent for long."""
+        return self.path / "heartbeats"
+
+    @property
     def pictures(self) -> Path:
         """Of what the model found at each evaluation, `NAME-STEP.png`."""
         return self.path / "pictures"

@@ -12,6 +12,7 @@ import torch
 
 from paceline.data.order import Order
 from paceline.launch.environment import Place
+from paceline.launch.heartbeat import Phase
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
 from paceline.record.pauses import Pauses
@@ -35,6 +36,8 @@ class RunContext:
     stop: StopRequest
     checkpoint: Checkpoint | None = None
     """Where a run goes on that was begun before."""
+    beat: Callable[[Phase, int | None], None] = lambda phase, step: None
+    """Leaves in the run folder what this rank is at, and after how many steps."""
     shown: Callable[[dict[str, Any]], None] = lambda event: None
     """Told of every event, on the main rank: the progress bar, the loggers."""
 

@@ -106,6 +106,7 @@ class GradientJob(Job):
         decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # none is left out then
         self.state.model.net.train()
 
+        self.context.beat("data", self.state.step)
         for batch in self.loader.prefetch(self.state.step, self.facts.steps):
             self.before_step(batch)
             now = self.after_step(batch, self.train_step(batch, self.context.stop.requested), log)
@@ -117,6 +118,7 @@ class GradientJob(Job):
             if saving or now.stopping or self.done:
                 self.save(score)
                 log.resume()
+            self.context.beat("data", self.state.step)
             if self.done:
                 break
             if now.stopping:
@@ -126,6 +128,7 @@ class GradientJob(Job):
 
     def before_step(self, batch: RankBatch) -> None:
         """What a step takes from its position in the run."""
+        self.context.beat("step", self.state.step)
         self.state.before_step(self.schedule(batch.global_batch.seen))
 
     def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> AfterStep:
@@ -149,6 +152,7 @@ class GradientJob(Job):
 
     def evaluate(self, held_out: HeldOut) -> float:
         """Evaluate the model as it is now; returns its score."""
+        self.context.beat("evaluation", self.state.step)
         share_buffers(self.state.buffers(), self.layout)
         began = perf_counter()
         with self.state.for_evaluation():
@@ -163,6 +167,7 @@ class GradientJob(Job):
         return score
 
     def save(self, score: float | None) -> None:
+        self.context.beat("checkpoint", self.state.step)
         began = perf_counter()
         self.state.average_over_ranks()
         share_buffers(self.state.buffers(), self.layout)
@@ -324,6 +329,7 @@ class FitJob(Job):
         self.passes.begin()
         every, samples = self.context.spec.train.checkpoint_every or SAVED_EVERY, self.passes.samples
         while not self.done:
+            self.context.beat("step", self.step)
             found = dict(self.passes.step(self.context.stop.requested))
             stopping = found.pop("flagged")
             self.step += 1
@@ -332,6 +338,7 @@ class FitJob(Job):
             self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
             self._evaluate()
             if self.done or stopping or self.step % every == 0:
+                self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
                 self.context.checkpoints.save(self.passes.tensors(), meta)
                 self.context.event("checkpoint", step=self.step)
@@ -346,6 +353,7 @@ class FitJob(Job):
         return Status.FINISHED
 
     def _evaluate(self) -> None:
+        self.context.beat("evaluation", self.step)
         began = perf_counter()
         if found := dict(self.passes.evaluate()):
             self.evaluation = found

@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
+from paceline.launch.silence import heard, named
 from paceline.layout import layout_of
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import to_flat, write_json
@@ -61,15 +62,15 @@ def run_rank(
         with expected_failures(spec), noted(folder, place):
             return cast("tuple[Path, Summary]", workload.drive(show, folder))
     with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
-        with noted(folder, place):
-            held.enter_context(_samples_ready(workload, place))
         parallel = spec.parallel
-        together = joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend)
-        device = held.enter_context(together)
+        with heard(folder.heartbeats, place, parallel.timeout_s) if isinstance(folder, RunDir) else nullcontext():
+            with noted(folder, place):
+                held.enter_context(_samples_ready(workload, place))
+            together = joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend)
+            device = held.enter_context(together)
         speak = say if show and place.rank == 0 else silent
         run: RunDir = folder if isinstance(folder, RunDir) else from_main(lambda: folder(speak))
-        summary: Any = train_rank(run, spec, workload, place, device, stop, show)
-        return run.path, from_main(lambda: summary)
+        return run.path, train_rank(run, spec, workload, place, device, stop, show)
 
 
 def device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
@@ -110,15 +111,15 @@ def train_rank(
     device: torch.device,
     stop: StopRequest,
     show: bool = False,
-) -> Summary | None:
-    """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
+) -> Summary:
+    """Go on with a run, or begin it, as one of its ranks, which have joined."""
     from paceline.training.setup import job_of
 
     with rank_work(run, spec, place, device, stop, show) as work:
         job = job_of(work.context, workload)
         if work.begin(job):
             work.end(job.run())
-    return work.summary
+    return cast(Summary, work.summary)
 
 
 @dataclass
@@ -130,9 +131,9 @@ class RankWork:
     show: bool
     job: Job | None = None
     summary: Summary | None = None
-    """On the main rank, at the end."""
+    """At the end."""
     ended: Summary | None = None
-    """The same where steps were made, and not all were before."""
+    """The same on the main rank, where steps were made and not all were before."""
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -167,6 +168,7 @@ class RankWork:
         """Wait for what is still being saved, and sum up."""
         assert self.job is not None
         context, why = self.context, self.job.why
+        context.beat("end", None)
         context.checkpoints.wait()
         if self.main:
             context.shown({"kind": "end", "status": status})
@@ -189,6 +191,7 @@ def rank_work(
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
     with (
+        heard(run.heartbeats, place, spec.parallel.timeout_s) as beat,
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
         closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
@@ -196,13 +199,22 @@ def rank_work(
         work: RankWork | None = None
         try:
             checkpoint = from_main(lambda: newest(run.checkpoints, speak))
-            work = RankWork(run, RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), show)
+            context = RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint, beat)
+            work = RankWork(run, context, show)
             with work.held:
                 yield work
+            mine = work.summary
+            work.summary = from_main(lambda: mine)
         except Exception as error:
+            told = named(error, run.heartbeats, place)
+            beat("failed", None)
+            with suppress(RunFailed):
+                checkpoints.wait()  # if it fails as well, then for the same reason
             if main:
-                _note_failure(run, events, work.job if work is not None else None, error)
-            raise
+                _note_failure(run, events, work.job if work is not None else None, told)
+            if told is error:
+                raise
+            raise told from error
     if show and work.ended:
         _show_end(run, work.ended, speak)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
@@ -26,8 +26,9 @@ from paceline.training import engines
 from paceline.training.extension import LENGTHS, counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import run_rank, say, silent
+from paceline.training.smaller import go_on, halved
 from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
-from paceline.workload import Say, Workload, workload_of
+from paceline.workload import BaseWorkload, Say, Workload, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     "name",
     "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
+    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite", "on_oom")),
     *("train.evaluate_every", "train.evaluate_on"),
     *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
 )
@@ -102,12 +103,7 @@ def train(
         return RunResult(*run_rank(spec, show, opened, workload))
     run, workload = open_run(spec, Path(out), folder, say if show else silent, exactly=again)
     try:
-        if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
-            return RunResult(*run_rank(spec, show, run, workload))
-        from paceline.launch.local import run_ranks
-
-        preload = (*PRELOAD, *entry_of(spec.workload).preload)
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload)[0])
+        return RunResult(*_trained(spec, show, run, workload))
     except UserError:
         if folder is None:
             forget(run)
@@ -131,6 +127,29 @@ def _finished(run: RunDir, spec: RunSpec) -> Summary | None:
         return None
     summary = read_summary(run.summary_file)
     return summary if summary.status == Status.FINISHED else None
+
+
+def _trained(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    """By ranks that are started here; once more in smaller passes, where that is asked for and memory ran out."""
+    try:
+        return _attempt(spec, show, run, workload)
+    except OutOfMemory as error:
+        smaller = halved(spec, error)
+        if smaller is None:
+            raise
+    go_on(run, smaller, say if show else silent)  # what the error held on to is gone by now
+    return _trained(smaller, show, run, None)
+
+
+def _attempt(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
+        return run_rank(spec, show, run, workload)
+    from paceline.launch.local import run_ranks
+    from paceline.launch.silence import Watch
+
+    preload = (*PRELOAD, *entry_of(spec.workload).preload)
+    watch = Watch(run.heartbeats, spec.parallel.timeout_s)
+    return run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0]
 
 
 def forget(run: RunDir) -> None:

@@ -22,7 +22,7 @@ def test_what_the_user_set_stays():
 
 
 def test_between_machines_the_interface_is_the_one_that_leads_to_rank_0():
-    own = address_towards("192.0.2.1")  # an address of no machine: its way is the usual one
+    own = address_towards("198.51.100.1")  # an address of no machine: its way is the usual one
     if own is None:
         pytest.skip("this machine has no network")
     place = Place(1, 4, 0, 2, "srun", own, 0)
@@ -42,7 +42,7 @@ def test_a_name_that_is_the_loopback_here_alone_does_not_hide_rank_0():
 
 
 def test_an_address_of_another_machine_is_none_to_listen_at():
-    with pytest.raises(OSError), listening(Place(0, 2, 0, 2, "srun", "192.0.2.1", 0)):
+    with pytest.raises(OSError), listening(Place(0, 2, 0, 2, "srun", "198.51.100.1", 0)):
         pass
     assert address_towards("no such name.invalid") is None
 
