@@ -85,6 +85,7 @@ def speed(here: Surroundings) -> Iterator[Finding]:
             yield Finding(TOPIC, "speed", f"cuda:{index} has no memory left to measure with", "", Verdict.LOOK)
             continue
         products[index], copies[index] = _product_flops_s(index), _copy_bytes_s(index)
+        torch.cuda.empty_cache()
     for index in products:
         kind = known(torch.cuda.get_device_name(index))
         peak = kind.peak_flops_s("bf16") * (kind.matmul_fraction or USUAL_FRACTION) if kind else None
