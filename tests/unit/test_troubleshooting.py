@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.examining import network, versions
-from paceline.examining.finding import Surroundings
+from paceline.examining.results import Surroundings
 from paceline.launch.blame import of_exit
 from paceline.launch.environment import Place
 from paceline.spec import load

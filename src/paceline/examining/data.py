@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from paceline.errors import PacelineError
-from paceline.examining.finding import Finding, Surroundings, Verdict
+from paceline.examining.results import CheckResult, Health, Surroundings
 from paceline.record.units import number
 from paceline.spec import RunSpec
 
@@ -16,28 +16,28 @@ MEASURED_S = 1.0
 MOST_BATCHES = 200
 
 
-def loading(here: Surroundings) -> Iterator[Finding]:
+def loading(here: Surroundings) -> Iterator[CheckResult]:
     """Of one rank, by the thread or the worker processes that the run would have."""
     if here.spec is None:
-        yield Finding(TOPIC, "loading", "no run file given", "", Verdict.NOT_HERE, "paceline doctor RUN.yaml")
+        yield CheckResult(TOPIC, "loading", "no run file given", "", Health.NOT_HERE, "paceline doctor RUN.yaml")
         return
     from paceline.workload import Workload, workload_of
 
     try:
         workload = workload_of(here.spec)
         if not isinstance(workload, Workload):
-            yield Finding(TOPIC, "loading", f"{here.spec.workload} has no batches", "", Verdict.NOT_HERE)
+            yield CheckResult(TOPIC, "loading", f"{here.spec.workload} has no batches", "", Health.NOT_HERE)
             return
         workload.prepare(lambda text: None)
         rate = _samples_s(here.spec, workload)
     except PacelineError as error:
-        yield Finding(TOPIC, "loading", str(error), "data that can be read", Verdict.WRONG)
+        yield CheckResult(TOPIC, "loading", str(error), "data that can be read", Health.WRONG)
         return
     needed = _needed_samples_s(here.spec)
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "loading", f"{number(rate, 3)} samples/s by one rank"),
         f"{number(needed, 3)} samples/s, which one device takes by the plan" if needed else "",
-        Verdict.LOOK if needed and rate < needed else Verdict.OK,
+        Health.LOOK if needed and rate < needed else Health.OK,
         "data.workers=4  makes samples in processes of their own; or store them in the form the model takes",
     )
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.examining import data, devices, files, limits, network, versions
-from paceline.examining.finding import EVERYWHERE, Check, Examination, Finding, Surroundings, Verdict, carried_out
 from paceline.examining.meeting import Meeting, NotMet, meet
 from paceline.examining.pairs import between_nodes
+from paceline.examining.results import EVERYWHERE, Check, CheckResult, Examination, Health, Surroundings, carried_out
 from paceline.launch.environment import ALONE, detect
 from paceline.record.units import number
 from paceline.spec import Source, spec_of
@@ -68,63 +68,65 @@ def examine(here: Surroundings) -> Examination:
     return Examination(found if meeting.node == 0 else [], time.perf_counter() - began, meeting.hosts)
 
 
-def _alone(here: Surroundings) -> list[Finding]:
+def _alone(here: Surroundings) -> list[CheckResult]:
     return carried_out(CHECKS, here, socket.gethostname())
 
 
-def _together(meeting: Meeting, here: Surroundings) -> list[Finding]:
+def _together(meeting: Meeting, here: Surroundings) -> list[CheckResult]:
     assert meeting.node is not None
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     try:
         mine = carried_out(CHECKS, here, meeting.hosts[meeting.node])
         told = meeting.everyone("findings", [asdict(finding) for finding in mine], LOCAL_S)
         found += merged([[_finding(values) for values in some] for some in told])
+        if len(meeting.hosts) == 1:
+            return found
         known = meeting.everyone("versions", versions.facts())
         found += versions.compared(dict(zip(meeting.hosts, known, strict=True)))
         rates = [devices.core_rates()[0] for _ in range(TRIES)]  # other programs only make them slower
         found += _core_speeds(meeting, meeting.everyone("cores", max(rates)))
         found += between_nodes(meeting)
         found += _shared_folder(meeting, files.existing(here.folder))
-        meeting.everyone("done", None)  # the main node keeps the store until all have read
+        meeting.leave()
     except NotMet as error:
         found.append(error.finding)
     return in_order(found)
 
 
-def in_order(found: Sequence[Finding]) -> list[Finding]:
+def in_order(found: Sequence[CheckResult]) -> list[CheckResult]:
     """By topic and check, each where it comes first."""
     topics = list(dict.fromkeys(finding.topic for finding in found))
     checks = list(dict.fromkeys(finding.check for finding in found))
     return sorted(found, key=lambda finding: (topics.index(finding.topic), checks.index(finding.check)))
 
 
-def _finding(values: dict[str, Any]) -> Finding:
-    return Finding(**{**values, "verdict": Verdict(values["verdict"])})
+def _finding(values: dict[str, Any]) -> CheckResult:
+    return CheckResult(**{**values, "verdict": Health(values["verdict"])})
 
 
-def merged(nodes: Sequence[Sequence[Finding]]) -> list[Finding]:
+def merged(nodes: Sequence[Sequence[CheckResult]]) -> list[CheckResult]:
     """What is fine on several nodes in one row, as the first of them found it; what is not, by node."""
-    rows: dict[tuple[str, str, Verdict], list[Finding]] = {}
+    rows: dict[tuple[str, str, Health], list[CheckResult]] = {}
     for finding in (finding for node in nodes for finding in node):
         rows.setdefault((finding.topic, finding.check, finding.verdict), []).append(finding)
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     for (*_, verdict), same in rows.items():
-        quiet = verdict in (Verdict.OK, Verdict.NOT_HERE) and len(same) > 1
+        quiet = verdict in (Health.OK, Health.NOT_HERE) and len(same) > 1
         where = EVERYWHERE if len(same) >= len(nodes) else f"{len(same)} nodes"
-        found += [Finding(**{**asdict(same[0]), "verdict": verdict, "host": where})] if quiet else same
+        found += [CheckResult(**{**asdict(same[0]), "verdict": verdict, "host": where})] if quiet else same
     return found
 
 
-def _core_speeds(meeting: Meeting, rates: Sequence[float]) -> Iterator[Finding]:
+def _core_speeds(meeting: Meeting, rates: Sequence[float]) -> Iterator[CheckResult]:
     median = statistics.median(rates)
     for host, rate in zip(meeting.hosts, rates, strict=True):
         if rate < SLOW_NODE * median:
             said, usual = (f"{number(value / 1e9, 3)} GFLOP/s" for value in (rate, median))
             remedy = "uptime  there: another program may be at work; every step waits for the slowest node"
-            yield Finding("devices", "slow node", f"{host}: {said}", f"about {usual}", Verdict.LOOK, remedy, host)
+            yield CheckResult("devices", "slow node", f"{host}: {said}", f"about {usual}", Health.LOOK, remedy, host)
 
 
-def _shared_folder(meeting: Meeting, folder: Path) -> Iterator[Finding]:
+def _shared_folder(meeting: Meeting, folder: Path) -> Iterator[CheckResult]:
     """Whether all nodes see what the main one writes: checkpoints and resuming need it."""
     name = meeting.everyone("token", f".paceline-doctor-{secrets.token_hex(6)}")[0]
     file = folder / name
@@ -137,10 +139,10 @@ def _shared_folder(meeting: Meeting, folder: Path) -> Iterator[Finding]:
         file.unlink(missing_ok=True)
         blind = [host for host, sees in zip(meeting.hosts, seen, strict=True) if not sees]
         found = f"{folder} of {meeting.hosts[0]} is " + (f"not seen by {', '.join(blind)}" if blind else "seen by all")
-        yield Finding(
+        yield CheckResult(
             *("files", "shared folder", found, "one folder for all nodes"),
             *(
-                Verdict.LOOK if blind else Verdict.OK,
+                Health.LOOK if blind else Health.OK,
                 "--out FOLDER  on a file system that all nodes share",
                 EVERYWHERE,
             ),

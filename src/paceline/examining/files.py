@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.examining.finding import Finding, Surroundings, Verdict
+from paceline.examining.results import CheckResult, Health, Surroundings
 from paceline.record.units import number, size
 
 TOPIC = "files"
@@ -24,29 +24,29 @@ WRITING_S = 0.4
 SMALL_FILES = 50
 
 
-def shared_memory(here: Surroundings) -> Iterator[Finding]:
+def shared_memory(here: Surroundings) -> Iterator[CheckResult]:
     """Worker processes hand batches over in it; containers often have 64 MB, and die of a bus error."""
     if not SHARED_MEMORY.is_dir():
-        yield Finding(TOPIC, "shared memory", f"there is no {SHARED_MEMORY}", "", Verdict.NOT_HERE)
+        yield CheckResult(TOPIC, "shared memory", f"there is no {SHARED_MEMORY}", "", Health.NOT_HERE)
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "shared memory", f"{size(free)} free in {SHARED_MEMORY}", f"{size(ENOUGH_SHARED_BYTES)} or more"),
         _by_size(free, LEAST_SHARED_BYTES, ENOUGH_SHARED_BYTES),
         "docker run --shm-size=8g …  or --ipc=host; pods: an emptyDir of medium Memory at /dev/shm",
     )
 
 
-def room(here: Surroundings) -> Iterator[Finding]:
+def room(here: Surroundings) -> Iterator[CheckResult]:
     """For checkpoints."""
     folder = existing(here.folder)
     usage, names = shutil.disk_usage(folder), os.statvfs(folder)
     remedy = "delete old runs and checkpoints, or write elsewhere with  --out FOLDER"
     if names.f_files and not names.f_favail:
         found = f"{folder}: no file can be added, though {size(usage.free)} are free"
-        yield Finding(TOPIC, "room", found, "", Verdict.WRONG, remedy)
+        yield CheckResult(TOPIC, "room", found, "", Health.WRONG, remedy)
         return
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "room", f"{size(usage.free)} free of {size(usage.total)} at {folder}"),
         f"{size(ENOUGH_ROOM_BYTES)} or more",
         _by_size(usage.free, LEAST_ROOM_BYTES, ENOUGH_ROOM_BYTES),
@@ -54,7 +54,7 @@ def room(here: Surroundings) -> Iterator[Finding]:
     )
 
 
-def disk_speed(here: Surroundings) -> Iterator[Finding]:
+def disk_speed(here: Surroundings) -> Iterator[CheckResult]:
     """Written for less than half a second, read back, and some small files; all of it is deleted."""
     folder = existing(here.folder)
     try:
@@ -62,15 +62,15 @@ def disk_speed(here: Surroundings) -> Iterator[Finding]:
             written, read = _large(Path(scratch, "large"))
             small = _small(Path(scratch))
     except OSError as error:
-        yield Finding(
+        yield CheckResult(
             *(TOPIC, "disk speed", f"{folder} cannot be written: {error.strerror}", "a folder to write to"),
-            *(Verdict.WRONG, "write elsewhere with  --out FOLDER, or make room"),
+            *(Health.WRONG, "write elsewhere with  --out FOLDER, or make room"),
         )
         return
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "disk speed", f"writes {size(written)}/s, reads {size(read)}/s, {number(small, 2)} small files/s"),
         f"{size(LEAST_RATE_BYTES_S)}/s or more",
-        Verdict.OK if min(written, read) >= LEAST_RATE_BYTES_S else Verdict.LOOK,
+        Health.OK if min(written, read) >= LEAST_RATE_BYTES_S else Health.LOOK,
         "put runs on a faster file system with  --out FOLDER; checkpoints wait for this one",
     )
 
@@ -108,5 +108,5 @@ def _small(folder: Path) -> float:
     return SMALL_FILES / (time.perf_counter() - began)
 
 
-def _by_size(amount: float, least: float, enough: float) -> Verdict:
-    return Verdict.OK if amount >= enough else Verdict.LOOK if amount >= least else Verdict.WRONG
+def _by_size(amount: float, least: float, enough: float) -> Health:
+    return Health.OK if amount >= enough else Health.LOOK if amount >= least else Health.WRONG

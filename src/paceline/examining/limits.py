@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.examining.finding import Finding, Surroundings, Verdict
+from paceline.examining.results import CheckResult, Health, Surroundings
 from paceline.launch.network import INFINIBAND
 from paceline.record.units import number, size
 
@@ -22,36 +22,36 @@ MEMORY_IN_USE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/mem
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def open_files(here: Surroundings) -> Iterator[Finding]:
+def open_files(here: Surroundings) -> Iterator[CheckResult]:
     """Ranks, worker processes and shards of data hold files and sockets."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield _limit("open files", allowed, LEAST_FILES, f"ulimit -n {_grantable(most, 65536)}")
 
 
-def processes(here: Surroundings) -> Iterator[Finding]:
+def processes(here: Surroundings) -> Iterator[CheckResult]:
     """Threads count as well."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
     yield _limit("processes", allowed, LEAST_PROCESSES, f"ulimit -u {_grantable(most, 16384)}")
 
 
-def locked_memory(here: Surroundings) -> Iterator[Finding]:
+def locked_memory(here: Surroundings) -> Iterator[CheckResult]:
     """InfiniBand sends from memory that must not be moved."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     said = "unlimited" if allowed == resource.RLIM_INFINITY else size(allowed)
     if not INFINIBAND.is_dir():
-        yield Finding(TOPIC, "locked memory", said, "matters with InfiniBand alone", Verdict.NOT_HERE)
+        yield CheckResult(TOPIC, "locked memory", said, "matters with InfiniBand alone", Health.NOT_HERE)
         return
     enough = allowed == resource.RLIM_INFINITY
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "locked memory", said, "unlimited, for InfiniBand"),
-        *(Verdict.OK if enough else Verdict.WRONG, "ulimit -l unlimited; containers: docker run --ulimit memlock=-1 …"),
+        *(Health.OK if enough else Health.WRONG, "ulimit -l unlimited; containers: docker run --ulimit memlock=-1 …"),
     )
 
 
-def _limit(name: str, allowed: int, least: int, remedy: str) -> Finding:
+def _limit(name: str, allowed: int, least: int, remedy: str) -> CheckResult:
     enough = allowed == resource.RLIM_INFINITY or allowed >= least
     said = "unlimited" if allowed == resource.RLIM_INFINITY else f"{allowed:,}"
-    return Finding(TOPIC, name, said, f"{least:,} or more", Verdict.OK if enough else Verdict.WRONG, remedy)
+    return CheckResult(TOPIC, name, said, f"{least:,} or more", Health.OK if enough else Health.WRONG, remedy)
 
 
 def _grantable(most: int, wanted: int) -> int:
@@ -59,7 +59,7 @@ def _grantable(most: int, wanted: int) -> int:
     return wanted if most == resource.RLIM_INFINITY else min(most, wanted)
 
 
-def memory(here: Surroundings) -> Iterator[Finding]:
+def memory(here: Surroundings) -> Iterator[CheckResult]:
     import psutil
 
     whole, free = psutil.virtual_memory().total, float(psutil.virtual_memory().available)
@@ -68,26 +68,26 @@ def memory(here: Surroundings) -> Iterator[Finding]:
     if limit is not None and limit < whole:
         used = next((amount for file in MEMORY_IN_USE if (amount := _amount(file)) is not None), 0.0)
         free, of = min(free, limit - used), f"of {size(limit)} that the scheduler or container grants"
-    verdict = Verdict.OK if free >= LEAST_MEMORY_BYTES else Verdict.LOOK
+    verdict = Health.OK if free >= LEAST_MEMORY_BYTES else Health.LOOK
     ask = "end other programs, or ask for more:  sbatch --mem=32G …,  docker run --memory=32g …"
-    yield Finding(TOPIC, "memory", f"{size(free)} free {of}", f"{size(LEAST_MEMORY_BYTES)} or more", verdict, ask)
+    yield CheckResult(TOPIC, "memory", f"{size(free)} free {of}", f"{size(LEAST_MEMORY_BYTES)} or more", verdict, ask)
 
 
-def cores(here: Surroundings) -> Iterator[Finding]:
+def cores(here: Surroundings) -> Iterator[CheckResult]:
     """A thread per core and rank: more of them take turns and wait for each other."""
     granted = granted_cores()
     ranks, threads = here.place.local_world, here.environ.get("OMP_NUM_THREADS", "")
     found = f"{number(granted, 3)} of {os.cpu_count()}, for {ranks} rank{'s' * (ranks > 1)}"
     if threads.isdecimal() and int(threads) * ranks > granted:
         fair = max(1, int(granted // ranks))
-        yield Finding(
+        yield CheckResult(
             *(TOPIC, "cores", f"{found}, OMP_NUM_THREADS={threads}", f"{fair} thread{'s' * (fair > 1)} per rank"),
-            *(Verdict.LOOK, f"export OMP_NUM_THREADS={fair}"),
+            *(Health.LOOK, f"export OMP_NUM_THREADS={fair}"),
         )
         return
     enough = granted >= ranks
-    yield Finding(
-        *(TOPIC, "cores", found, "one or more per rank", Verdict.OK if enough else Verdict.LOOK),
+    yield CheckResult(
+        *(TOPIC, "cores", found, "one or more per rank", Health.OK if enough else Health.LOOK),
         "ask for more:  sbatch --cpus-per-task=4 …,  or start fewer ranks",
     )
 

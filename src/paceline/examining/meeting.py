@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from paceline.errors import RunFailed
-from paceline.examining.finding import Finding, Verdict
+from paceline.examining.results import CheckResult, Health
 from paceline.launch.environment import Place
 
 TOPIC = "network"
@@ -27,7 +28,7 @@ AGAIN_S = 0.2
 class NotMet(RunFailed):
     """The nodes cannot talk; `finding` says which, and why."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: CheckResult) -> None:
         super().__init__(finding.found)
         self.finding = finding
 
@@ -50,25 +51,31 @@ class Meeting:
         key = f"{what}/{node}"
         try:
             self.store.wait([key], timedelta(seconds=within_s))
+            return json.loads(self.store.get(key))
         except RuntimeError:
             found = f"{self.hosts[node]} has not answered within {within_s:.0f} s ({what})"
-            raise NotMet(Finding(TOPIC, "meeting", found, "an answer", Verdict.WRONG, host=self.hosts[node])) from None
-        return json.loads(self.store.get(key))
+            raise NotMet(
+                CheckResult(TOPIC, "meeting", found, "an answer", Health.WRONG, host=self.hosts[node])
+            ) from None
 
     def everyone(self, what: str, value: Any, within_s: float = MEET_S) -> list[Any]:
         """What each node tells, in their order; all have come so far when it returns."""
         self.tell(what, value)
         return [self.ask(what, node, within_s) for node in range(len(self.hosts))]
 
+    def leave(self) -> None:
+        """The main node has the store, and goes when nobody will ask any more."""
+        self.tell("done", None)
+        for node in range(len(self.hosts)) if self.node == 0 else ():
+            self.ask("done", node)
+
 
 def meet(place: Place) -> Meeting:
     """Join the others; NotMet where that cannot be."""
-    from paceline.launch.group import store_of
-
     if place.rank:
         _reach(place)
     try:
-        store = store_of(place, MEET_S, wait=False)
+        store = _store(place)
         store.set(f"came/{place.rank}", json.dumps([socket.gethostname(), place.local_rank]))
         came = [f"came/{rank}" for rank in range(place.world)]
         missing = _missing(store, came)
@@ -78,11 +85,33 @@ def meet(place: Place) -> Meeting:
         ranks = ", ".join(key.split("/")[1] for key in missing)
         found = f"rank {ranks} of {place.world} has not come to {place.address}:{place.port} within {MEET_S:.0f} s"
         remedy = f"start it; or, if it waits too, let  nc -vz {place.address} {place.port}  there say what is between"
-        raise NotMet(Finding(TOPIC, "meeting", found, f"all {place.world} ranks", Verdict.WRONG, remedy))
+        raise NotMet(CheckResult(TOPIC, "meeting", found, f"all {place.world} ranks", Health.WRONG, remedy))
     everyone = [json.loads(store.get(key)) for key in came]
     firsts = [rank for rank, (_, local) in enumerate(everyone) if local == 0]
     hosts = _told_apart([everyone[rank][0] for rank in firsts])
     return Meeting(place, store, hosts, firsts.index(place.rank) if place.rank in firsts else None)
+
+
+def _store(place: Place) -> Any:
+    """On a thread of its own: torch waits for ever for one who takes a connection and says nothing."""
+    from paceline.launch.group import store_of
+
+    made: list[Any] = []
+
+    def make() -> None:
+        try:
+            made.append(store_of(place, MEET_S, wait=False))
+        except Exception as error:  # raised below, where it is waited for
+            made.append(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(MEET_S + TRY_S)
+    if not made:
+        raise TimeoutError(f"connections are taken, and nothing is answered within {MEET_S + TRY_S:.0f} s")
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
 
 
 def _missing(store: Any, keys: list[str]) -> list[str]:
@@ -122,12 +151,19 @@ def _reach(place: Place) -> None:
             why, remedy = f"{where} cannot be reached: {error.strerror}", f"ip route get {place.address}"
         time.sleep(AGAIN_S)
     expected = "rank 0 listens, and can be reached"
-    raise NotMet(Finding(TOPIC, "port of rank 0", why, expected, Verdict.WRONG, remedy))
+    raise NotMet(CheckResult(TOPIC, "port of rank 0", why, expected, Health.WRONG, remedy))
 
 
-def _no_store(place: Place, error: Exception) -> Finding:
+def _no_store(place: Place, error: Exception) -> CheckResult:
     why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    taken = "in use" in why.lower()
-    found = f"{place.address}:{place.port} is taken" if taken else f"{place.address}:{place.port}: {why}"
-    another = f"ss -ltnp 'sport = :{place.port}'  says by whom; another:  export MASTER_PORT={place.port + 1}"
-    return Finding(TOPIC, "port of rank 0", found, "free for rank 0", Verdict.WRONG, another if taken else "")
+    where = f"{place.address}:{place.port}"
+    other, remedy = f"{where}: {why}", ""
+    if "in use" in why.lower():
+        other = f"{where} is taken"
+        remedy = f"ss -ltnp 'sport = :{place.port}'  says by whom; another:  export MASTER_PORT={place.port + 1}"
+    elif "ping failed" in why.lower():
+        other = f"another program answers at {where}"
+        remedy = (
+            f"is MASTER_ADDR={place.address} the host of rank 0? another port:  export MASTER_PORT={place.port + 1}"
+        )
+    return CheckResult(TOPIC, "port of rank 0", other, "free for rank 0", Health.WRONG, remedy)

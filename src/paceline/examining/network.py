@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.examining.finding import Finding, Surroundings, Verdict
+from paceline.examining.results import CheckResult, Health, Surroundings
 from paceline.launch.environment import USUAL_PORT
 from paceline.launch.network import GLOO, INFINIBAND, LOOPBACK, NCCL, address_towards, fabric, interface_of
 
@@ -24,44 +24,44 @@ SLOW = {
 """Variables that help to look for a fault, and cost speed when they stay."""
 
 
-def own_name(here: Surroundings) -> Iterator[Finding]:
+def own_name(here: Surroundings) -> Iterator[CheckResult]:
     """Whether this machine's own name leads anywhere."""
     host = socket.gethostname()
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        yield Finding(
+        yield CheckResult(
             *(TOPIC, "own name", f"{host} does not resolve: {error.strerror}", "an address"),
-            *(Verdict.LOOK, f"an entry for {host} in /etc/hosts; on one machine it does not matter"),
+            *(Health.LOOK, f"an entry for {host} in /etc/hosts; on one machine it does not matter"),
         )
         return
-    yield Finding(TOPIC, "own name", f"{host} is {address}", "an address")
+    yield CheckResult(TOPIC, "own name", f"{host} is {address}", "an address")
 
 
-def interface(here: Surroundings) -> Iterator[Finding]:
+def interface(here: Surroundings) -> Iterator[CheckResult]:
     """Which way messages would go, and whether variables name one that is there."""
     names = [name for _, name in socket.if_nameindex()]
     for variable in (GLOO, NCCL):
         for asked in here.environ.get(variable, "").lstrip("=").split(","):
             if asked and not asked.startswith("^") and not any(name.startswith(asked) for name in names):
-                yield Finding(
+                yield CheckResult(
                     *(TOPIC, "interface", f"{variable}={asked}, which this machine does not have", ", ".join(names)),
-                    *(Verdict.WRONG, f"unset {variable}"),
+                    *(Health.WRONG, f"unset {variable}"),
                 )
     towards = here.place.address if here.place.world > here.place.local_world else ""
     own = address_towards(towards) if towards else None
     if towards and own is None:
-        yield Finding(
+        yield CheckResult(
             *(TOPIC, "interface", f"no way to rank 0 at {towards}", "a route"),
-            *(Verdict.WRONG, f"getent hosts {towards};  ip route get {towards}"),
+            *(Health.WRONG, f"getent hosts {towards};  ip route get {towards}"),
         )
         return
     said = f"{interface_of(own or '') or '?'} with {own} leads to rank 0" if own else ", ".join(names)
     alone = not any(name != LOOPBACK for name in names)
-    yield Finding(TOPIC, "interface", said, "", Verdict.NOT_HERE if alone else Verdict.OK)
+    yield CheckResult(TOPIC, "interface", said, "", Health.NOT_HERE if alone else Health.OK)
 
 
-def port(here: Surroundings) -> Iterator[Finding]:
+def port(here: Surroundings) -> Iterator[CheckResult]:
     """Of rank 0, where a launcher has not opened it already."""
     if here.place.world > 1:
         return
@@ -69,9 +69,9 @@ def port(here: Surroundings) -> Iterator[Finding]:
     wanted = int(given) if given.isdecimal() and 0 < int(given) < 65536 else USUAL_PORT
     taken = _taken(wanted)
     usual = "" if given else ", which launchers take unless they are told another"
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "port", f"{wanted} is {'taken' if taken else 'free'}{usual}", "free"),
-        Verdict.OK if not taken else Verdict.WRONG if given else Verdict.LOOK,
+        Health.OK if not taken else Health.WRONG if given else Health.LOOK,
         f"ss -ltnp 'sport = :{wanted}'  says by whom; another:  export MASTER_PORT={wanted + 1}",
     )
 
@@ -86,10 +86,10 @@ def _taken(port: int) -> bool:
     return False
 
 
-def infiniband(here: Surroundings) -> Iterator[Finding]:
+def infiniband(here: Surroundings) -> Iterator[CheckResult]:
     ports = sorted(INFINIBAND.glob("*/ports/*"))
     if not ports:
-        yield Finding(TOPIC, "InfiniBand", "no card", "", Verdict.NOT_HERE)
+        yield CheckResult(TOPIC, "InfiniBand", "no card", "", Health.NOT_HERE)
         return
     up = fabric()
     rates = {_text(port / "rate") for port in ports} - {""}
@@ -99,16 +99,16 @@ def infiniband(here: Surroundings) -> Iterator[Finding]:
     remedy = "ibstat  says why a port is down"
     if not down and not direct:
         found, remedy = f"{found}; devices cannot send by themselves", "modprobe nvidia_peermem"
-    verdict = Verdict.WRONG if not up else Verdict.LOOK if down or not direct else Verdict.OK
-    yield Finding(TOPIC, "InfiniBand", found, "all ports up, nvidia_peermem loaded", verdict, remedy)
+    verdict = Health.WRONG if not up else Health.LOOK if down or not direct else Health.OK
+    yield CheckResult(TOPIC, "InfiniBand", found, "all ports up, nvidia_peermem loaded", verdict, remedy)
 
 
-def variables(here: Surroundings) -> Iterator[Finding]:
+def variables(here: Surroundings) -> Iterator[CheckResult]:
     left = [f"{name}={value}" for name, value in SLOW.items() if here.environ.get(name, "").upper() == value]
     remedy = f"unset {' '.join(word.split('=')[0] for word in left)}"
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "variables", ", ".join(left) or "none that slow a run", "none that slow a run"),
-        *(Verdict.LOOK if left else Verdict.OK, remedy),
+        *(Health.LOOK if left else Health.OK, remedy),
     )
 
 

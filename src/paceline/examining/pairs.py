@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from paceline.examining.finding import EVERYWHERE, Finding, Verdict
 from paceline.examining.meeting import Meeting
 from paceline.examining.network import link_bits_s
+from paceline.examining.results import EVERYWHERE, CheckResult, Health
 from paceline.launch.network import address_towards, interface_of
 from paceline.record.units import duration, number
 
@@ -63,7 +63,7 @@ class Pair:
     why_not: str = ""
 
 
-def between_nodes(meeting: Meeting) -> list[Finding]:
+def between_nodes(meeting: Meeting) -> list[CheckResult]:
     """On the main node; the others take part and find nothing."""
     assert meeting.node is not None
     with socket.create_server(("", 0), backlog=16) as server:
@@ -96,7 +96,7 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def judged(pairs: Sequence[Pair], addresses: Sequence[Address], hosts: Sequence[str]) -> Iterator[Finding]:
+def judged(pairs: Sequence[Pair], addresses: Sequence[Address], hosts: Sequence[str]) -> Iterator[CheckResult]:
     """Each pair that is slow or closed, or all of them in a line."""
     fine = [pair for pair in pairs if not pair.why_not]
     median = statistics.median(pair.bits_s for pair in fine) if fine else 0.0
@@ -106,7 +106,7 @@ def judged(pairs: Sequence[Pair], addresses: Sequence[Address], hosts: Sequence[
         if pair.why_not:
             slow = True
             remedy = "open all ports between nodes: those that ranks use are given out anew each time"
-            yield Finding(TOPIC, "ports", f"{who}: {pair.why_not}", "open between nodes", Verdict.WRONG, remedy, who)
+            yield CheckResult(TOPIC, "ports", f"{who}: {pair.why_not}", "open between nodes", Health.WRONG, remedy, who)
             continue
         ends = [addresses[pair.a], addresses[pair.b]]
         links = [end.link_bits_s for end in ends if end.link_bits_s]
@@ -116,9 +116,9 @@ def judged(pairs: Sequence[Pair], addresses: Sequence[Address], hosts: Sequence[
             slow = True
             of = f"a link of {_rate(min(links))}" if links else f"{_rate(most)} within a node"
             others = f"; the median of all pairs is {_rate(median)}" if behind else ""
-            yield Finding(
+            yield CheckResult(
                 *(TOPIC, "link", f"{who}: {_rate(pair.bits_s)}", f"about {_rate(most)}, by {of}{others}"),
-                Verdict.WRONG if behind or pair.bits_s < TOO_SLOW * most else Verdict.LOOK,
+                Health.WRONG if behind or pair.bits_s < TOO_SLOW * most else Health.LOOK,
                 "ethtool and ip -s link on both; another interface:  export GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…",
                 who,
             )
@@ -126,23 +126,25 @@ def judged(pairs: Sequence[Pair], addresses: Sequence[Address], hosts: Sequence[
         rates = sorted(pair.bits_s for pair in fine)
         trips = statistics.median(pair.round_trip_s for pair in fine)
         said = _rate(rates[0]) if len(rates) == 1 else f"{_rate(rates[0])} to {_rate(rates[-1])}"
-        yield Finding(
+        yield CheckResult(
             TOPIC, "links", f"{said}, {duration(trips)} there and back", "what the cards say", host=EVERYWHERE
         )
 
 
-def clocks(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[Finding]:
+def clocks(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[CheckResult]:
     """Against the main node's: logs, file times and certificates need them together."""
     apart = {pair.b: pair.ahead_s for pair in pairs if pair.a == 0 and not pair.why_not}
     for node, ahead_s in apart.items():
         if abs(ahead_s) > APART_S:
-            verdict = Verdict.WRONG if abs(ahead_s) > FAR_APART_S else Verdict.LOOK
+            verdict = Health.WRONG if abs(ahead_s) > FAR_APART_S else Health.LOOK
             word = "ahead of" if ahead_s > 0 else "behind"
             found = f"{hosts[node]} is {duration(abs(ahead_s))} {word} {hosts[0]}"
-            yield Finding(TOPIC, "clocks", found, "the same time", verdict, "chronyc makestep  there", hosts[node])
+            yield CheckResult(TOPIC, "clocks", found, "the same time", verdict, "chronyc makestep  there", hosts[node])
     if apart and all(abs(ahead_s) <= APART_S for ahead_s in apart.values()):
         most = max(map(abs, apart.values()))
-        yield Finding(TOPIC, "clocks", f"at most {duration(most)} apart", f"under {duration(APART_S)}", host=EVERYWHERE)
+        yield CheckResult(
+            TOPIC, "clocks", f"at most {duration(most)} apart", f"under {duration(APART_S)}", host=EVERYWHERE
+        )
 
 
 def _rate(bits_s: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.examining.finding import Examination, Finding, Verdict
+from paceline.examining.results import CheckResult, Examination, Health
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 ENOUGH_S = 240.0
@@ -85,7 +85,7 @@ def _answer(node: str, process: subprocess.Popen[str]) -> Answer:
 
 def _examination(answers: Sequence[Answer], seconds: float) -> Examination:
     """That of the first node; what others could not tell it is added."""
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     hosts: Sequence[str] = [answer.host for answer in answers]
     for index, answer in enumerate(answers):
         try:
@@ -94,9 +94,11 @@ def _examination(answers: Sequence[Answer], seconds: float) -> Examination:
             why = next((line.strip() for line in reversed(answer.err.splitlines()) if line.strip()), "no answer")
             remedy = f"ssh {answer.host} {sys.executable} -m paceline --version"
             what = "an answer of the doctor there"
-            found.append(Finding("nodes", "start", f"{answer.host}: {why}", what, Verdict.WRONG, remedy, answer.host))
+            found.append(
+                CheckResult("nodes", "start", f"{answer.host}: {why}", what, Health.WRONG, remedy, answer.host)
+            )
             continue
-        told = [Finding(**{**one, "verdict": Verdict(one["verdict"])}) for one in values["findings"]]
-        found += told if index == 0 else [finding for finding in told if finding.verdict is Verdict.WRONG]
+        told = [CheckResult(**{**one, "verdict": Health(one["verdict"])}) for one in values["findings"]]
+        found += told if index == 0 else [finding for finding in told if finding.verdict is Health.WRONG]
         hosts = values["hosts"] if index == 0 and len(values["hosts"]) == len(answers) else hosts
     return Examination(found, seconds, hosts)

@@ -12,12 +12,12 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.examining.examine import examine
-from paceline.examining.finding import EVERYWHERE, Examination, Finding, Surroundings, Verdict
+from paceline.examining.results import EVERYWHERE, CheckResult, Examination, Health, Surroundings
 from paceline.examining.start_nodes import SSH, examine_nodes
 from paceline.launch.environment import ALONE, detect
 from paceline.record.units import wrapped
 
-STYLES = {Verdict.OK: "green", Verdict.LOOK: "yellow", Verdict.WRONG: "bold red", Verdict.NOT_HERE: "dim"}
+STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,23 +75,23 @@ def shown(found: Examination) -> Iterator[Any]:
         table.add_row(mark, f"  {check}", finding.found, finding.expected)
     yield table
     yield ""
-    for verdict in (Verdict.WRONG, Verdict.LOOK):
+    for verdict in (Health.WRONG, Health.LOOK):
         for finding in found.of(verdict):
             yield from wrapped(_line(finding, several), f"{verdict.value}: ")
     yield _conclusion(found)
 
 
-def _line(finding: Finding, several: bool) -> str:
+def _line(finding: CheckResult, several: bool) -> str:
     where = f" on {finding.host}" if several and _says_where(finding) else ""
     return f"{finding.check}{where}: {finding.found}" + (f"  →  {finding.remedy}" if finding.remedy else "")
 
 
-def _says_where(finding: Finding) -> bool:
+def _says_where(finding: CheckResult) -> bool:
     return finding.host != EVERYWHERE and finding.host not in finding.found
 
 
 def _conclusion(found: Examination) -> str:
     where = f"{len(found.hosts)} nodes" if len(found.hosts) > 1 else "this machine"
-    wrong, look = len(found.of(Verdict.WRONG)), len(found.of(Verdict.LOOK))
+    wrong, look = len(found.of(Health.WRONG)), len(found.of(Health.LOOK))
     counts = [f"{wrong} wrong"] * bool(wrong) + [f"{look} to look at"] * bool(look)
     return f"{where}, {len(found.findings)} checks in {found.seconds:.0f} s: {', '.join(counts) or 'all is well'}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.examining.finding import EVERYWHERE, Finding, Surroundings, Verdict
+from paceline.examining.results import EVERYWHERE, CheckResult, Health, Surroundings
 from paceline.record.environment import environment
 
 TOPIC = "versions"
@@ -36,12 +36,12 @@ def driver_version() -> str:
     return found[1] if found else ""
 
 
-def software(here: Surroundings) -> Iterator[Finding]:
+def software(here: Surroundings) -> Iterator[CheckResult]:
     known = facts()
-    yield Finding(TOPIC, "software", ", ".join(f"{name} {known[name]}" for name in COMPARED[:5] if known[name]))
+    yield CheckResult(TOPIC, "software", ", ".join(f"{name} {known[name]}" for name in COMPARED[:5] if known[name]))
 
 
-def cuda(here: Surroundings) -> Iterator[Finding]:
+def cuda(here: Surroundings) -> Iterator[CheckResult]:
     """torch, the driver and NCCL, which all must know each other's CUDA."""
     import torch
 
@@ -49,12 +49,14 @@ def cuda(here: Surroundings) -> Iterator[Finding]:
     if built is None:
         if driver:
             found = f"torch {torch.__version__} is made for CPUs, and this machine has NVIDIA driver {driver}"
-            yield Finding(TOPIC, "CUDA", found, "a torch for CUDA", Verdict.LOOK, "pip install --force-reinstall torch")
+            yield CheckResult(
+                TOPIC, "CUDA", found, "a torch for CUDA", Health.LOOK, "pip install --force-reinstall torch"
+            )
         else:
-            yield Finding(TOPIC, "CUDA", "no NVIDIA driver, and a torch for CPUs", "", Verdict.NOT_HERE)
+            yield CheckResult(TOPIC, "CUDA", "no NVIDIA driver, and a torch for CPUs", "", Health.NOT_HERE)
         return
     if not driver:
-        yield Finding(TOPIC, "CUDA", f"torch is made for CUDA {built}; no NVIDIA driver", "", Verdict.NOT_HERE)
+        yield CheckResult(TOPIC, "CUDA", f"torch is made for CUDA {built}; no NVIDIA driver", "", Health.NOT_HERE)
         return
     known = facts()
     found = f"driver {driver}, torch for CUDA {built}, NCCL {known['nccl'] or 'absent'}"
@@ -62,12 +64,12 @@ def cuda(here: Surroundings) -> Iterator[Finding]:
         remedy = (
             f"nvidia-smi  says up to which CUDA this driver goes; install a torch for that, or a driver for {built}"
         )
-        yield Finding(TOPIC, "CUDA", f"{found}: {why}", "devices that torch can use", Verdict.WRONG, remedy)
+        yield CheckResult(TOPIC, "CUDA", f"{found}: {why}", "devices that torch can use", Health.WRONG, remedy)
         return
     others = [name for name in PRELOADED if "nccl" in here.environ.get(name, "").lower()]
-    yield Finding(
+    yield CheckResult(
         *(TOPIC, "CUDA", found + "".join(f", another by {name}" for name in others), "each goes with the others"),
-        *(Verdict.LOOK if others else Verdict.OK, f"unset {' '.join(others)}  unless it is meant"),
+        *(Health.LOOK if others else Health.OK, f"unset {' '.join(others)}  unless it is meant"),
     )
 
 
@@ -86,7 +88,7 @@ def _why_not() -> str:
     return str(said[0].message).splitlines()[0] if said else "torch sees no device"
 
 
-def compared(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def compared(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[CheckResult]:
     """Of several nodes, by host: which one is not like the rest."""
     different = False
     for name in COMPARED:
@@ -96,10 +98,12 @@ def compared(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
             if value != usual:
                 different = True
                 of = f"as {times} other node{'s' * (times > 1)} have" if times > 1 else "as the other has"
-                yield Finding(
+                yield CheckResult(
                     *(TOPIC, f"{name} everywhere", f"{value or 'none'} on {host}", f"{usual or 'none'}, {of}"),
-                    *(Verdict.WRONG, "use one environment on a shared file system, or one image, on all nodes"),
+                    *(Health.WRONG, "use one environment on a shared file system, or one image, on all nodes"),
                     host,
                 )
     if not different:
-        yield Finding(TOPIC, "versions everywhere", f"the same on all {len(nodes)} nodes", "the same", host=EVERYWHERE)
+        yield CheckResult(
+            TOPIC, "versions everywhere", f"the same on all {len(nodes)} nodes", "the same", host=EVERYWHERE
+        )

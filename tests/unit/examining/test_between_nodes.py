@@ -55,6 +55,14 @@ def test_a_port_that_another_program_has_is_named():
     assert finding.remedy.endswith(f"export MASTER_PORT={port + 1}")
 
 
+def test_who_takes_connections_and_says_nothing_is_no_hang(monkeypatch):
+    monkeypatch.setattr(meeting, "TRY_S", 0.5)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        finding = refused(place(1, port))
+    assert finding.found == f"127.0.0.1:{port}: connections are taken, and nothing is answered within 1 s"
+
+
 def test_a_rank_that_does_not_come_is_named():
     finding = refused(place(0, free_port(), world=3))
     assert finding.found.startswith("rank 1, 2 of 3 has not come to 127.0.0.1:")
@@ -68,7 +76,7 @@ def test_two_nodes_measure_each_other(monkeypatch):
     def node(rank):
         met = meet(place(rank, port))
         found[rank] = pairs.between_nodes(met), met.hosts
-        met.everyone("done", None)
+        met.leave()
 
     threads = [threading.Thread(target=node, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

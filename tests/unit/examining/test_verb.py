@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.examining.finding import Examination, Finding, Verdict
+from paceline.examining.results import CheckResult, Examination, Health
 from paceline.examining.start_nodes import Answer, _examination, examine_nodes
 from paceline.examining.verb import shown
 
@@ -75,8 +75,8 @@ def test_a_node_where_it_cannot_start_is_named():
 
 
 def test_what_a_node_could_not_tell_the_first_is_added():
-    mine = Examination([Finding("limits", "cores", "2")], 1.0, ["n1"])
-    theirs = Examination([Finding("network", "port of rank 0", "no answer", verdict=Verdict.WRONG)], 1.0, ["n2"])
+    mine = Examination([CheckResult("limits", "cores", "2")], 1.0, ["n1"])
+    theirs = Examination([CheckResult("network", "port of rank 0", "no answer", verdict=Health.WRONG)], 1.0, ["n2"])
     answers = [Answer(host, 0, json.dumps(one.as_json()), "") for host, one in (("n1", mine), ("n2", theirs))]
     found = _examination(answers, 2.0)
     assert [finding.check for finding in found.findings] == ["cores", "port of rank 0"]
@@ -85,8 +85,8 @@ def test_what_a_node_could_not_tell_the_first_is_added():
 
 def test_the_table_names_the_node_of_what_is_wrong_and_what_to_do():
     findings = [
-        Finding("limits", "cores", "2 of 2", host="all nodes"),
-        Finding("limits", "open files", "512", "1,024 or more", Verdict.WRONG, "ulimit -n 65536", "n2"),
+        CheckResult("limits", "cores", "2 of 2", host="all nodes"),
+        CheckResult("limits", "open files", "512", "1,024 or more", Health.WRONG, "ulimit -n 65536", "n2"),
     ]
     lines = [str(part) for part in shown(Examination(findings, 3.2, ["n1", "n2"]))]
     assert lines[-2:] == [

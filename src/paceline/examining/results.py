@@ -15,7 +15,7 @@ from paceline.spec import RunSpec
 EVERYWHERE = "all nodes"
 
 
-class Verdict(StrEnum):
+class Health(StrEnum):
     OK = "ok"
     LOOK = "look"
     """It will work, but not as well as it could; or it depends."""
@@ -25,12 +25,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     topic: str
     check: str
     found: str
     expected: str = ""
-    verdict: Verdict = Verdict.OK
+    verdict: Health = Health.OK
     remedy: str = ""
     """The line to type, or what to ask for."""
     host: str = ""
@@ -47,22 +47,22 @@ class Surroundings:
     place: Place = ALONE
 
 
-Check = Callable[[Surroundings], Iterable[Finding]]
+Check = Callable[[Surroundings], Iterable[CheckResult]]
 
 
 @dataclass(frozen=True)
 class Examination:
-    findings: Sequence[Finding]
+    findings: Sequence[CheckResult]
     seconds: float
     hosts: Sequence[str] = ()
 
-    def of(self, verdict: Verdict) -> list[Finding]:
+    def of(self, verdict: Health) -> list[CheckResult]:
         return [finding for finding in self.findings if finding.verdict is verdict]
 
     @property
     def healthy(self) -> bool:
         """Whether nothing is wrong."""
-        return not self.of(Verdict.WRONG)
+        return not self.of(Health.WRONG)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -73,17 +73,17 @@ class Examination:
         }
 
 
-def carried_out(checks: Iterable[Check], here: Surroundings, host: str) -> list[Finding]:
+def carried_out(checks: Iterable[Check], here: Surroundings, host: str) -> list[CheckResult]:
     """What all of them find on this machine, which the others call `host`.
 
     One that cannot be carried out is a finding too, and no traceback.
     """
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     for check in checks:
         topic, name = check.__module__.rpartition(".")[2], check.__name__.replace("_", " ")
         try:
             found += check(here)
         except Exception as error:  # drivers and file systems fail in as many ways as there are of them
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            found.append(Finding(topic, name, f"could not be checked: {why}", "", Verdict.LOOK))
+            found.append(CheckResult(topic, name, f"could not be checked: {why}", "", Health.LOOK))
     return [replace(finding, host=finding.host or host) for finding in found]
