@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
+.PHONY: demo test test-cluster lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
@@ -23,6 +23,12 @@ demo: .venv/ready
 # the long files, tests/dist, come first, so that no core is idle at the end.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# On a Slurm of two nodes, which is started on this machine and stopped again. It needs root.
+test-cluster: .venv/ready-dev
+	command -v slurmctld slurmd sbatch munged >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
+	$(BIN)/python -m pytest tests/cluster --import-mode=importlib -rA
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -69,7 +69,7 @@ def _numbers(file: Path, label: str, positive, ignore=()) -> tuple[np.ndarray, n
         if name in (label, *ignore):
             continue
         values = found.column(name).to_pandas()
-        words = values.dtype == object or "datetime" in str(values.dtype)
+        words = not __import__("pandas").api.types.is_numeric_dtype(values)
         columns.append((values.astype("category").cat.codes if words else values).to_numpy(np.float32))
     return np.stack(columns, 1), np.array([positive(str(v)) for v in found.column(label).to_pylist()], np.float32)
 

@@ -15,6 +15,8 @@ from paceline.script.run import run as run
 from paceline.spec import RunSpec as RunSpec
 from paceline.spec import load as load
 from paceline.submitting.submit import submit as submit
+from paceline.sweeping.result import Sweep as Sweep
+from paceline.sweeping.sweep import sweep as sweep
 from paceline.training.run import RunResult as RunResult
 from paceline.using.export import export as export
 from paceline.using.trained import open as open

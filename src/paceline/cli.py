@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import __version__, registry
 from paceline.errors import UserError
+from paceline.planning.options import plan_arguments
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -172,21 +173,6 @@ def do_check(arguments: argparse.Namespace) -> int:
         return 1
     print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
     return 0
-
-
-def plan_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_words(parser)
-    parser.add_argument("--cluster", metavar="2x8xH100|FILE.yaml", help="devices and links; without it the run file's")
-    parser.add_argument("--devices", default="", metavar="1,2,4", help="numbers of devices to try")
-    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
-    parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
-    parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
-    parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
-    parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
-    parser.add_argument("--emit", choices=("torchrun", "slurm", "accelerate", "deepspeed"), help="launch files")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
-    for option, (_, what) in registry.plan_options().items():
-        parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)
 
 
 def do_plan(arguments: argparse.Namespace) -> int:
@@ -354,6 +340,11 @@ LATER = {
         "look at this machine, or all nodes of a job, for what makes runs fail or slow",
         "paceline.examining.verb",
         "paceline doctor recipes/classifier_docstrings.yaml",
+    ),
+    "sweep": registry.Verb(
+        "train a run file with several values of its keys, and say which did best",
+        "paceline.sweeping.verb",
+        "paceline sweep recipes/trees_made_up.yaml model.max_depth=4,6 model.learning_rate=0.05,0.1",
     ),
 }
 """Verbs whose options are in their own modules, imported when one of them is typed."""

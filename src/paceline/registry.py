@@ -28,6 +28,7 @@ GROUP = "paceline.workloads"
 """Of entry points. Each names an `Entry`, or a class that is one by itself."""
 BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
+    "ensemble": "paceline.workloads.ensemble:ENTRY",
     "keras": "paceline.workloads.keras:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
@@ -104,6 +105,8 @@ class Entry:
     extends: bool = False
     """A fit by passes that goes on for longer when more are asked for; a training always does."""
     traits: Traits = Traits()
+    draw: str = ""
+    """Pictures that a run does not wait for: `draw(folder)` writes those that are not there when a report is made."""
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
     """The first of them is enough for a plan."""

@@ -283,6 +283,10 @@ class PassWorkload(BaseWorkload):
 
     batched = False
     required = ("passes",)
+    saved_every: ClassVar[int] = 50
+    """Passes between two checkpoints, where the run file does not say."""
+    folder: Path | None = None
+    """Of the run, once there is one."""
 
     def passes(self, device: Any) -> Passes:
         """This rank's part of the work, with the ranks joined already."""

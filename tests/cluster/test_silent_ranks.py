@@ -1,5 +1,5 @@
-"""Every rank frozen in every phase, one stuck in data code, ranks in different collectives, a link that is cut
-without a word: the run ends within its timeout + 10 s, and the message names the rank and its place.
+"""Every rank frozen in every phase, one stuck in the user's data code, ranks in different collectives, a link that
+is cut without a word: the run ends within its timeout + 10 s, and the message names the rank and its place.
 
     pytest tests/cluster/test_silent_ranks.py
 """

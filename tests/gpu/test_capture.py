@@ -1,11 +1,15 @@
 """On a CUDA device: the recorded step gives the same answer as the plain one."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from paceline import train
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
+from paceline.training.optim.optimizers import Adam, AdamW
+from paceline.training.optim.spread import would_spread
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -75,3 +79,49 @@ def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
         assert 0 < exposed <= comm < begin.elapsed_time(end) / 1e3
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rule", ["adam", "adamw"])
+def test_an_update_spread_over_the_device_is_that_of_whole_tensors(rule):
+    """Pieces that do not come out even, a tensor that cannot be cut, two groups, and a step that is passed over."""
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    kind = {"adam": Adam, "adamw": AdamW}[rule]
+
+    def optimizer() -> Any:
+        torch.manual_seed(1)
+        shapes = [(1000, 300), (3, 5, 7, 9), (17,)]
+        params = [torch.randn(shape, device=device) for shape in shapes]
+        params[1] = params[1].contiguous(memory_format=torch.channels_last)
+        groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "weight_decay": 0.0}]
+        made = kind(groups, lr=torch.tensor(1e-2, device=device), fused=True, capturable=True)
+        for group in made.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        made.grad_scale, made.found_inf = torch.full((), 2.0, device=device), torch.zeros((), device=device)
+        made.step()
+        return made
+
+    whole, spread = optimizer(), optimizer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert would_spread(spread)
+        spread.step()
+    assert not would_spread(whole)
+    pairs = [
+        (a, b)
+        for ours, theirs in zip(whole.param_groups, spread.param_groups, strict=True)
+        for a, b in zip(ours["params"], theirs["params"], strict=True)
+    ]
+    for step in range(6):
+        for a, b in pairs:
+            a.grad.normal_()
+            b.grad.copy_(a.grad)
+        for one in (whole, spread):
+            one.found_inf.fill_(float(step == 3))
+        whole.step()
+        graph.replay()
+    for a, b in pairs:
+        assert torch.equal(a, b)
+        assert all(torch.equal(whole.state[a][key], spread.state[b][key]) for key in whole.state[a])
+        assert whole.state[a]["step"].item() == 6

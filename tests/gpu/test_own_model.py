@@ -181,3 +181,4 @@ def test_a_step_that_cuda_cannot_record_goes_on_eagerly(own, tmp_path, monkeypat
     assert fallen == plain
     notices = list(read_events(RunDir(result.path).events_file(0), "notice"))
     assert "eager after all" in notices[0]["text"]
+    assert torch.rand(2, device="cuda").isfinite().all(), "the generator of the device still draws"

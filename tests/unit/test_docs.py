@@ -120,7 +120,9 @@ def _sections():
     """The sections of each workload that comes with the package."""
     from paceline.registry import BUILT_IN, entry_of
 
-    return [{name: kind() for name, kind in entry_of(workload).sections().items()} for workload in BUILT_IN]
+    return [
+        {name: kind.model_construct() for name, kind in entry_of(workload).sections().items()} for workload in BUILT_IN
+    ]
 
 
 def _module(file: Path):

@@ -133,6 +133,9 @@ class MeasuredRow(TimedRow):
     parts: StepParts
     tokens_per_s: float | None = None
     loads: RankLoads = RankLoads()
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the steps that compiled or recorded, which no median counts."""
     parameters: int | None = None
     resources: Resources = field(default_factory=Resources)
 
@@ -182,7 +185,7 @@ Done = TypeVar("Done", bound=TimedRow)
 KEYS = (
     *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
     *("repeats", "workers", "runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s"),
-    *("exposed_s", "waiting_s", "load_s"),
+    *("exposed_s", "waiting_s", "load_s", "compiled_steps", "compiled_s"),
     *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
     *("speedup", "speedup_low", "speedup_high", "speedups", "hours", "device_hours", "cost_usd"),
     *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
@@ -193,7 +196,7 @@ EMPTY: dict[str, Any] = {
     **dict.fromkeys(("failed", "why"), ""),
     **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
     **dict.fromkeys(("fits", "outside", "recommended"), False),
-    "repeats": 0,
+    **dict.fromkeys(("repeats", "compiled_steps", "compiled_s"), 0),
     "usage": {},
 }
 """What is written where a row has no such thing; of all else, null."""
@@ -262,6 +265,8 @@ def combined(
         parts=middle.parts,
         tokens_per_s=middle.tokens_per_s,
         loads=RankLoads(peaks, middle.busy_s_by_rank),
+        compiled_steps=middle.compiled_steps,
+        compiled_s=middle.compiled_s,
         parameters=middle.parameters,
         resources=Resources(
             middle.threads, middle.device, usage=dict(usage or {}), workers=middle.workers, load_s=middle.load_s

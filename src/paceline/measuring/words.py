@@ -252,6 +252,12 @@ def notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> l
     if len(set(threads.values())) > 1:
         told = ", ".join(f"{label}: {count}" for label, count in threads.items())
         found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({told}).")
+    found += [
+        f"{row.label}: {row.compiled_steps} step{'s' * (row.compiled_steps > 1)} of a run compiled or recorded, "
+        f"{duration(row.compiled_s)} in all; no median counts them."
+        for row in measured
+        if row.compiled_steps
+    ]
     return found + [
         f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks can give by themselves; caches, or "
         "other work on the machine, took part in it."

@@ -87,7 +87,8 @@ class LocalParameters(Sequence[LocalParameter]):
         squares = []
         for copies, grads in by_copies.items():
             kind = None if grads[0].is_cuda else torch.float64
-            square = torch.stack(torch._foreach_norm(grads, 2, dtype=kind)).double().square().sum()
+            norms = torch.stack(torch._foreach_norm(grads, 2, dtype=kind))
+            square = torch.linalg.vector_norm(norms, dtype=torch.float64).square()
             squares.append(square if copies == 1 else square / copies)
         if len(squares) == 1:
             return squares[0]

@@ -4,7 +4,8 @@ A "step" event is numbered by the steps done once it is over (the first is 1) an
 
     step  epoch  samples  loss  grad_norm  lr  step_s  data_s  compute_s  comm_s  exposed_s  batch  tokens  skipped
 
-where `samples` counts from the start of the run and `batch` and `tokens` are those of the step. The other kinds are
+where `samples` counts from the start of the run and `batch` and `tokens` are those of the step; one in which something
+was compiled or recorded is marked as `compiled`. The other kinds are
 start, evaluate, checkpoint, resume, extend (the run became longer), done (early, and why) and end.
 """
 
@@ -125,22 +126,22 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return steps_that_count(read_events(path))
 
 
-def steps_that_count(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The "step" events of a run, once each and in order.
+def steps_that_count(events: Iterable[dict[str, Any]], kind: str = "step") -> list[dict[str, Any]]:
+    """The events of a kind that has a step, once each and in order.
 
     A run that was resumed has gone back, so what an earlier attempt did after that point is left out.
     """
-    steps: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for event in events:
         number = event.get("step")
-        if event["kind"] not in ("step", "resume") or not isinstance(number, int):
+        if event["kind"] not in (kind, "resume") or not isinstance(number, int):
             continue
-        undone = number if event["kind"] == "step" else number + 1
-        while steps and steps[-1]["step"] >= undone:
-            steps.pop()
-        if event["kind"] == "step":
-            steps.append(event)
-    return steps
+        undone = number if event["kind"] == kind else number + 1
+        while found and found[-1]["step"] >= undone:
+            found.pop()
+        if event["kind"] == kind:
+            found.append(event)
+    return found
 
 
 def metrics_of(event: Mapping[str, Any]) -> dict[str, float]:

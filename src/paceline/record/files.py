@@ -45,6 +45,11 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=as_json) + "\n")
 
 
+def print_json(value: Any) -> None:
+    """For other programs: to standard output, and nan as null."""
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=as_json))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read back what `write_json` wrote."""
     try:

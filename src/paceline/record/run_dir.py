@@ -31,6 +31,8 @@ from paceline.workload import Say
 COMMENT_COLUMN = 44
 LISTED = 10
 PATIENCE_S = 40
+KNOWN_BY = ("spec.yaml", "measure.json", "links.json")
+"""Files that make a folder a run, a measurement or a measurement of links."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,12 @@ def runs_in(folder: Path) -> list[RunDir]:
         return []
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """The runs and measurements right below a folder, by name."""
+    below = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [path for path in below if any((path / name).is_file() for name in KNOWN_BY)]
+
+
 def _say_runs(path: Path) -> str:
     """The runs a person may have meant: those inside a folder of runs, else those beside."""
     inside = runs_in(path)
@@ -258,9 +266,11 @@ def _anchored(spec: RunSpec) -> dict[str, Any]:
     values = spec.dump()
     for name in ("model", "data", "parallel"):
         for key in getattr(spec, name).paths():
-            path = values[name][key]
-            if isinstance(path, str) and not path.startswith("~"):
-                values[name][key] = os.path.abspath(path)
+            given = values[name][key]
+            if isinstance(given, str) and not given.startswith("~"):
+                values[name][key] = os.path.abspath(given)
+            elif isinstance(given, list):
+                values[name][key] = [os.path.abspath(path) for path in given]
     if is_script(values["workload"]):
         values["workload"] = os.path.abspath(values["workload"])
     place, colon, cls = values["workload"].rpartition(":")

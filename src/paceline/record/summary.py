@@ -24,6 +24,7 @@ LAST = 10
 BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
+Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Evaluation:
     arrays: dict[str, Any] = field(default_factory=dict)
     """Results that are not single numbers, of the last evaluation: those of each class, the confusion matrix."""
     best: dict[str, Any] | None = None
+    score: str = ""
+    """The metric that says which evaluation is best; with a minus, less of it is better."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ class Summary:
     seconds: float = 0.0
     """Wall time of the whole run, with its start, evaluations and checkpoints."""
     in_steps_s: float = 0.0
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the steps in which something was compiled or recorded; no speed and no median counts them."""
     samples_per_s: float | None = None
     """Speed and times are medians over the steps after the warm-up."""
     tokens_per_s: float | None = None
@@ -99,7 +105,8 @@ def summarise(
 ) -> Summary:
     """All that follows from the "step" events of a run; the caller adds the rest with `dataclasses.replace`."""
     apart = spec.parallel.reduce in ("local_sgd", "diloco")
-    steady = rounds(steps[warm_up(len(steps)) :], max(workers, spec.parallel.local_steps if apart else 1))
+    compiled = [step for step in steps if step.get("compiled")]
+    steady = rounds(steady_steps(steps), max(workers, spec.parallel.local_steps if apart else 1))
     losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
     samples = int(steps[-1]["samples"]) if steps else 0
     in_steps_s = math.fsum(_numbers(steps, "step_s"))
@@ -117,6 +124,8 @@ def summarise(
         ),
         seconds=in_steps_s,
         in_steps_s=in_steps_s,
+        compiled_steps=len(compiled),
+        compiled_s=math.fsum(_numbers(compiled, "step_s")),
         samples_per_s=_median_rate(steady, "batch"),
         tokens_per_s=_median_rate(steady, "tokens"),
         loss_first=losses[0] if losses else None,
@@ -128,11 +137,11 @@ def summarise(
     )
 
 
-def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> Evaluation:
+def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None, score: str = "") -> Evaluation:
     """From "evaluate" events."""
     arrays = {name: value for name, value in last.items() if isinstance(value, list | tuple)}
     numbers = {name: value for name, value in (best or {}).items() if not isinstance(value, list | tuple)}
-    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None)
+    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None, score)
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -178,6 +187,9 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     if told := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
         yield "speed", ", ".join(told) + "  (median)"
     yield from _time_rows(summary, bar)
+    if summary.compiled_steps:
+        steps = f"{summary.compiled_steps} step{'s' * (summary.compiled_steps > 1)}"
+        yield "compiling", f"{steps} took {duration(summary.compiled_s)}, which no speed and no median counts"
     if peaks := summary.peak_bytes_per_rank:
         of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
         yield "memory", f"{size(max(peaks))} at its peak{of}"
@@ -266,6 +278,11 @@ def rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[
 def warm_up(steps: int) -> int:
     """How many of so many steps come first and do not count: 5 or a tenth, whichever is more, but half at most."""
     return min(max(FEW_STEPS, steps // 10), steps // 2)
+
+
+def steady_steps(steps: Sequence[Step]) -> list[Step]:
+    """Those after the warm-up in which nothing was compiled or recorded."""
+    return [step for step in steps[warm_up(len(steps)) :] if not step.get("compiled")]
 
 
 def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -302,14 +302,23 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
     for section, kind in sections.items():
         inside = values.get(section)
         for key in kind.paths():
-            if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            if isinstance(inside, dict) and (isinstance(given := inside.get(key), str) or _are_words(given)):
                 try:
-                    inside[key] = str((folder / Path(inside[key]).expanduser()).resolve())
+                    found = [str((folder / Path(word).expanduser()).resolve()) for word in _as_list(given)]
                 except (RuntimeError, ValueError, OSError) as error:
-                    raise UserError(f"{section}.{key}: {inside[key]!r} is not a path: {error}") from None
+                    raise UserError(f"{section}.{key}: {given!r} is not a path: {error}") from None
+                inside[key] = found[0] if isinstance(given, str) else found
         for key in kind.references:
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
                 inside[key] = _anchored(inside[key], folder)
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _as_list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:

@@ -89,8 +89,9 @@ def request_of(
     where = chosen.price.where.cluster if chosen is not None else None
     per_node = shape.per_node or (where.per_node if where else 1)
     most = shape.most or (where.nodes if where else 1)
-    if site.nodes is not None and most > site.nodes:
-        raise UserError(f"--nodes {most}: a job of this site may have {site.nodes}; use --nodes {site.nodes}")
+    there = site.nodes or (partition.nodes if partition else None)
+    if there is not None and most > there:
+        raise UserError(f"--nodes {most}: there are {there} for a job here; use  --nodes {there}")
     least = 1 if site.fewer_nodes and shape.least == shape.most else shape.least or most
     overrides = found.overrides() if found is not None and chosen is not None else {}
     ready = spec.replace({**overrides, "parallel.ranks": most * per_node}, "paceline submit")

@@ -60,7 +60,7 @@ def submit(
     spec = before.spec() if before is not None else spec_of(run)
     if not dry_run:
         slurm.require_slurm()
-    known = slurm.partitions() if shutil.which("sinfo") else {}
+    known = slurm.partitions(loose=dry_run) if shutil.which("sinfo") else {}
     if known and "partition" not in asked and here.partition is None and (usual := slurm.default_partition()):
         here = here.model_copy(update={"partition": usual})
     request = request_of(spec, here, asked, known, anyway=anyway)

@@ -31,13 +31,10 @@ from paceline.training.evaluation import HeldOut, evaluate
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
-from paceline.workload import Workload
+from paceline.workload import PassWorkload, Workload
 
 AT_MOST = 50
 """Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
-
-SAVED_EVERY = 50
-"""Passes of a fit, where the run file does not say."""
 
 
 @dataclass
@@ -210,6 +207,10 @@ class StepLog:
             self.every = 1
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
         """Steps that the device may still be at."""
+        self.made = job.train_step.times_made
+        self.unheard = 0
+        """Steps since all ranks looked whether one of them was asked to stop."""
+        self.stopping = False
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
         self.resume()
@@ -234,31 +235,46 @@ class StepLog:
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost
         self.waiting.append((event, stats, self.timer.take()))
+        self.unheard += 1
+        made = self.job.train_step.times_made
+        if made != self.made:
+            self.made = made
+            self._read(compiled=True)
         self.write(2)  # while the device is at work on this step
 
     def flush(self, now: bool) -> bool:
-        """Read what the device found, at the same steps on every rank; True when a rank was asked to stop.
+        """Read what the device found; True, at the same step on every rank, when one of them was asked to stop.
 
         It is written at once where somebody waits for it, and else little by little while the next steps are computed.
         """
-        if not self.waiting or not (now or len(self.waiting) >= self.every):
+        if not self.unheard or not (now or self.unheard >= self.every):
             return False
+        self._read()
+        stopping, self.stopping, self.unheard = self.stopping, False, 0
+        if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
+            self.write()
+        return stopping
+
+    def _read(self, compiled: bool = False) -> None:
+        """Wait for the device. Of steps that are read together, each is said to have taken as long as their mean:
+        where one of them was `compiled` or recorded, no median is to count any.
+        """
+        if not self.waiting:
+            return
         numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
         step_s = (perf_counter() - self.began) / len(numbers)
         self.began = perf_counter()
-        stopping = False
         for (event, _, collectives), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
             event["comm_s"], event["exposed_s"] = collectives()
             event["step_s"] = step_s
             event["compute_s"] = compute_s(step_s, event["data_s"], event["exposed_s"])
             event["loss"], event["grad_norm"] = loss_sum / (count if count > 0 else 1), norm
             event["skipped"] = not (isfinite(norm) and isfinite(loss_sum))
-            stopping |= stops > 0
+            if compiled:
+                event["compiled"] = True
+            self.stopping |= stops > 0
             self.known.append(event)
         self.waiting.clear()
-        if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
-            self.write()
-        return stopping
 
     def write(self, most: int | None = None) -> None:
         """Write the events that are known, or some of them."""
@@ -302,6 +318,7 @@ class FitJob(Job):
     loop around it.
     """
 
+    workload: PassWorkload
     passes: Passes
     step: int = 0
 
@@ -315,7 +332,7 @@ class FitJob(Job):
 
     @property
     def why(self) -> str:
-        return self.passes.end_words() if self.passes.end is FitEnd.PATIENCE else ""
+        return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
 
     def change_of_length(self, old: Train) -> str:
         return "the passes so far stay as they are"
@@ -327,7 +344,7 @@ class FitJob(Job):
 
     def run(self) -> Status:
         self.passes.begin()
-        every, samples = self.context.spec.train.checkpoint_every or SAVED_EVERY, self.passes.samples
+        every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
         while not self.done:
             self.context.beat("step", self.step)
             found = dict(self.passes.step(self.context.stop.requested))

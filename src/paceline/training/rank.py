@@ -300,7 +300,11 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         why=why,
         seconds=seconds_of(events),
         parameters=facts.parameters,
-        evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
+        evaluation=evaluation_of(
+            job.evaluation,
+            evaluations[max(evaluations)] if evaluations else None,
+            job.workload.score if job.evaluation else "",
+        ),
         differs_from=differs_from(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )

@@ -46,6 +46,7 @@ def job_of(context: RunContext, workload: BaseWorkload) -> Job:
 
 
 def fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
+    workload.folder = context.folder
     passes = workload.passes(context.device)
     order = Order(passes.samples, passes.samples, context.spec.train.seed)
     lines = passes.equations(context.place.world)

@@ -99,7 +99,9 @@ def test_speeds_of_different_work_are_not_compared(tmp_path):
     runs = [make_run(tmp_path, "wide", 1), make_run(tmp_path, "narrow", 2, step_s=0.01, **{"model.width": 32})]
     contents = gather(runs)
     assert not contents.series
-    assert [line.split()[0] for line in contents.verdict] == ["wide", "Of", "narrow", "Of", "The"]
+    same, *each = contents.verdict
+    assert same == "wide and narrow have the same loss, 0.3."
+    assert [line.split()[0] for line in each] == ["wide", "Of", "narrow", "Of", "The"]
 
 
 def test_a_point_above_the_ideal_line_is_on_the_chart(tmp_path):

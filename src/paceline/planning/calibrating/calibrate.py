@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.planning.calibrating.calibration import FORMAT, Accelerator, RankRates, read_calibration
 from paceline.record.environment import environment
+from paceline.record.plain_table import PlainTable
 from paceline.record.units import duration, number, size
 from paceline.workload import Say
 
@@ -129,10 +130,8 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
 
 def table(path: Path) -> Any:
     """What was measured, for rich to print."""
-    from paceline.planning.show import plain_table
-
     columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
-    out, found = plain_table(*columns, left=0), read_calibration(path)
+    out, found = PlainTable(*columns, left=0), read_calibration(path)
 
     def add(name: str, threads: str, row: RankRates | Accelerator, all_reduce: str) -> None:
         flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in (row.matmul_fit()[0], row.attention_flops_s))

@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.parallel.groups import Groups
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.spec import Train
+from paceline.training.optim.spread import spread_step, would_spread
 
 Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 """The norms of whole tensors, given the parameters they belong to and this rank's parts of them."""
@@ -92,12 +93,21 @@ class _WithoutCompiler(torch.optim.Optimizer):
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
-class AdamW(_WithoutCompiler, torch.optim.AdamW):
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+_adam_step = inspect.unwrap(torch.optim.Adam.step)
 
 
 class Adam(_WithoutCompiler, torch.optim.Adam):
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        assert closure is None, "the loop computes the loss"
+        if would_spread(self):
+            spread_step(self)
+        else:
+            _adam_step(self)
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    pass
 
 
 class SGD(_WithoutCompiler, torch.optim.SGD):

@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ class Recorded:
     graph: torch.cuda.CUDAGraph
     row: Tensor
     samples: Tensor
-    effective: Tensor
+    zero: Tensor
     stats: Tensor
     filled: int = 1
     """What `samples` holds."""
@@ -161,6 +162,10 @@ class RecordedStep(Step):
         self.side = torch.cuda.Stream()
         self.any_shape = False
         self.eager = False
+
+    @property
+    def times_made(self) -> int:
+        return super().times_made + len(self.recorded) + self.eager
 
     def collate(self, samples: Any, layout: Layout) -> Collate:
         super().collate(samples, layout)  # what cannot be done without a graph is refused
@@ -213,6 +218,8 @@ class RecordedStep(Step):
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             self.state.model.local_parameters.clear()
+            generator = torch.cuda.default_generators[self.device.index or 0]
+            generator.graphsafe_set_state(generator.clone_state())  # the old one would wait for the recorder's end
             self.eager = True
             self.notice(f"a step is eager after all: {Reason.NOT_CAPTURED.value} ({one_line(error)})")
             return None
@@ -223,7 +230,7 @@ class RecordedStep(Step):
         state, device = self.state, self.device
         row = sent.row.to(device, copy=True)
         samples = torch.ones((), device=device)
-        effective = torch.zeros((), dtype=torch.bool, device=device)
+        zero = torch.full((), nan, dtype=torch.float64, device=device)
         stats = torch.zeros(4, dtype=torch.float64, device=device)
         kept = [t.clone() for t in state.scaler.state().values()]
         local = state.model.local_parameters
@@ -231,8 +238,8 @@ class RecordedStep(Step):
         def step() -> None:
             local.clear()
             found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
-            norm = update(state, self.train, samples, found, local.square(), effective)
-            stats[:3].copy_(torch.stack([*found, norm.double()]))
+            norm = update(state, self.train, samples, found, local.square(), zero)
+            torch.cat([found, norm[None]], out=stats[:3])
 
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
@@ -245,5 +252,5 @@ class RecordedStep(Step):
         self.pool = self.pool or graph.pool()
         for tensor, value in zip(state.scaler.state().values(), kept, strict=True):
             tensor.copy_(value)
-        effective.fill_(True)
-        return Recorded(graph, row, samples, effective, stats)
+        zero.fill_(0.0)
+        return Recorded(graph, row, samples, zero, stats)

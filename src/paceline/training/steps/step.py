@@ -23,7 +23,7 @@ from paceline.parallel.ddp import refuse_unused, without_sync
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.parallel.wrapping import ParallelModel
-from paceline.record.timers import CollectiveTimer
+from paceline.record.timers import CollectiveTimer, compilations
 from paceline.spec import Train
 from paceline.training.checkpoints.saved import AVERAGES
 from paceline.training.optim import own_optimizer
@@ -140,28 +140,31 @@ class State:
 
 
 def update(
-    state: State, train: Train, samples: int | Tensor, found: Tensor, square: Tensor, effective: bool | Tensor = True
+    state: State, train: Train, samples: int | Tensor, found: Tensor, square: Tensor, zero: float | Tensor = 0.0
 ) -> Tensor:
     """Scale, clip and apply the summed gradients; returns their norm. Not finite anywhere: nothing is applied.
 
-    `found` is (sum of losses, count), `square` the squared norm of the gradients as they are, over all ranks.
+    `found` is (sum of losses, count), `square` the squared norm of the gradients as they are, over all ranks. With a
+    `zero` that is NaN nothing is applied either. All of it in few operations: each is a kernel, which takes its time in
+    a small model's step.
     """
     loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
     where = local[0].data.device  # the host's where the state is kept there
-    scale = divisor(count) * state.scaler.scale / samples
-    norm = square.sqrt() / scale
+    scale = divisor(count) * (state.scaler.scale / samples)
+    as_it_is = square.sqrt()
+    norm = as_it_is / scale
     if train.clip:
-        scale = scale * (norm / train.clip).clamp(min=1.0)
-    both = norm + loss_sum
-    finite = (both - both == 0) & effective  # fewer kernels than isfinite: each takes its time in a small model's step
+        scale = torch.maximum(scale, as_it_is / train.clip)
+    finite = (norm + loss_sum) * zero == 0
     scale, applied = scale.to(where), finite.to(where)
     if state.own_optimizer:
         local.complete_gradients()
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         if train.clip_value:
             scale = _scale_and_cut(local, scale, train.clip_value)
-        optimizer.grad_scale, optimizer.found_inf = scale.float(), (~applied).float()
+        optimizer.grad_scale = scale.float()
+        optimizer.found_inf = torch.logical_not(applied, out=torch.empty_like(optimizer.grad_scale))
         optimizer.step()
     elif bool(applied):
         _scale_and_cut(local, scale, train.clip_value)
@@ -186,7 +189,7 @@ def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor
 
 def divisor(count: Tensor) -> Tensor:
     """What a sum of losses is divided by: their number or weight, and 1 where nothing counts."""
-    return torch.where(count > 0, count, 1.0)
+    return count + (count == 0)
 
 
 @dataclass
@@ -207,6 +210,11 @@ class Step:
     @property
     def net(self) -> Any:
         return self.state.model.net
+
+    @property
+    def times_made(self) -> int:
+        """How often a part of it was compiled so far, or the whole was recorded."""
+        return compilations()
 
     @property
     def device(self) -> torch.device:
@@ -263,7 +271,9 @@ class Step:
 
     def backward(self, total: Tensor, count: Tensor | float, weight: int, samples: int | Tensor) -> Tensor:
         """The second half of `forward_backward`, for a loss that is there."""
-        (total * (self.state.scaler.scale * weight / samples)).backward()
+        scale = self.state.scaler.scale
+        factor = (scale if weight == 1 else scale * weight) / samples
+        total.backward(factor.to(total.dtype).expand_as(total))
         return loss_and_count(total, count, weight)
 
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
@@ -293,7 +303,7 @@ class Step:
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
         with self.timer.blocking():
             dist.all_reduce(totals)
-        update(self.state, self.train, samples, found, square, effective=torch.isfinite(totals).all())
+        update(self.state, self.train, samples, found, square, zero=totals.sum() * 0)
         loss_of_all, count_of_all, stops, squares = totals
         return torch.stack([loss_of_all, count_of_all, (squares / dist.get_world_size()).sqrt(), stops])
 
@@ -323,7 +333,9 @@ class PipelineStep(Step):
 
 
 def loss_and_count(total: Tensor, count: Tensor | float, weight: int) -> Tensor:
-    found = total.detach().double()
-    counted = count.to(found) if isinstance(count, Tensor) else torch.full_like(found, count)
-    both = torch.stack([found, counted])
+    if isinstance(count, Tensor):
+        both = torch.stack([total.detach().double(), count.to(total.device, torch.float64)])
+    else:
+        both = torch.full((2,), float(count), dtype=torch.float64, device=total.device)
+        both[0] = total.detach()
     return both if weight == 1 else weight * both

@@ -149,8 +149,7 @@ def _read(data: Any) -> Any:
             "data.path is missing: give the counts, as  data.path=counts.npz,  or plan without them by  "
             "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]"
         )
-    text = TextOptions(column=data.text, min_df=data.min_df, max_df=data.max_df, max_terms=data.max_terms)
-    return read_counts(data.path, fractional=data.fractional, text=text)
+    return read_counts(data.path, fractional=data.fractional, text=TextOptions(**data.text_options()))
 
 
 def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Counted, list[str]]:

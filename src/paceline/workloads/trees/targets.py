@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.errors import UserError, listed
 from paceline.workloads.trees.objectives import BY_NAME, OBJECTIVES, Objective, Task
+from paceline.workloads.trees.ranking import MOST_RELEVANT
 from paceline.workloads.trees.table import TableFacts
 
 FEW_NUMBERS = 20
@@ -36,6 +37,12 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
     """UserError where the label cannot be what was asked for."""
     task = _task_of(asked, label, facts)
     given = f"model.objective={asked}"
+    if (task is Task.RANKING) != bool(facts.queries):
+        raise UserError(
+            f"{given}: it ranks rows within queries; name their column as  data.query=COLUMN"
+            if task is Task.RANKING
+            else f"{given}: a table with data.query is ranked; use  model.objective=rank:ndcg  or leave data.query out"
+        )
     if task in (Task.BINARY, Task.CLASSES):
         if not facts.values:
             raise UserError(f"{given}: {label!r} has more than a thousand different numbers, and these are no classes")
@@ -50,6 +57,9 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
         raise UserError(
             f"{given}: {label!r} holds words ({listed(facts.classes)}); use  model.objective=auto  for their classes"
         )
+    if task is Task.RANKING and not _are_relevances(facts.values):
+        held = f"numbers such as {_shown(facts)}" if facts.values else "many different numbers"
+        raise UserError(f"{given}: {label!r} holds {held}; how relevant a row is must be a whole number from 0 to 31")
     if task is Task.COUNT and facts.totals["least"] < 0:
         raise UserError(f"{given}: {label!r} is {facts.totals['least']:g} somewhere; counts are 0 or more")
     return TreeTarget(OBJECTIVES[task], (), ())
@@ -58,6 +68,8 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
 def _task_of(asked: str, label: str, facts: TableFacts) -> Task:
     if asked != "auto":
         return BY_NAME[asked]
+    if facts.queries:
+        return Task.RANKING
     if facts.classes or len(facts.values) == 2:
         return Task.BINARY if len(facts.values) == 2 else Task.CLASSES
     if 0 < len(facts.values) <= FEW_NUMBERS and all(float(value).is_integer() for value in facts.values):
@@ -66,6 +78,10 @@ def _task_of(asked: str, label: str, facts: TableFacts) -> Task:
             "classes or amounts; type  model.objective=multiclass  or  model.objective=regression"
         )
     return Task.NUMBER
+
+
+def _are_relevances(values: tuple[float, ...]) -> bool:
+    return bool(values) and all(value.is_integer() and 0 <= value <= MOST_RELEVANT for value in values)
 
 
 def _shown(facts: TableFacts) -> str:

@@ -12,6 +12,7 @@ from paceline.launch.environment import ALONE, detect
 from paceline.layout import Layout
 from paceline.workload import PassWorkload, Say
 from paceline.workloads.trees.fitted import FittedTrees
+from paceline.workloads.trees.own_metric import own_metric
 from paceline.workloads.trees.passes import TreePasses
 from paceline.workloads.trees.rounds import Boosting, library_of
 from paceline.workloads.trees.sections import TreesData, TreesModel
@@ -41,12 +42,26 @@ class Trees(PassWorkload):
         target, facts = self.target, self.table.facts
         if self.spec.parallel.ranks > facts.rows:
             raise UserError(f"parallel.ranks={self.spec.parallel.ranks}: there are {facts.rows} rows; use fewer ranks")
-        if train.patience and not facts.test_rows:
-            raise UserError(
-                f"train.patience={train.patience} needs held-out rows; give data.test_fraction or test_path"
-            )
+        given = {"train.patience": train.patience, "model.metric": self._model.metric}
+        if not facts.test_rows and (asked := [key for key, value in given.items() if value]):
+            raise UserError(f"{asked[0]}={given[asked[0]]} needs held-out rows; give data.test_fraction or test_path")
+        own_metric(self._model.metric)
+        self._check_ranking()
         if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
             raise UserError(f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out")
+
+    def _check_ranking(self) -> None:
+        """What XGBoost would do differently on each number of ranks: it divides by each rank's weights of queries."""
+        facts, ranks = self.table.facts, self.spec.parallel.ranks
+        if facts.queries and ranks > facts.queries:
+            raise UserError(f"parallel.ranks={ranks}: there are {facts.queries} queries to learn from; use fewer ranks")
+        if facts.queries and self._model.library == "xgboost":
+            wrong = "data.weight" if facts.weighted else "model.subsample" if self._model.subsample < 1 else ""
+            if wrong:
+                raise UserError(
+                    f"{wrong} and data.query: XGBoost weighs the queries of each rank by themselves; leave {wrong} "
+                    "out, or use  model.library=lightgbm"
+                )
 
     _say: Say = staticmethod(lambda text: None)
 

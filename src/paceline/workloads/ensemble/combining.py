@@ -1,0 +1,184 @@
+"""How the predictions of several models become one: a few numbers, fitted on rows that none of the models saw.
+
+Of classes, with p_j the probabilities that member j gives:
+
+    average, weighted   sum of w_j × softmax(s_j × log p_j), the w_j summing to 1
+    stack               softmax of the sum of w_j × log p_j, and a shift for each class
+
+and what comes out is calibrated. Of numbers: their mean, a weighted mean, or a linear combination and a shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.workloads.ensemble.sections import Calibrate, Combine
+
+LEAST = 1e-12
+"""Probability of what a member thinks impossible."""
+ROUNDS = 500
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Softmax of weighted log-probabilities: of one member, a calibration; of several, a stack."""
+
+    weights: tuple[float, ...]
+    shifts: tuple[float, ...]
+
+    def __call__(self, logs_JNC: np.ndarray) -> np.ndarray:
+        return _softmax(np.tensordot(np.array(self.weights), logs_JNC, 1) + np.array(self.shifts))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """For each class, a rising curve through these points, from the probability that was said to the one that held."""
+
+    said: tuple[tuple[float, ...], ...]
+    held: tuple[tuple[float, ...], ...]
+
+    def __call__(self, found_NC: np.ndarray) -> np.ndarray:
+        curves = zip(found_NC.T, self.said, self.held, strict=True)
+        risen = np.stack([np.interp(column, said, held) for column, said, held in curves], axis=1).clip(LEAST)
+        return risen / risen.sum(1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Combination:
+    how: str
+    weights: tuple[float, ...]
+    """Of the members, in their order."""
+    scales: tuple[float, ...] = ()
+    """Factors of their log-probabilities, before these are averaged."""
+    shifts: tuple[float, ...] = ()
+    """Stack: of each class. Of numbers: one."""
+    calibration: Logistic | None = None
+    curves: Curves | None = None
+
+    def __call__(self, outputs: np.ndarray) -> np.ndarray:
+        """(members, rows, classes) -> (rows, classes); of numbers (members, rows) -> (rows,)."""
+        if outputs.ndim == 2:
+            return np.asarray(np.array(self.weights) @ outputs + sum(self.shifts))
+        found = self._combined(logs_of(outputs))
+        if self.calibration is not None:
+            found = self.calibration(logs_of(found)[None])
+        return self.curves(found) if self.curves is not None else found
+
+    def _combined(self, logs_JNC: np.ndarray) -> np.ndarray:
+        if self.how == "stack":
+            return Logistic(self.weights, self.shifts)(logs_JNC)
+        scaled = _softmax(np.array(self.scales)[:, None, None] * logs_JNC)
+        return np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Combination:
+        plain = {key: tuple(values[key]) for key in ("weights", "scales", "shifts")}
+        logistic, curves = values["calibration"], values["curves"]
+        return cls(
+            how=values["how"],
+            calibration=None if logistic is None else Logistic(tuple(logistic["weights"]), tuple(logistic["shifts"])),
+            curves=None if curves is None else Curves(*(tuple(map(tuple, curves[key])) for key in ("said", "held"))),
+            **plain,
+        )
+
+
+def fitted_to_classes(outputs_JNC: np.ndarray, labels_N: np.ndarray, how: Combine, calibrate: Calibrate) -> Combination:
+    """The combination with the lowest log loss on these rows."""
+    logs, members = logs_of(outputs_JNC), len(outputs_JNC)
+    if how == "stack":
+        stacked = _logistic(logs, labels_N, shifts=True)
+        found = Combination(how, stacked.weights, shifts=stacked.shifts)
+    else:
+        fits = [_logistic(one[None], labels_N, shifts=False).weights[0] for one in logs] if calibrate != "none" else []
+        scales = np.array(fits or [1.0] * members)
+        own = np.take_along_axis(_softmax(scales[:, None, None] * logs), labels_N[None, :, None], 2)[:, :, 0]
+        weights = _mixture(own) if how == "weighted" else np.full(members, 1 / members)
+        found = Combination(how, tuple(weights.tolist()), scales=tuple(scales.tolist()))
+    return _calibrated(found, outputs_JNC, labels_N, calibrate)
+
+
+def fitted_to_numbers(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Combine) -> Combination:
+    """The combination with the least squares on these rows."""
+    from scipy.optimize import lsq_linear, nnls
+
+    members = len(outputs_JN)
+    if how == "average":
+        return Combination(how, (1 / members,) * members)
+    if how == "stack":
+        columns = np.vstack([outputs_JN, np.ones_like(truth_N)]).T
+        least = [0.0] * members + [-np.inf]
+        *weights, shift = lsq_linear(columns, truth_N, bounds=(least, np.inf)).x.tolist()
+        return Combination(how, tuple(weights), shifts=(shift,))
+    heavy = 1e3 * float(np.abs(outputs_JN).max() + 1) * len(truth_N) ** 0.5  # one more row, which makes the sum 1
+    weights = nnls(np.vstack([outputs_JN.T, np.full(members, heavy)]), np.append(truth_N, heavy))[0]
+    return Combination(how, tuple((weights / weights.sum()).tolist()))
+
+
+def logs_of(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.clip(probabilities, LEAST, 1.0))
+
+
+def _calibrated(found: Combination, outputs: np.ndarray, labels: np.ndarray, calibrate: Calibrate) -> Combination:
+    values = {name: getattr(found, name) for name in ("how", "weights", "scales", "shifts")}
+    if calibrate in ("temperature", "platt"):
+        logs = logs_of(found(outputs))[None]
+        return Combination(**values, calibration=_logistic(logs, labels, shifts=calibrate == "platt"))
+    return Combination(**values, curves=_curves(found(outputs), labels)) if calibrate == "isotonic" else found
+
+
+def _logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -> Logistic:
+    """By L-BFGS, weights of 0 or more; the penalty is that of scikit-learn's logistic regression."""
+    from scipy.optimize import minimize
+
+    members, rows, classes = logs_JNC.shape
+    truth = np.zeros((rows, classes))
+    truth[np.arange(rows), labels_N] = 1.0
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        shift = values[members:] if shifts else np.zeros(classes)
+        logits = np.tensordot(values[:members], logs_JNC, 1) + shift
+        said = _softmax(logits)
+        loss = -float(np.log(said[np.arange(rows), labels_N].clip(1e-300)).sum())
+        off = said - truth
+        slope = [float((off * one).sum()) for one in logs_JNC]
+        gradient = np.array([*slope, *(off.sum(0) if shifts else ())])
+        return (loss + 0.5 * float(values @ values)) / rows, (gradient + values) / rows
+
+    start = np.array([1 / members] * members + [0.0] * (classes if shifts else 0))
+    bounds = [(0.0, None)] * members + [(None, None)] * (len(start) - members)
+    found = minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": ROUNDS}).x
+    return Logistic(tuple(found[:members].tolist()), tuple(found[members:].tolist()) if shifts else (0.0,) * classes)
+
+
+def _mixture(own_JN: np.ndarray) -> np.ndarray:
+    """Weights that sum to 1, under which the labels are likeliest: each round of EM makes them likelier."""
+    weights = np.full(len(own_JN), 1 / len(own_JN))
+    for _ in range(ROUNDS):
+        parts = weights[:, None] * own_JN
+        weights = (parts / parts.sum(0)).mean(1)
+    return weights
+
+
+def _curves(found_NC: np.ndarray, labels_N: np.ndarray) -> Curves:
+    from scipy.optimize import isotonic_regression
+
+    said, held = [], []
+    for number, column in enumerate(found_NC.T):
+        order = np.argsort(column, kind="stable")
+        risen = isotonic_regression((labels_N[order] == number).astype(np.float64)).x
+        ends = np.flatnonzero(np.diff(risen, prepend=np.nan, append=np.nan) != 0)  # where a step begins
+        keep = np.unique(np.concatenate([ends[ends < len(risen)], ends[1:] - 1]))
+        said.append(tuple(column[order][keep].tolist()))
+        held.append(tuple(risen[keep].tolist()))
+    return Curves(tuple(said), tuple(held))
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))

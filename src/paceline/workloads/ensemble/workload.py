@@ -1,0 +1,109 @@
+"""An ensemble as a workload of a run file."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.data.files import digest_of_files, digest_of_value
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.record.run_dir import RunDir
+from paceline.workload import PassWorkload, Say
+from paceline.workloads.ensemble.fitted import FittedEnsemble
+from paceline.workloads.ensemble.members import check_finished, digest_of_run, names_of
+from paceline.workloads.ensemble.passes import EnsemblePasses, Request
+from paceline.workloads.ensemble.rows import RowSet, folds_of, held_out, read_rows
+from paceline.workloads.ensemble.sections import EnsembleData, EnsembleModel
+from paceline.workloads.ensemble.training import Folds, check_folds, member_files
+from paceline.workloads.ensemble.unseen import test_table, unseen
+
+HELD_OUT, HELD_OUT_OF_UNSEEN = 0.2, 0.5
+LEAST_ROWS = 10
+
+
+class Ensemble(PassWorkload):
+    """Trains or opens its members, asks them about rows that they never saw, and finds their weights."""
+
+    Model, Data = EnsembleModel, EnsembleData
+    saved_every = 1
+
+    _say: Say = staticmethod(lambda text: None)
+
+    def prepare(self, say: Say) -> None:
+        self._say = say
+        train = self.spec.train
+        if train.steps or train.epochs:
+            key = "steps" if train.steps else "epochs"
+            raise UserError(f"train.{key}: an ensemble is as long as its members; set it in their run files")
+        for path in self._model.runs:
+            check_finished(path)
+            label = getattr(RunDir(path).recorded_spec().data, "label", self._data.label)
+            if label != self._data.label:
+                raise UserError(
+                    f"data.label={self._data.label}: {path} learned to predict {label!r}; type  data.label={label}  "
+                    "or leave that run out"
+                )
+        for name, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
+            if len(rows) < LEAST_ROWS:
+                raise UserError(f"{rows.file}: there are {len(rows)} rows {name}; at least {LEAST_ROWS} are needed")
+        if self.request.folds is not None:
+            check_folds(self.request.folds, self._data.label)
+
+    @cached_property
+    def request(self) -> Request:
+        model, data, seed = self._model, self._data, self.spec.train.seed
+        runs, given = list(model.runs), list(model.members or model.runs)
+        if data.path is None and not runs:
+            raise UserError("data.path is not given: which table do the members learn from? type  data.path=FILE.csv")
+        path = data.path if data.path is not None else test_table(runs)
+        rows = read_rows(path, data.label, "data.path")
+        if runs:
+            rows = unseen(rows, runs, self._say)
+        fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
+        names = names_of(given)
+        folds = None if runs else Folds(fit, folds_of(fit, data.folds, seed), data.folds, test)
+        files = () if runs else member_files(model.members, names)
+        return Request(model, data.label, names, fit, test, files, folds, seed, self._say)
+
+    def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
+        data = self._data
+        if data.test_path is None:
+            return held_out(rows, fraction, self.spec.train.seed)
+        if data.test_fraction is not None:
+            raise UserError("data.test_path and data.test_fraction both say what to test on; leave one out")
+        return rows, read_rows(data.test_path, data.label, "data.test_path")
+
+    def sample_count(self) -> int:
+        return len(self.request.fit)
+
+    def fingerprint(self) -> str:
+        """Of the table, and of the finished runs as they are."""
+        files = {self.request.fit.file: 0, self.request.test.file: 0}
+        return digest_of_value([digest_of_files(files), *map(digest_of_run, self._model.runs)])
+
+    def suits(self, layout: Layout) -> None:
+        parallel = self.spec.parallel
+        if not layout.plain or layout.ranks > 1 or parallel.engine != "torch" or parallel.reduce != "exact":
+            raise UserError(
+                "workload=ensemble trains its members one after the other, each spread as its own run file says; set "
+                "parallel there, and leave it out here"
+            )
+
+    def passes(self, device: Any) -> EnsemblePasses:
+        assert self.folder is not None
+        return EnsemblePasses(self.request, self.folder)
+
+    def fitted(self, folder: Path) -> FittedEnsemble:
+        return FittedEnsemble.read(folder)
+
+    @property
+    def _data(self) -> EnsembleData:
+        assert isinstance(self.spec.data, EnsembleData)
+        return self.spec.data
+
+    @property
+    def _model(self) -> EnsembleModel:
+        assert isinstance(self.spec.model, EnsembleModel)
+        return self.spec.model

@@ -1,0 +1,174 @@
+"""Members of two workloads become one model: trained by folds, or finished; used, gone on with, and refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.cli import main
+from paceline.errors import UserError
+from paceline.spec import build
+from paceline.workload import workload_of
+from paceline.workloads.ensemble.answers import Answers
+
+
+def finished(ensemble_run, tables, tmp_path, **given):
+    """An ensemble of the members of that run, which are finished runs by themselves."""
+    runs = [str(ensemble_run.path / "members" / name) for name in ("trees", "texts")]
+    spec = {
+        "name": "again",
+        "workload": "ensemble",
+        "model": {"runs": runs},
+        "data": {"path": str(tables[1]), "label": "verdict"},
+    }
+    return build(spec).replace(given)
+
+
+def refused(spec, match):
+    with pytest.raises(UserError, match=match):
+        workload_of(spec).prepare(lambda text: None)
+
+
+def test_the_ensemble_beats_both_members_and_says_how_surely(ensemble_run):
+    told = json.loads((ensemble_run.path / "ensemble.json").read_text())
+    gains = told["held_out"]["gains"]
+    assert {name: gain["loss"]["value"] > gain["loss"]["error"] > 0 for name, gain in gains.items()} == {
+        "trees": True,
+        "texts": True,
+    }
+    assert told["held_out"]["each"]["ensemble"]["loss"]["value"] == pytest.approx(ensemble_run.metrics["loss"])
+    assert all(weight > 0.1 for weight in told["combination"]["weights"])
+    assert sorted(file.name for file in (ensemble_run.path / "pictures").iterdir()) == [
+        "members-000007.png",
+        "reliability-000007.png",
+    ]
+
+
+def test_no_member_learned_from_rows_that_it_was_asked_about(request_values, ensemble_run):
+    request = workload_of(build(request_values)).request
+    for fold in range(2):
+        learn, away = request.folds.split(request.files[0], fold)
+        assert not set(learn.numbers) & set(away.numbers)
+        assert len(learn) + len(away) == 600
+        assert list(away.numbers) == list(request.folds.of(fold).numbers)
+        assert len(Answers(ensemble_run.path / "predictions").read("trees", f"fold-{fold + 1}").values) == len(away)
+    assert not (ensemble_run.path / "folds").exists()
+    assert sorted(file.name for file in (ensemble_run.path / "tables").iterdir()) == ["learn.csv", "test.csv"]
+
+
+def test_early_stopping_looks_at_rows_of_a_fold_of_its_own(request_values, member_files):
+    from dataclasses import replace
+
+    request = workload_of(build(request_values | {"data": request_values["data"] | {"folds": 3}})).request
+    stops = replace(request.files[0], spec=request.files[0].spec.replace({"train.patience": 2}))
+    learn, looked_at = request.folds.split(stops, 0)
+    asked = set(request.folds.of(0).numbers)
+    assert not asked & (set(learn.numbers) | set(looked_at.numbers))
+    assert not set(learn.numbers) & set(looked_at.numbers)
+    _, looked_at = request.folds.split(stops, None)
+    assert looked_at.file == request.fit.file
+
+
+def test_it_predicts_rows_each_member_by_its_columns(ensemble_run, tables, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(ensemble_run.path), str(tables[1]), "--out", str(tmp_path / "said.csv")])
+    assert end.value.code == 0
+    accuracy = ensemble_run.metrics["accuracy"]
+    assert f"accuracy {accuracy:.4g}" in capsys.readouterr().out
+    model = paceline.open(ensemble_run.path)
+    rows = [{"size": "3", "noise": "0", "words": "good lovely"}, {"size": "-3", "noise": "0", "words": "poor awful"}]
+    assert model.predict(rows).labels == ["yes", "no"]
+    with pytest.raises(UserError, match="no column 'words', which texts reads"):
+        model.predict([{"size": "3", "noise": "0"}])
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(ensemble_run.path), "--out", str(tmp_path / "model")])
+    assert end.value.code == 2
+    assert "export each member by itself" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_end(request_values, ensemble_run, tmp_path):
+    whole = json.loads((ensemble_run.path / "ensemble.json").read_text())
+    copy = shutil.copytree(ensemble_run.path, tmp_path / "both")
+    for file in ("ensemble.json", "summary.json", "predictions/texts-test.npz"):
+        (copy / file).unlink()
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").mkdir()
+    paceline.resume(copy, show=False)
+    again = json.loads((copy / "ensemble.json").read_text())
+    assert again["combination"] == whole["combination"]
+    assert again["held_out"] == whole["held_out"]
+
+
+def test_finished_runs_are_weighed_on_rows_that_none_of_them_saw(ensemble_run, tables, tmp_path):
+    wanted = {"model.combine": "weighted", "model.calibrate": "isotonic"}
+    found = paceline.train(finished(ensemble_run, tables, tmp_path, **wanted), tmp_path, show=False)
+    told = json.loads((found.path / "ensemble.json").read_text())
+    assert sum(told["combination"]["weights"]) == pytest.approx(1)
+    assert told["held_out"]["rows"] < 400
+    rows = [{"size": "3", "noise": "0", "words": "good lovely"}] * 2
+    model = paceline.open(found.path)
+    assert np.allclose(model.predict(rows).probabilities.sum(1), 1)
+    run = ensemble_run.path / "members" / "texts" / "kept" / "more.txt"
+    run.write_text("another model")
+    try:
+        with pytest.raises(UserError, match="texts has changed since"):
+            paceline.open(found.path)
+    finally:
+        run.unlink()
+
+
+def test_rows_that_a_member_learned_from_are_refused_or_left_out(ensemble_run, tables, tmp_path):
+    learned, unknown = tables
+    said = []
+    refused(finished(ensemble_run, tables, tmp_path, **{"data.path": str(learned)}), r"600 of the 600 rows .* are in")
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_text(unknown.read_text() + "".join(learned.read_text().splitlines(keepends=True)[1:101]))
+    work = workload_of(finished(ensemble_run, tables, tmp_path, **{"data.path": str(mixed)}))
+    work.prepare(said.append)
+    assert said == ["  100 of the 500 rows are left out: members learned from the same"]
+    assert len(work.request.fit) + len(work.request.test) == 400
+
+
+def test_labels_and_runs_that_do_not_fit_are_refused(ensemble_run, tables, make_table, tmp_path):
+    def wrong(match, **given):
+        refused(finished(ensemble_run, tables, tmp_path, **given), match)
+
+    wrong(r"learned to predict 'verdict'; type  data.label=verdict", **{"data.label": "words"})
+    wrong("an ensemble is as long as its members", **{"train.steps": 3})
+    copy = shutil.copytree(ensemble_run.path / "members" / "trees", tmp_path / "trees")
+    (copy / "summary.json").unlink()
+    wrong(
+        r"trees is not finished; go on with  paceline train --resume",
+        **{"model.runs": [str(copy), str(ensemble_run.path / "members" / "texts")]},
+    )
+    wrong("is not a run folder", **{"model.runs": [str(tmp_path), str(copy)]})
+    few = make_table(tmp_path / "few.csv", 12, 3)
+    wrong("at least 10 are needed", **{"data.path": str(few)})
+    with pytest.raises(UserError, match="each spread as its own run file says"):
+        paceline.train(finished(ensemble_run, tables, tmp_path, **{"parallel.ranks": 2}), tmp_path)
+    with pytest.raises(UserError, match="an ensemble has two members or more"):
+        finished(ensemble_run, tables, tmp_path, **{"model.runs": [str(copy)]})
+    with pytest.raises(UserError, match="is given twice"):
+        finished(ensemble_run, tables, tmp_path, **{"model.runs": [str(copy), str(copy)]})
+    with pytest.raises(UserError, match="plan each of them with  paceline plan"):
+        paceline.plan(finished(ensemble_run, tables, tmp_path))
+
+
+def test_another_label_than_members_know_ends_before_anything_is_left(ensemble_run, tables, tmp_path):
+    odd = tmp_path / "odd.csv"
+    odd.write_text(tables[1].read_text().replace(",yes", ",perhaps"))
+    with pytest.raises(UserError, match="'verdict' is perhaps there, and trees predicts no, yes"):
+        paceline.train(
+            finished(ensemble_run, tables, tmp_path, **{"data.path": str(odd)}), tmp_path / "runs", show=False
+        )
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_class_that_folds_would_miss_is_refused(request_values, tables, tmp_path):
+    rare = tmp_path / "rare.csv"
+    lines = tables[0].read_text().splitlines()
+    rare.write_text("\n".join([*lines, "0,0,good,never"]) + "\n")
+    refused(build(request_values | {"data": request_values["data"] | {"path": str(rare)}}), "'never' in 1 row, too few")
+    refused(build(request_values | {"data": {"label": "verdict"}}), "which table do the members learn from")
