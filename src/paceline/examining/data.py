@@ -77,4 +77,4 @@ def _needed_samples_s(spec: RunSpec) -> float | None:
         found = plan(spec, devices=(1,))
     except PacelineError:
         return None
-    return found.subject.global_batch / found.one_device.step_s
+    return found.subject.global_batch / found.base.step_s if found.base is not None else None
