@@ -7,6 +7,7 @@ why.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from paceline.errors import RunFailed
 from paceline.examining.results import CheckResult, Health
 from paceline.launch.environment import Place
+from paceline.launch.network import listening
 
 TOPIC = "network"
 MEET_S = 20.0
@@ -94,13 +96,11 @@ def meet(place: Place) -> Meeting:
 
 def _store(place: Place) -> Any:
     """On a thread of its own: torch waits for ever for one who takes a connection and says nothing."""
-    from paceline.launch.group import store_of
-
     made: list[Any] = []
 
     def make() -> None:
         try:
-            made.append(store_of(place, MEET_S, wait=False))
+            made.append(_opened(place))
         except Exception as error:  # raised below, where it is waited for
             made.append(error)
 
@@ -112,6 +112,22 @@ def _store(place: Place) -> Any:
     if isinstance(made[0], Exception):
         raise made[0]
     return made[0]
+
+
+def _opened(place: Place) -> Any:
+    """Where the ranks of a run would meet; it is there before the others are. torchrun has one of its own."""
+    import torch.distributed as dist
+
+    main = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    everyone = dist.TCPStore(
+        place.address,
+        place.port,
+        is_master=main,
+        timeout=timedelta(seconds=MEET_S),
+        wait_for_workers=False,
+        master_listen_fd=listening(place).detach() if main else None,
+    )
+    return dist.PrefixStore(f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", everyone)
 
 
 def _missing(store: Any, keys: list[str]) -> list[str]:

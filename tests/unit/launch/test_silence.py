@@ -85,8 +85,10 @@ def test_a_heartbeat_says_where_a_rank_is_and_is_one_line_however_often_it_beats
         assert found.state in ("R", "S")
         assert found.place == "in the evaluation after step 7"
         beat("end", None)
-    (text,) = (tmp_path / "heartbeats" / "rank0.json").read_text().splitlines()
-    assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
+        (text,) = (tmp_path / "heartbeats" / "rank0.json").read_text().splitlines()
+        assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
+        beat.remove()
+    assert not any(tmp_path.iterdir()), "a run that has ended leaves none"
 
 
 def test_a_beat_costs_next_to_nothing(tmp_path):
