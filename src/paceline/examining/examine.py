@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import UserError
 from paceline.examining import data, devices, files, limits, network, versions
 from paceline.examining.meeting import Meeting, NotMet, meet
 from paceline.examining.pairs import between_nodes
@@ -47,6 +48,8 @@ def doctor(spec: Source | None = None, out: str | Path = "runs", nodes: Sequence
     if nodes:
         from paceline.examining.start_nodes import examine_nodes
 
+        if not isinstance(spec, str | Path | None):
+            raise UserError("nodes: other nodes cannot see a run that is not a file; write it to one, and name that")
         return examine_nodes(nodes, [] if spec is None else [str(spec)], Path(out))
     place = detect(os.environ) or ALONE
     return examine(Surroundings(Path(out), os.environ, None if spec is None else spec_of(spec), place))

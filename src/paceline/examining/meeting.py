@@ -96,11 +96,13 @@ def meet(place: Place) -> Meeting:
 
 def _store(place: Place) -> Any:
     """On a thread of its own: torch waits for ever for one who takes a connection and says nothing."""
+    import torch.distributed as dist  # before the clock runs
+
     made: list[Any] = []
 
     def make() -> None:
         try:
-            made.append(_opened(place))
+            made.append(_opened(place, dist))
         except Exception as error:  # raised below, where it is waited for
             made.append(error)
 
@@ -114,10 +116,8 @@ def _store(place: Place) -> Any:
     return made[0]
 
 
-def _opened(place: Place) -> Any:
+def _opened(place: Place, dist: Any) -> Any:
     """Where the ranks of a run would meet; it is there before the others are. torchrun has one of its own."""
-    import torch.distributed as dist
-
     main = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     everyone = dist.TCPStore(
         place.address,
