@@ -250,3 +250,9 @@ def test_longer_steps_never_follow_from_faster_links(agnews):
     slow, fast = (plan(spec, f"4x1xV100+{speed}", [4]) for speed in ("1Gb", "100Gb"))
     assert fast.rows[0].speedup > slow.rows[0].speedup
     assert replace(fast.rows[0]) == fast.rows[0]
+
+
+def test_a_plan_of_ranks_that_could_share_says_what_it_counts(lm_file, ask):
+    said = "priced with a device for each rank; with parallel.backend=gloo ranks can share one"
+    assert said in ask(lm_file, "parallel.backend=gloo", "--cluster", "2xH100")[1]
+    assert said not in ask(lm_file, "--cluster", "2xH100")[1]
