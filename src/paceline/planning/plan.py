@@ -17,6 +17,7 @@ from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
 from paceline.planning.subject import Subject, subject_of
 from paceline.planning.what_if import WhatIf
+from paceline.record.tabular import Tabular
 from paceline.spec import DEFAULT, RunSpec, Source, spec_of
 
 MOST_ROWS = 8
@@ -36,8 +37,8 @@ class Ceilings:
     """The base's step over the time that collectives are in flight on the most devices."""
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Tabular):
     """The answer. `chosen` is None where nothing fits; `overrides()` are the lines that apply it."""
 
     spec: RunSpec
@@ -55,6 +56,27 @@ class Plan:
     """Numbers of devices that cannot be."""
     wishes: Wishes = field(default_factory=Wishes)
     what_if: WhatIf = field(default_factory=WhatIf)
+
+    @property
+    def headline(self) -> str:
+        return f"{self.spec.name}: {self.advice[0] if self.advice else 'nothing fits'}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "devices": row.devices,
+                "layout": self.subject.layout_name(row.price),
+                "step_s": row.price.step_s,
+                "speedup": row.speedup,
+                "efficiency": row.efficiency,
+                "memory_bytes": row.price.memory.total_bytes,
+                "hours": row.hours,
+                "device_hours": row.device_hours,
+                "cost_usd": row.cost_usd,
+                "chosen": row is self.chosen,
+            }
+            for row in self.rows
+        ]
 
     @property
     def fits(self) -> bool:

@@ -14,6 +14,7 @@ from paceline.planning.formulas.comm import all_reduce_s, group
 from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.placement import NUMBERS
 from paceline.planning.formulas.steptime import StepTime
+from paceline.planning.rows import AS_FAST
 from paceline.planning.site import Where
 from paceline.planning.subject import TIMES, PassSubject, Wording, rows_per_rank
 from paceline.record.units import duration, size
@@ -163,9 +164,11 @@ class TreesSubject(PassSubject):
             yield f"One rank: a round takes {duration(p.step_s)}."
         elif chosen.devices == 1:
             slow = most.price.time
+            as_long = most.speedup > 1 and most.run_s * AS_FAST >= chosen.run_s
+            sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
             yield (
                 f"Stay on one rank, where a round takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{times(most.speedup)}. Each would work {duration(slow.compute_s)} and wait "
+                f"{times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and wait "
                 f"{duration(slow.exposed_s)} for the histograms of the others."
             )
         else:
