@@ -57,6 +57,15 @@ def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
     return sums
 
 
+def two_class_sums(odds_B: np.ndarray, labels_B: np.ndarray) -> dict[str, np.ndarray]:
+    """The same of two classes, from the log-odds of the second: what is said of the first is its mirror image."""
+    said_B = (odds_B > 0).astype(np.int64)
+    bins_B = np.rint((np.clip(np.nan_to_num(odds_B), -FARTHEST, FARTHEST) + FARTHEST) * PER_UNIT).astype(np.int64)
+    first_N, second_N = np.bincount(labels_B * BINS + bins_B, minlength=2 * BINS).reshape(2, BINS)
+    scores = np.stack([np.stack([second_N[::-1], first_N[::-1]]), np.stack([first_N, second_N])])
+    return {CONFUSION: np.bincount(labels_B * 2 + said_B, minlength=4).reshape(2, 2), SCORES: scores}
+
+
 def class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of all samples, and arrays with those of each class; nothing where the sums are not of classes.
 

@@ -16,6 +16,9 @@ class FitEnd(Enum):
 
     CONVERGED = "converged"
     MOST_PASSES = "most passes"
+    """Before it has converged."""
+    AS_ASKED = "as asked"
+    """All that it was meant to do."""
     PATIENCE = "patience"
 
 
@@ -79,7 +82,7 @@ class Passes(Protocol):
 
 
 class Fitted(Protocol):
-    """The result of a fit, for use on new inputs."""
+    """The result of a fit, for use on new inputs. Optional: `write_onnx(file)`."""
 
     @property
     def classes(self) -> Sequence[str]:

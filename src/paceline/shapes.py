@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,21 @@ class DecoderShape:
             tables += self.context * self.width
         return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
 
+    def named(self) -> Iterator[tuple[str, int]]:
+        """The weights by their names, as patterns of `train.groups` match them."""
+        kv = self.kv_heads * self.head_dim
+        each = {"attention.q": self.width, "attention.k": kv, "attention.v": kv, "attention.out": self.width}
+        each |= {f"ffn.{name}": self.ffn for name in ("gate", "up", "down")[self.ffn_kind != "swiglu" :]}
+        yield "tokens.weight", self.vocab * self.width
+        if self.positions == "learned":
+            yield "positions.weight", self.context * self.width
+        for layer in range(self.layers):
+            yield from ((f"layers.{layer}.{name}.weight", side * self.width) for name, side in each.items())
+            yield from ((f"layers.{layer}.{name}.weight", self.width) for name in ("attention_norm", "ffn_norm"))
+        yield "norm.weight", self.width
+        if not self.tied:
+            yield "head.weight", self.vocab * self.width
+
 
 def divisors(number: int) -> list[int]:
     """Of a number of any size; of a very large one, the small and the large ones."""
@@ -106,6 +121,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "1.3b": _sizes(2048, 16, 24, 5504, kv_heads=16, vocab=32000),
     "3b": _sizes(3200, 32, 26, 8640, kv_heads=32, vocab=32000),
     "7b": _sizes(4096, 32, 32, 11008, kv_heads=32, vocab=32000),
+    "8b": _sizes(4096, 32, 32, 14336, kv_heads=8, vocab=128256),
+    "13b": _sizes(5120, 40, 40, 13824, kv_heads=40, vocab=32000),
+    "70b": _sizes(8192, 64, 80, 28672, kv_heads=8, vocab=128256),
+    "405b": _sizes(16384, 128, 126, 53248, kv_heads=8, vocab=128256),
 }
-"""What `model.preset` stands for. gpt2, 1b, 3b and 7b have the sizes of GPT-2 124M (but for its biases), TinyLlama,
-OpenLLaMA 3B and Llama 2 7B."""
+"""What `model.preset` stands for. gpt2, 1b, 3b, 7b and 13b have the sizes of GPT-2 124M (but for its biases),
+TinyLlama, OpenLLaMA 3B, Llama 2 7B and 13B; 8b, 70b and 405b those of Llama 3.1."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from layout_rows import held_bytes, train_rows
+from layout_rows import held_bytes, train_rows, train_rows_through_host
 
 from paceline.launch.local import run_ranks
 from paceline.layout import from_words, layout_of
@@ -160,3 +160,17 @@ def _parameters(spec, prefix=""):
     with torch.device("meta"):
         model = workload_of(spec).model()
     return sum(math.prod(p.shape) for name, p in model.named_parameters() if name.startswith(prefix))
+
+
+def test_a_pipeline_whose_messages_go_through_host_memory_gives_the_same(trained, tiny_lm, tmp_path):
+    """The way of ranks that share a CUDA device. Each schedule receives and sends in another order."""
+    layouts = [f"pipeline:2:{schedule}" for schedule in ("1f1b", "zero_bubble")]
+    base = tiny_lm.replace({"train.steps": STEPS, "train.evaluate_every": STEPS, "train.evaluate_on": 8})
+    rows = [(named(layout, "host", 4), spec_of(base, layout, "plain")) for layout in layouts]
+    run_ranks(train_rows_through_host, (rows, str(tmp_path)), 2)
+    for layout, (name, _) in zip(layouts, rows, strict=True):
+        straight, weights = trained(layout, "plain", 4)
+        folder = tmp_path / name
+        found = read_tensors(newest(folder / "checkpoints", print))
+        assert [step["loss"] for step in read_steps(folder / "rank0.jsonl")] == [step["loss"] for step in straight]
+        assert all(torch.equal(found[key], tensor) for key, tensor in weights.items())

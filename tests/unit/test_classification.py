@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.classification import class_metrics, class_sums
+from paceline.classification import class_metrics, class_sums, two_class_sums
 from paceline.record.per_class import baseline_words, class_results, shown_results
 
 
@@ -68,3 +68,12 @@ def test_a_model_that_always_says_the_same_is_named():
     many = {name: [0.5] * 29 + [0.1] for name in ("precision", "recall", "f1")}
     worst, left = shown_results({**many, "support": [1] * 30})
     assert (worst[0].name, left) == ("29", 18)
+
+
+def test_the_sums_of_two_classes_follow_from_the_odds_of_one():
+    logits, labels = answers(2)
+    logits[:, 0] = 0
+    whole = class_sums(logits, labels)
+    found = two_class_sums(logits[:, 1].double().numpy(), labels.numpy())
+    assert found.keys() == whole.keys()
+    assert all(np.array_equal(found[name], whole[name].numpy()) for name in found)

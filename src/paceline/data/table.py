@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import PARQUET_BATCH_ROWS, check_file, csv_records, json_lines, open_parquet
+from paceline.data.files import PARQUET_BATCH_ROWS, check_file, csv_records, json_lines, no_header_again, open_parquet
 from paceline.errors import UserError, did_you_mean
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -107,6 +107,7 @@ def rows_of(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterat
     else:
         records = csv_records(file, "\t" if kind == "tsv" else ",")
         header = next(records, (0, []))[1] if names is None else names
+        records = no_header_again(records, header, file) if names is None else records
         for number, fields in records:
             if len(fields) != len(header):
                 raise UserError(

@@ -35,6 +35,7 @@ from paceline.errors import PacelineError, RunFailed
 from paceline.launch import blame
 from paceline.launch.environment import Place
 from paceline.launch.signals import STOP_SIGNALS
+from paceline.launch.stacks import give_when_asked
 from paceline.record.units import duration
 from paceline.registry import one_line, own_trace
 from paceline.spec import RunSpec
@@ -238,6 +239,7 @@ def _work(
         signal.signal(number, signal.SIG_IGN)
     for other in not_ours:
         other.close()
+    give_when_asked()
     gc.freeze()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):  # the rank is gone, or wants no more

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.careful_yaml import parsed, text_of
 from paceline.errors import UserError, did_you_mean
 
 GB = 1e9
@@ -31,9 +32,10 @@ COLUMNS = {**FACTS, "link_gbs": "link_bytes_s", "node_gbps": "node_bits_s"}
 """All facts of the data file in GB or Gbit."""
 HOST = "host_memory_gb"
 """Of a node, in a cluster file."""
-CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", "price", HOST, "catalogue", "tflops", "watts", *FACTS)
-SAYS_NOTHING = r"\b(hbm3e?|generation)\b"
-"""Words of a driver's name that the catalogue does not have."""
+PRICES = ("price", "spot_price")
+CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", *PRICES, HOST, "catalogue", "tflops", "watts", *FACTS)
+SAYS_NOTHING = r"\b(hbm3e?|generation|480gb)\b"
+"""Words of a driver's name that the catalogue does not have; 480 GB is the host memory of a GH200."""
 MAY_BE_LEFT_OUT = r"(sxm\d?|pcie|\d+gb)"
 """Words of the catalogue's name that drivers do not always say."""
 
@@ -65,6 +67,8 @@ class Device:
     """Bandwidth that an optimiser's update was measured to reach."""
     host_bytes: float | None = None
     """Host memory of a node that these devices are sold in; None where they are sold in many."""
+    spot_usd_per_hour: float | None = None
+    """Where they may be taken away at any time."""
 
     def peak_flops_s(self, dtype: str) -> float:
         """Peak dense rate for a type; types that the device lacks run as the next wider one."""
@@ -96,6 +100,7 @@ class Cluster:
     usd_per_device_hour: float | None = None
     host_bytes: float | None = None
     """Host memory of a node; None where it is not known."""
+    spot_usd_per_device_hour: float | None = None
 
     @property
     def devices(self) -> int:
@@ -148,6 +153,7 @@ def _device(row: Mapping[str, str]) -> Device:
         watts=float(row["watts"]),
         synchronous=row["name"].upper().startswith("CPU"),
         host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
+        spot_usd_per_hour=float(row["spot_usd_per_hour"]) if row.get("spot_usd_per_hour") else None,
     )
 
 
@@ -187,8 +193,11 @@ def known(name: str) -> Device | None:
 
 
 def _words(name: str) -> set[str]:
-    """The parts of a device name, without case, so that `A100 80GB SXM4` is `A100-SXM4-80GB`."""
-    text = re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", " ", name.lower())
+    """The parts of a device name, without case, so that `A100 80GB SXM4` and `a100-80g` are `A100-SXM4-80GB`."""
+    text = re.sub(r"\b(nvidia|tesla|geforce|quadro|amd|instinct|radeon)\b", " ", name.lower().replace("_", " "))
+    text = re.sub(r"\brtx(?=[a\d])", "rtx ", text)  # RTX4090, RTXA6000
+    text = re.sub(r"(?<=\d)\s*(ti|super|ada|sxm|pcie)(?=\d|\b|super)", r" \1", text)  # 4070TiSuper, H100SXM
+    text = re.sub(r"(ti)(?=super)", r"\1 ", re.sub(r"\b(\d+)\s*(gb?|gib)\b", r"\1gb", text))
     text = re.sub(r"sxm\d?", "sxm", text)
     return {word for word in re.split(r"[^a-z0-9]+", text) if word}
 
@@ -225,6 +234,7 @@ def _cluster(kind: Device, nodes: int, per_node: int, link: str | None, network:
         node_bytes_s=(_network(network) if network else kind.node_bits_s) / 8,
         usd_per_device_hour=kind.usd_per_hour,
         host_bytes=kind.host_bytes,
+        spot_usd_per_device_hour=kind.spot_usd_per_hour,
     )
 
 
@@ -256,10 +266,10 @@ def read_cluster(path: Path) -> Cluster:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parsed(text_of(path))
     except FileNotFoundError:
         raise UserError(f"cluster file {str(path)!r} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"cluster file {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict) or "device" not in values:
         raise UserError(f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB")
@@ -270,11 +280,12 @@ def read_cluster(path: Path) -> Cluster:
     own = path.parent / str(values["catalogue"]) if "catalogue" in values else None
     kind = _edited(device(str(values["device"]), own), values, path.name)
     nodes, count = (_positive(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
-    price = values.get("price", kind.usd_per_hour)
-    if price is not None and (not isinstance(price, int | float) or price < 0):
-        raise UserError(f"{path.name}: price: {price!r} is not an amount of USD per device and hour; use 0 or more")
+    usual = {"price": kind.usd_per_hour, "spot_price": kind.spot_usd_per_hour if "price" not in values else None}
+    price, spot = (_usd(values.get(key, known), key, path.name) for key, known in usual.items())
     link, network = (str(values[key]) if key in values else None for key in ("link", "network"))
-    found = replace(_cluster(kind, nodes, count, link, network), usd_per_device_hour=price)
+    found = replace(
+        _cluster(kind, nodes, count, link, network), usd_per_device_hour=price, spot_usd_per_device_hour=spot
+    )
     return replace(found, host_bytes=_amount(values[HOST], HOST, path.name) * GB) if HOST in values else found
 
 
@@ -290,6 +301,12 @@ def _edited(kind: Device, values: Mapping[str, Any], file: str) -> Device:
             raise UserError(f"{file}: tflops: write a rate per type, as  tflops: {{bf16: 312, fp32: 19.5}}")
         changes["flops_s"] = {**kind.flops_s, **{str(t): _amount(v, "tflops", file) * TERA for t, v in rates.items()}}
     return replace(kind, source=f"{kind.source}; edited in {file}", **changes) if changes else kind
+
+
+def _usd(value: Any, key: str, file: str) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+        raise UserError(f"{file}: {key}: {value!r} is not an amount of USD per device and hour; use 0 or more")
+    return value
 
 
 def _amount(value: Any, key: str, file: str) -> float:

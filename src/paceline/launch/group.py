@@ -5,10 +5,13 @@ A world of one has no process group at all; the loop must work without. Where a 
 
 from __future__ import annotations
 
+import errno
 import gc
+import itertools
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +20,19 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, RunFailed, UserError, listed
+from paceline.launch import network
 from paceline.launch.environment import Place
 
 T = TypeVar("T")
 BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """With GPUs, small CPU tensors can be reduced as well."""
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
+ALONE_S = 1800.0  # for what a device is still at: in a group of one nobody waits for another
+JOINED = itertools.count()  # how often this process has joined others: each time they meet under another name
 LEAVE_S = 1.0  # for closing connections after a failure
 
 
@@ -40,7 +48,7 @@ def joined(
     place: Place, device: Literal["cpu", "cuda"], threads: int, timeout_s: float, backend: Backend = "auto"
 ) -> Iterator[torch.device]:
     """Take this rank's device and threads, join the others, and leave them at the end, however it ends."""
-    own = _take_device(place, device)
+    own = _take_device(place, device, backend)
     if place.world == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         before = dist.is_initialized()
@@ -49,6 +57,7 @@ def joined(
             gc.collect()
             dist.destroy_process_group()
         return
+    network.apply(network.settings(place, os.environ, device == "cuda"))
     _join(place, own, timeout_s, _carrier(backend, device))
     try:
         mine = Holding(socket.gethostname(), frozenset(os.sched_getaffinity(0)))
@@ -69,20 +78,53 @@ def joined(
 def group_of_one(device: torch.device) -> None:
     """A group for a rank that is alone, until it leaves."""
     if not dist.is_initialized():
-        dist.init_process_group(BACKEND[device.type], store=dist.HashStore(), rank=0, world_size=1)
+        soon = timedelta(seconds=ALONE_S)
+        dist.init_process_group(BACKEND[device.type], store=dist.HashStore(), rank=0, world_size=1, timeout=soon)
 
 
-def _take_device(place: Place, device: Literal["cpu", "cuda"]) -> torch.device:
+def subgroup(ranks: Sequence[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
+    """A group of some of the ranks, or of all once more, that gives up after the time of the one they joined.
+
+    torch's own `new_group` would wait for half an hour, whatever was stated when the ranks joined.
+    """
+    return dist.new_group(None if ranks is None else list(ranks), timeout=_stated(), backend=backend)
+
+
+def device_mesh(device: str, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """A grid of all ranks whose groups give up after the time of the one they joined."""
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(_stated(), group)
+    return mesh
+
+
+def flattened(mesh: DeviceMesh, name: str) -> dist.ProcessGroup:
+    """The ranks of all axes of a grid as one group."""
+    group = mesh._flatten(name).get_group()
+    _set_pg_timeout(_stated(), group)
+    return group
+
+
+def _stated() -> timedelta:
+    """How long a collective of all ranks may take."""
+    assert dist.group.WORLD is not None
+    return cast(Any, dist.group.WORLD._get_backend(torch.device("cpu"))).options._timeout
+
+
+def _take_device(place: Place, device: Literal["cpu", "cuda"], backend: Backend) -> torch.device:
+    """NCCL wants a device for each rank; under gloo ranks may share one, in turns."""
     if device == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     if visible == 1 and place.launcher in ("srun", "mpirun"):
         index = 0  # the launcher shows every rank its own device
+    elif visible and backend == "gloo":
+        index = place.local_rank % visible
     elif visible < place.local_world:
-        fewer = f"parallel.ranks={visible}  or  " if visible else ""
+        ways = [f"parallel.ranks={visible}", "parallel.backend=gloo  to share"] if visible else []
         raise UserError(
             f"each of the {place.local_world} ranks on {socket.gethostname()} needs a CUDA device of its own, "
-            f"and {visible} can be seen; type  {fewer}parallel.device=cpu"
+            f"and {visible} can be seen; type  {'  or  '.join([*ways, 'parallel.device=cpu'])}"
         )
     else:
         index = place.local_rank
@@ -114,25 +156,61 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
             timeout=timedelta(seconds=timeout_s),
             device_id=own if "nccl" in carrier else None,
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         if "Duplicate GPU" in str(error):
             raise UserError(
                 f"several ranks on {socket.gethostname()} were given the same CUDA device; ask for one per rank, "
-                "for example  srun --gpus-per-task=1 …"
+                "for example  srun --gpus-per-task=1 …,  or share it with  parallel.backend=gloo"
             ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RunFailed(
-            f"rank {place.rank} could not join the {place.world} ranks at {place.address}:{place.port} "
-            f"within {timeout_s:g} s: {reason}"
+            f"could not join the {place.world} ranks at {place.address}:{place.port} within {timeout_s:g} s: {reason}"
         ) from error
 
 
 def _store(place: Place, timeout_s: float) -> dist.Store:
-    """Where the ranks meet. That of torchrun outlives its restarts, with the addresses of ranks that are gone."""
-    host = f"[{place.address}]" if ":" in place.address else place.address
-    at = f"tcp://{host}:{place.port}"
-    store, _, _ = next(dist.rendezvous(at, place.rank, place.world, timeout=timedelta(seconds=timeout_s)))
-    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    """Where the ranks meet, when all of them are there: with the main rank, or with torchrun, whose store outlives its
+    restarts, with the addresses of ranks that are gone."""
+    ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    main = ours and place.rank == 0
+    if not main:
+        network.reach(place, timeout_s)
+    limit = timedelta(seconds=timeout_s)
+    everyone = dist.TCPStore(
+        place.address,
+        place.port,
+        place.world,
+        is_master=main,
+        timeout=limit,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=_listening(place) if main else None,
+    )
+    start, time_ = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), next(JOINED)
+    store = dist.PrefixStore(f"start {start} join {time_}", everyone)
+    store.set(f"rank {place.rank}", socket.gethostname())
+    _wait_for_all(store, place.world, timeout_s)
+    return store
+
+
+def _listening(place: Place) -> int | None:
+    """A socket for the ranks to meet at; None where this process has one already, from when it joined before."""
+    try:
+        return network.listening(place).detach()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None  # torch shares what it has there, and complains if that is somebody else's
+
+
+def _wait_for_all(store: dist.Store, world: int, timeout_s: float) -> None:
+    wanted = [f"rank {rank}" for rank in range(world)]
+    deadline, pause_s = time.monotonic() + timeout_s, 0.001
+    while not store.check(wanted):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"timed out waiting for {listed([name for name in wanted if not store.check([name])])}")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
 
 
 def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:

@@ -30,26 +30,34 @@ from paceline.errors import RunFailed, UserError
 from paceline.launch import blame
 from paceline.launch.environment import LOCALHOST, MARK
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
+from paceline.launch.silence import Watch
 
 T = TypeVar("T")
 
 POLL_S = 0.05
 GRACE_S = 3.0  # for the peers of a failed rank: enough to notice and to say so
 FAREWELL_S = 60.0  # for ranks that have all handed in their results and only have to leave
+SERVER = -1  # among the ranks, the process that they come from
+SERVES = "the process that starts the ranks"
 PRELOAD = ("paceline.launch.group",)  # torch, in other words
 
 
 def run_ranks(
-    worker: Callable[..., T], args: tuple[object, ...], ranks: int, preload: Sequence[str] = PRELOAD
+    worker: Callable[..., T],
+    args: tuple[object, ...],
+    ranks: int,
+    preload: Sequence[str] = PRELOAD,
+    watch: Watch | None = None,
 ) -> list[T]:
     """Call `worker(*args)` in `ranks` new processes and return what they return, in the order of the ranks.
 
     The worker finds its place in the variables that torchrun sets (RANK, WORLD_SIZE, …); `environment.detect` reads
     them. It must be importable by name, and its arguments and result picklable. The modules in `preload` are imported
-    once for all ranks; they must not touch a GPU at import.
+    once for all ranks; they must not touch a GPU at import. `watch` knows how long a process may be stopped.
     """
     work = _pack(worker, args, preload)
     with StopRequest() as stop, _started(ranks, work) as processes:
+        processes.watch = watch
         attend(processes, stop)
         failures = processes.failures()
         if not failures:
@@ -76,7 +84,7 @@ class _RankProcess:
         """Take the outcome, if it has come."""
         outcome = _message(self.pipe)
         if isinstance(outcome, blame.Failure):
-            self.failure = outcome
+            self.failure = self.failure or outcome  # what we saw of it ourselves came first
         elif outcome is not None:
             self.result = [outcome[0]]
 
@@ -102,6 +110,7 @@ class _RankProcesses:
     ranks: list[_RankProcess]
     server_failure: blame.Failure | None = None
     told_to_stop: bool = False
+    watch: Watch | None = None
 
     @property
     def over(self) -> bool:
@@ -129,9 +138,25 @@ class _RankProcesses:
                         rank.pid = pid
                 case (number, code, time_s):
                     self.ranks[number].end(code, time_s)
+        self._look_for_stopped()
         if self.control.closed and not self.over:
-            who = "the process that starts the ranks"
-            self.server_failure = blame.of_exit(who, self.server.wait(), time.time(), echo=False)
+            self.server_failure = blame.of_exit(SERVES, self.server.wait(), time.time(), echo=False)
+
+    def _look_for_stopped(self) -> None:
+        """A process that somebody stopped and nobody continued: the run ends for it, if its work is not done."""
+        pids = {rank.number: rank.pid for rank in self.ranks if rank.pid is not None and not rank.ended}
+        if self.watch is None or self.failures():
+            return
+        for number in self.watch.stopped({**pids, SERVER: self.server.pid}):
+            if number == SERVER:
+                said = f"{SERVES} (pid {self.server.pid}) was stopped by a signal such as SIGSTOP, and did not go on"
+                self.server_failure = blame.Failure(0, "died", said, "", time.time(), echo=False)
+                self.server.kill()
+            elif self.ranks[number].result:
+                self.ranks[number].signal(signal.SIGKILL)
+            else:
+                silent = self.watch.why(number, pids[number])
+                self.ranks[number].failure = blame.of_exception(number, silent)
 
     def pass_on(self, received: signal.Signals) -> None:
         """Whatever came means the same, and the second of two means nothing new."""
@@ -236,7 +261,7 @@ def reserved_port() -> Iterator[int]:
     """A free port that stays ours until rank 0 listens on it: bound here too, but without listening."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("", 0))
+        reserved.bind((LOCALHOST, 0))
         yield reserved.getsockname()[1]
 
 

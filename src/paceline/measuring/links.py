@@ -81,7 +81,7 @@ def time_as_rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
     import torch
     import torch.distributed as dist
 
-    from paceline.launch.group import joined
+    from paceline.launch.group import joined, subgroup
 
     place = detect(os.environ)
     assert place is not None
@@ -89,7 +89,7 @@ def time_as_rank(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
     with joined(place, kind, threads, TIMEOUT_S) as device:
         found = [_measured(name, ALL_RANKS, sizes_bytes, None, device) for name in COLLECTIVES]
         for pair, members in _pairs(place.world):
-            group = dist.new_group(list(members))
+            group = subgroup(members)
             told: list[Any] = [None]
             if place.rank in members:
                 told = [_measured("all_reduce", pair, sizes_bytes, group, device)]

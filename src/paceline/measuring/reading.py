@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary, rounds, warm_up
+from paceline.record.summary import read_summary, rounds, steady_steps
 from paceline.record.timers import TIMES
 
 MOST_STEPS = 2000
@@ -63,6 +63,9 @@ class RunTimes:
     busy_s_by_rank: tuple[float, ...]
     """Work of each rank in a step: input and compute."""
     peak_bytes_per_rank: tuple[int, ...]
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the main rank's steps in which something was compiled or recorded; nothing else counts them."""
     loss_last: float | None = None
     parameters: int | None = None
     threads: int | None = None
@@ -104,6 +107,7 @@ def times_of(run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_pe
     if len(first) < 2 or rate is None:
         raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
     common = _common(by_rank)
+    compiled = [float(step["step_s"]) for step in steps_by_rank[0] if step.get("compiled")]
     return RunTimes(
         steps=len(first),
         step_s=statistics.median(_means(common, "step_s")),
@@ -115,6 +119,8 @@ def times_of(run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_pe
             for steps in zip(*common, strict=True)
         ),
         peak_bytes_per_rank=peak_bytes_per_rank,
+        compiled_steps=len(compiled),
+        compiled_s=math.fsum(compiled),
         threads=start.get("threads"),
         workers=workers,
         load_s=statistics.median(_means(common, "load_s")) if "load_s" in first[0] else None,
@@ -133,9 +139,8 @@ def device_of(start: Mapping[str, Any]) -> str | None:
 
 
 def steady(steps: Sequence[Step]) -> list[Step]:
-    """The steps after the warm-up; of many, the last."""
-    later = steps[warm_up(len(steps)) :][-MOST_STEPS:]
-    return [s for s in later if all(isinstance(s.get(name), int | float) for name in TIMES)]
+    """The steps after the warm-up that compiled nothing; of many, the last."""
+    return [s for s in steady_steps(steps)[-MOST_STEPS:] if all(isinstance(s.get(name), int | float) for name in TIMES)]
 
 
 def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:

@@ -75,6 +75,7 @@ class TimedRow:
     """Once it was compared, see `with_speedups`."""
     cost: Cost = Cost()
     recommended: bool = False
+    """Once it was decided, see `settled`."""
 
     @property
     def speedup(self) -> float:
@@ -133,6 +134,9 @@ class MeasuredRow(TimedRow):
     parts: StepParts
     tokens_per_s: float | None = None
     loads: RankLoads = RankLoads()
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the steps that compiled or recorded, which no median counts."""
     parameters: int | None = None
     resources: Resources = field(default_factory=Resources)
 
@@ -182,7 +186,7 @@ Done = TypeVar("Done", bound=TimedRow)
 KEYS = (
     *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
     *("repeats", "workers", "runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s"),
-    *("exposed_s", "waiting_s", "load_s"),
+    *("exposed_s", "waiting_s", "load_s", "compiled_steps", "compiled_s"),
     *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
     *("speedup", "speedup_low", "speedup_high", "speedups", "hours", "device_hours", "cost_usd"),
     *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
@@ -193,7 +197,7 @@ EMPTY: dict[str, Any] = {
     **dict.fromkeys(("failed", "why"), ""),
     **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
     **dict.fromkeys(("fits", "outside", "recommended"), False),
-    "repeats": 0,
+    **dict.fromkeys(("repeats", "compiled_steps", "compiled_s"), 0),
     "usage": {},
 }
 """What is written where a row has no such thing; of all else, null."""
@@ -262,6 +266,8 @@ def combined(
         parts=middle.parts,
         tokens_per_s=middle.tokens_per_s,
         loads=RankLoads(peaks, middle.busy_s_by_rank),
+        compiled_steps=middle.compiled_steps,
+        compiled_s=middle.compiled_s,
         parameters=middle.parameters,
         resources=Resources(
             middle.threads, middle.device, usage=dict(usage or {}), workers=middle.workers, load_s=middle.load_s
@@ -304,13 +310,9 @@ def reference(rows: Iterable[Done | FailedRow]) -> Done | None:
 def priced(
     rows: Sequence[Done | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
 ) -> list[Done | FailedRow]:
-    """Time, device-hours and cost of the whole run on each row, and the row to take."""
-    best = recommended(rows)
-    chosen = best.label if best is not None else None
+    """Time, device-hours and cost of the whole run on each row."""
     return [
-        row
-        if isinstance(row, FailedRow)
-        else replace(row, cost=_cost(row, total_samples, usd_per_device_hour), recommended=row.label == chosen)
+        row if isinstance(row, FailedRow) else replace(row, cost=_cost(row, total_samples, usd_per_device_hour))
         for row in rows
     ]
 

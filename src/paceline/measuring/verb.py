@@ -17,6 +17,7 @@ from paceline.measuring.result import Measurement
 from paceline.measuring.rows import FailedRow, MeasuredRow, Resources, are_passes, done
 from paceline.measuring.words import law_text
 from paceline.record.files import write_json
+from paceline.record.plain_table import PlainTable
 from paceline.record.units import duration, number, percent, size, wrapped
 from paceline.spec import RunSpec
 
@@ -166,17 +167,10 @@ def show(found: Measurement) -> Iterator[Any]:
         yield from wrapped(line, "")
 
 
-def table(*columns: str, left: int = 1) -> Any:
-    from rich.table import Table
-
-    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, column in enumerate(columns):
-        out.add_column(column, justify="left" if place < left else "right", no_wrap=True)
-    return out
-
-
 def _times(rows: Sequence[MeasuredRow]) -> Any:
-    out = table("", "step", "spread", "compute", "exposed", "waiting", "input", "in flight", "R", "samples/s", left=1)
+    out = PlainTable(
+        "", "step", "spread", "compute", "exposed", "waiting", "input", "in flight", "R", "samples/s", left=1
+    )
     for row in rows:
         spread = (row.step_s_high - row.step_s_low) / 2 / row.step_s
         parts, ratio = row.parts, row.compute_over_comm
@@ -194,7 +188,7 @@ def _times(rows: Sequence[MeasuredRow]) -> Any:
 
 def _benefit(rows: Sequence[MeasuredRow], priced: bool) -> Any:
     columns = ["", "", "speed-up", "eff.", "hours", "device-h", "memory", "slowest rank"]
-    out = table(*columns, *(["USD", "USD/M samples"] if priced else []), left=2)
+    out = PlainTable(*columns, *(["USD", "USD/M samples"] if priced else []), left=2)
     for row in rows:
         slow, peaks = row.loads.slowest, row.loads.peak_bytes_per_rank
         cells = [
@@ -214,7 +208,7 @@ def _benefit(rows: Sequence[MeasuredRow], priced: bool) -> Any:
 
 
 def devices_table(rows: Sequence[MeasuredRow]) -> Any:
-    out = table("", *DEVICE_HEAD, left=2)
+    out = PlainTable("", *DEVICE_HEAD, left=2)
     for row in (row for row in rows if row.resources.device):
         out.add_row(cut(row.label), *device_cells(row.resources, "-"))
     return out
@@ -223,7 +217,7 @@ def devices_table(rows: Sequence[MeasuredRow]) -> Any:
 def _beside_plan(found: Measurement) -> Iterator[Any]:
     calibrated = "" if found.planned[0].calibrated else ", by rules of thumb: there is no calibration"
     yield f"measured against planned{calibrated}"
-    out = table("", "step", "planned", "off by", "compute", "planned", "exposed", "planned", "speed-up", "planned")
+    out = PlainTable("", "step", "planned", "off by", "compute", "planned", "exposed", "planned", "speed-up", "planned")
     rows = {row.label: row for row in done(found.rows)}
     for plan in found.planned:
         row = rows[plan.label]
@@ -251,7 +245,7 @@ def _beside_plan(found: Measurement) -> Iterator[Any]:
 def links_table(links: Sequence[Link]) -> Any:
     """Times by size; that of the smallest is the latency."""
     sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
-    out = table("", "latency", *(size(s) for s in sizes), "bandwidth", left=1)
+    out = PlainTable("", "latency", *(size(s) for s in sizes), "bandwidth", left=1)
     for link in links:
         took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
         where = "" if link.of_all_ranks else f", {link.between}"

@@ -18,11 +18,10 @@ from paceline.measuring.diagnose import (
 )
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
 from paceline.measuring.scaling import LAWS, LawFit
+from paceline.record.environment import BUSY
 from paceline.record.units import duration, number, percent
 
 PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
-BUSY = 1.25
-"""Load over cores, from which on a machine is called busy."""
 LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
 NOT_SLOWER = "look for what else runs on these machines; nothing here is slower than the rest all the time"
@@ -252,6 +251,12 @@ def notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> l
     if len(set(threads.values())) > 1:
         told = ", ".join(f"{label}: {count}" for label, count in threads.items())
         found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({told}).")
+    found += [
+        f"{row.label}: {row.compiled_steps} step{'s' * (row.compiled_steps > 1)} of a run compiled or recorded, "
+        f"{duration(row.compiled_s)} in all; no median counts them."
+        for row in measured
+        if row.compiled_steps
+    ]
     return found + [
         f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks can give by themselves; caches, or "
         "other work on the machine, took part in it."

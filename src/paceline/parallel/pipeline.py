@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.errors import UserError
 from paceline.layout import LOOPED, Layout
 from paceline.parallel.local_parameters import shared_parameters
+from paceline.parallel.through_host import reachable
 from paceline.workload import Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -86,7 +87,7 @@ class Pipeline(nn.Module):
     ) -> None:
         super().__init__()
         self.stages, self.count, self.device = stages, layout.stages, device
-        self.group = mesh["pipeline"].get_group()
+        self.group = reachable(mesh["pipeline"].get_group(), device)
         self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline
         self.first, self.last = 0 in stages, layout.stages - 1 in stages
         self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
@@ -88,3 +90,18 @@ class _VocabularyHead(parallel.ParallelStyle):
         if self.outside != Replicate():
             module.register_forward_pre_hook(gathered)
         return module
+
+
+def wait_for_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before a compiled layer: a sum over ranks that is still under way would lose its gradient in there."""
+    return tuple(_Arrived.apply(x) if isinstance(x, AsyncCollectiveTensor) else x for x in inputs)
+
+
+class _Arrived(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: AsyncCollectiveTensor) -> Tensor:
+        return x.wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient

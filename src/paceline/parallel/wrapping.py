@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, cast
@@ -27,13 +26,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, Execution, Target
-from paceline.launch.group import group_of_one
+from paceline.launch.group import device_mesh, flattened, group_of_one
 from paceline.layout import Layout
 from paceline.nn.keras_backend import holds_keras
 from paceline.parallel import ddp
@@ -116,7 +114,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
 
     from paceline.parallel import fsdp, pipeline, tensor
 
-    mesh, group = mesh_of(layout, device, spec.parallel.timeout_s)
+    mesh, group = mesh_of(layout, device)
     home = torch.device("cpu") if layout.offload else device
     if not late:
         move_others(model, home)
@@ -147,14 +145,11 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     return ParallelModel(net, parts, local, parameters, layout.tensor, groups=groups)
 
 
-def mesh_of(layout: Layout, device: torch.device, timeout_s: float) -> tuple[DeviceMesh, dist.ProcessGroup]:
-    """(the grid, the group of the ranks that hold the same layers as this one); all groups give up after that time."""
+def mesh_of(layout: Layout, device: torch.device) -> tuple[DeviceMesh, dist.ProcessGroup]:
+    """(the grid, the group of the ranks that hold the same layers as this one)."""
     group_of_one(device)
-    mesh = init_device_mesh(device.type, tuple(getattr(layout, axis) for axis in AXES), mesh_dim_names=AXES)
-    stage = mesh["replicate", "shard", "tensor"]._flatten("stage").get_group()
-    for group in (*mesh.get_all_groups(), stage):
-        _set_pg_timeout(timedelta(seconds=timeout_s), group)
-    return mesh, stage
+    mesh = device_mesh(device.type, tuple(getattr(layout, axis) for axis in AXES), AXES)
+    return mesh, flattened(mesh["replicate", "shard", "tensor"], "stage")
 
 
 def prepared(setup: ModelSetup) -> tuple[nn.Module, Groups]:
@@ -173,7 +168,7 @@ def _replicated(model: nn.Module, groups: Groups, setup: ModelSetup) -> Parallel
     net = model if alone else ddp.wrap(model, device, parallel.bucket_mb, setup.timer, reduction.hook)
     local = local_parameters_of([model], 1 if alone else layout.ranks)
     if layout.strategy == "zero1" and not alone:
-        mesh, _ = mesh_of(layout, device, parallel.timeout_s)
+        mesh, _ = mesh_of(layout, device)
         local = ddp.shard_update(model, mesh["shard"], parallel.bucket_mb, setup.timer)
     return ParallelModel(net, [model], local, count(model), reduction=reduction, groups=groups)
 
@@ -210,6 +205,11 @@ def change_layers(model: nn.Module, setup: ModelSetup) -> None:
         _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
         _compile(model, blocks, workload.compile_layers)
+        if layout.tensor > 1:
+            from paceline.parallel.tensor import wait_for_inputs
+
+            for block in blocks:
+                block.register_forward_pre_hook(wait_for_inputs)
 
 
 def _recompute(blocks: Sequence[nn.Module], how: str) -> None:

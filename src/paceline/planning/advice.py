@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
-from paceline.planning.candidates import MEMORY_BAND, Price, family_name
+from paceline.planning.candidates import MEMORY_BAND, Limits, Price, family_name
 from paceline.planning.formulas.placement import Reduction
+from paceline.planning.search import search
 from paceline.record.units import duration, percent, size
 
 if TYPE_CHECKING:
@@ -35,15 +36,17 @@ def nothing_fits(plan: Plan) -> Iterator[str]:
 def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
     """Whether more devices pay, and what would be faster or give room."""
     assert plan.chosen is not None
+    assert plan.base is not None
     chosen, most = plan.chosen, plan.rows[-1]
-    if not plan.one_device_fits:
-        yield _too_large(plan)
+    if _misses_memory(subject, plan):
+        yield _too_large(plan, plan.base)
     if most.devices == 1:
-        yield f"One device: a step of {subject.global_batch:,} samples takes {duration(plan.one_device.step_s)}."
+        yield f"One device: a step of {subject.global_batch:,} samples takes {duration(most.price.step_s)}."
     elif most.efficiency < 0.5:
         yield _does_not_pay(subject, plan, most)
     else:
-        yield _pays(chosen)
+        yield _pays(chosen, plan.base)
+    yield from _computes_longer(subject, plan.base, most.price, plan.site.shared)
     if chosen.price.tight:
         yield (
             f"Memory is tight: {size(chosen.price.memory.total_bytes)} of {size(chosen.price.capacity_bytes)} are "
@@ -58,51 +61,100 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
     yield from _types(subject, chosen.price)
 
 
-def _pays(chosen: PlannedRow) -> str:
+def over(base: Price) -> str:
+    """What speed-ups are counted from, by its name."""
+    n, layout = base.devices, family_name(base.layout)
+    if base.layout.offload:
+        layout += ", states in host memory"
+    return "one device" if layout == "single" else f"{_few(n)} ({layout})"
+
+
+def _misses_memory(subject: TrainingSubject, plan: Plan) -> bool:
+    """Whether one device is too small, and not only other than what the run file insists on."""
+    assert plan.base is not None
+    if plan.base.devices == 1 and not plan.base.layout.offload:
+        return False
+    alone = search(replace(subject, context=1), 1, plan.site.at(1), Limits()).chosen
+    return alone is None or alone.layout.offload
+
+
+def _pays(chosen: PlannedRow, base: Price) -> str:
     p, n = chosen.price, chosen.devices
     if n == 1:
-        return f"One device is the best choice: a step takes {duration(p.step_s)}."
+        return f"Take one device: a step takes {duration(p.step_s)}."
+    if n == base.devices:
+        return f"{family_name(p.layout)} on {n} devices: a step takes {duration(p.step_s)}."
     hidden = p.time.comm_s - p.time.exposed_s
     travel = f"communicates {duration(p.time.comm_s)}"
     if hidden > 0.1 * p.time.comm_s:
         travel += f", of which {hidden / p.time.comm_s:.0%} hide behind the arithmetic".replace("%", " %")
     return (
-        f"{family_name(p.layout)} on {n} devices will run at {times(chosen.speedup)}: "
+        f"{family_name(p.layout)} on {n} devices will run at {times(chosen.speedup)} the speed of {over(base)}: "
         f"each step computes {duration(p.time.compute_s)} and {travel}."
     )
+
+
+def _computes_longer(subject: TrainingSubject, base: Price, most: Price, shared: bool) -> Iterator[str]:
+    """Why more devices compute for longer, where they do."""
+    if most.devices == base.devices or most.time.compute_s <= base.time.compute_s:
+        return
+    alone, together = (subject.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
+    longer = f"Each of {most.devices} devices computes {duration(most.time.compute_s)} in a step, and "
+    longer += f"{over(base)} {duration(base.time.compute_s)}"
+    if shared:
+        yield f"{longer}: ranks share the cores of one machine."
+    elif alone.one_graph and not together.one_graph:
+        yield (
+            f"{longer}: one device replays its step as one CUDA graph, and with several the host launches every "
+            "kernel, because collectives stay outside of graphs; so small a step is mostly launches."
+        )
+    else:
+        yield f"{longer}: so small a part of the batch is mostly launches, which do not shrink with it."
 
 
 def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str:
     """The case that people find out by burning hours: what it would run at, why, and what would help instead."""
     p, n = most.price, most.devices
     name = family_name(p.layout)
-    said = f"{name} on {n} devices will run at {times(most.speedup)}: each step computes {duration(p.time.compute_s)}"
+    assert plan.base is not None
+    said = f"{name} on {n} devices will run at {times(most.speedup)} the speed of {over(plan.base)}: "
+    said += f"each step computes {duration(p.time.compute_s)}"
     fixed = p.time.update_s + p.time.overhead_s
     if p.time.exposed_s >= fixed:
         said += f" and communicates {duration(p.time.comm_s)}"
     else:
         said += f", communicates {duration(p.time.comm_s)} and spends {duration(fixed)} on launches and the update"
-    if plan.one_device.step_s < p.time.compute_s:
-        said += f"; one device needs {duration(plan.one_device.step_s)} in all"
+    if plan.base.step_s < p.time.compute_s:
+        said += f"; {_few(plan.base.devices)} need{'s' * (plan.base.devices == 1)} "
+        said += f"{duration(plan.base.step_s)} in all"
     assert plan.chosen is not None
-    several = f"Use {plan.chosen.devices} devices ({times(plan.chosen.speedup)})"
-    stay = "Stay on one device" if plan.chosen.devices == 1 else several
-    ways = [stay, *_raised(subject, plan, most), *_looser(subject, plan, most)]
-    return f"{said}. {', or '.join(ways)}."
+    chosen, knee, ways = plan.chosen, plan.choice.knee, list[str]()
+    if chosen.devices < n:
+        alone = chosen.devices == 1
+        ways = ["stay on one device" if alone else f"use {chosen.devices} devices ({times(chosen.speedup)})"]
+    elif knee is not None and knee.devices < n:
+        said += f". That is the fastest; {_few(knee.devices)} ({times(knee.speedup)}) have the least time × money"
+    ways += [*_raised(subject, most, plan.base), *_looser(subject, plan.base, most)]
+    do = ", or ".join(ways)
+    return f"{said}. {do[0].upper()}{do[1:]}." if do else f"{said}."
 
 
-def _raised(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> Iterator[str]:
+def _few(devices: int) -> str:
+    return "one device" if devices == 1 else f"{devices:,} devices"
+
+
+def _raised(subject: TrainingSubject, most: PlannedRow, base: Price) -> Iterator[str]:
     """The smallest larger batch with which as many devices are worth it, else the best of those tried."""
     tried = []
     for factor in BATCHES:
         batch = subject.global_batch * factor
         larger = replace(subject, global_batch=batch, reduction=Reduction())
         together = _at_batch(larger, most.price, batch)
-        alone = _at_batch(larger, plan.one_device, batch)
+        alone = _at_batch(larger, base, batch)
         if not together.fits or not alone.fits:
             break
         tried.append((alone.step_s / together.step_s, batch))
-    good = [(speedup, batch) for speedup, batch in tried if speedup >= 0.5 * most.devices]
+    good = [(speedup, batch) for speedup, batch in tried if speedup * base.devices >= 0.5 * most.devices]
     best = good[0] if good else max(tried, default=None)
     if best is not None and best[0] > max(PAYS, 1.2 * most.speedup):
         yield f"raise the batch to {best[1]:,} ({times(best[0])})"
@@ -118,7 +170,7 @@ def _at_batch(subject: TrainingSubject, of: Price, batch: int) -> Price:
     return found
 
 
-def _looser(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> Iterator[str]:
+def _looser(subject: TrainingSubject, base: Price, most: PlannedRow) -> Iterator[str]:
     """Ways to send less, where ranks hold the whole model; they change the answer, and say so."""
     whole = [p for p in most.found.prices if p.layout.plain]
     if not whole:
@@ -128,24 +180,25 @@ def _looser(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> Iterator[
         (Reduction("local_sgd", LOCAL_STEPS), f"use local SGD every {LOCAL_STEPS} steps"),
         (Reduction("bf16"), "send gradients in bf16"),
     ):
-        speedup = plan.one_device.step_s / replace(subject, reduction=reduction).price(layout, where).step_s
+        speedup = base.step_s / replace(subject, reduction=reduction).price(layout, where).step_s
         if speedup > max(PAYS, 1.15 * most.speedup):
             yield f"{words} ({times(speedup)})"
 
 
-def _too_large(plan: Plan) -> str:
+def _too_large(plan: Plan, base: Price) -> str:
     numbers = plan.subject.numbers
     states = plan.subject.stored_params * numbers.weight_bytes
     states += plan.subject.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
-    device = plan.site.whole.device
-    capacity = plan.site.at(1).cluster.device.memory_bytes
-    least, priced = plan.rows[0].devices, plan.rows[0].price
-    host = f" and {size(priced.memory.host_bytes)} of host memory" if priced.layout.offload else ""
-    return (
-        f"It does not fit on one {device.name}: weights, gradients and optimiser states take {size(states)} of "
-        f"{size(capacity)}. {family_name(priced.layout)} on {least} device{'s' * (least > 1)} needs "
-        f"{size(priced.memory.total_bytes)}{host} per device."
-    )
+    where, n = plan.site.at(1).cluster.device, base.devices
+    said = f"It does not fit on one {where.name}"
+    if plan.rows[0].devices == 1:  # its states in host memory
+        said = f"It fits on one {where.name} only with its states in host memory"
+    rest = f" of {size(where.memory_bytes)}"
+    if states <= where.memory_bytes:
+        rest = ", and activations do not fit beside them"
+    host = f" and {size(base.memory.host_bytes)} of host memory" if base.layout.offload else ""
+    least = f"{family_name(base.layout)} on {_few(n)} needs {size(base.memory.total_bytes)}{host} on each."
+    return f"{said}: weights, gradients and optimiser states take {size(states)}{rest}. {least}"
 
 
 def _types(subject: TrainingSubject, chosen: Price) -> Iterator[str]:

@@ -33,6 +33,10 @@ class Price:
     """Before the first step, where that is priced."""
 
     @property
+    def devices(self) -> int:
+        return self.where.cluster.devices
+
+    @property
     def step_s(self) -> float:
         return self.time.step_s
 
@@ -58,7 +62,7 @@ class Price:
         """Host memory that the ranks of one node take where states are offloaded; 0 where none are."""
         if not self.layout.offload:
             return 0.0
-        return min(self.layout.ranks, self.where.cluster.per_node) * (self.memory.host_bytes + PROCESS_BYTES)
+        return self.where.cluster.per_node * (self.memory.host_bytes + PROCESS_BYTES)
 
     @property
     def host_over_bytes(self) -> float:
@@ -166,6 +170,7 @@ class Refusal(Enum):
     INDIVISIBLE = "{tensor} does not divide {size} heads or features"
     NO_LAYERS = "{workload} has no layers to divide among stages"
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
+    NO_CONTEXT = "context {context} does not divide them"
     NO_SAMPLE = "batch {batch} leaves some without a sample"
     UNFILLED = "{samples} samples per rank do not fill {stages} stages"
     MEMORY = "{term} {over} over"
@@ -187,6 +192,8 @@ class Refused:
     """How many words the family's name joins: the fewer, the plainer it is."""
     axes: tuple[str, ...] = ()
     """Those of `tensor` and `pipeline` that it names."""
+    nearest: Price | None = None
+    """Its layout that needs the least memory, where that is what it misses."""
 
     @property
     def reason(self) -> str:
@@ -204,8 +211,8 @@ class Refused:
         return {"devices": self.devices, "family": self.family, "reason": self.reason, "over_bytes": self.over_bytes}
 
 
-def refused(family: Family, kind: Refusal, over_bytes: float, **facts: Any) -> Refused:
+def refused(family: Family, kind: Refusal, nearest: Price, over_bytes: float, **facts: Any) -> Refused:
     """A family none of whose layouts fits."""
     layout = family.base
     axes = tuple(axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1)
-    return Refused(layout.ranks, family_name(layout), kind, facts, over_bytes, len(_parts(layout)), axes)
+    return Refused(layout.ranks, family_name(layout), kind, facts, over_bytes, len(_parts(layout)), axes, nearest)

@@ -15,15 +15,18 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
-from paceline.planning.candidates import family_name
+from paceline.planning.candidates import PROCESS_BYTES, family_name
+from paceline.planning.emit_kubernetes import PORT, Pods, manifest
+from paceline.planning.emit_skypilot import CloudTask, task_file
 from paceline.planning.emit_slurm import SHORTEST_H, BatchJob, batch_script
 from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
+from paceline.record.units import duration
+from paceline.registry import is_script
 from paceline.spec import RunSpec
 
 SPARE = 1.3
 """Times the planned hours are asked of a scheduler."""
-PORT = 29500
 RUNS = "runs"
 """Where run folders go, as under `train`."""
 
@@ -35,18 +38,23 @@ def launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = (
     overrides = plan.overrides()
     own = [word for word in words if word.partition("=")[0] not in overrides]
     chosen = [f"{key}={str(value).lower()}" for key, value in overrides.items()]
-    launch = Launch(plan, plan.chosen, ("train", str(run_file), *own, *chosen))
+    launch = Launch(plan, plan.chosen, run_file, (*own, *chosen))
     files: dict[str, str] = getattr(launch, kind)()
     return files
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A plan that is to be started; `command` is `train RUN …` with the user's overrides and those of the plan."""
+    """A plan that is to be started; `words` are the user's overrides and those of the plan."""
 
     plan: Plan
     row: PlannedRow
-    command: tuple[str, ...]
+    run_file: Path
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return ("train", str(self.run_file), *self.words)
 
     @property
     def name(self) -> str:
@@ -80,6 +88,34 @@ class Launch:
             hours=None if self.row.hours is None else max(SHORTEST_H, self.row.hours * SPARE),
         )
         return {f"{self.name}.sbatch": batch_script(job)}
+
+    def kubernetes(self) -> dict[str, str]:
+        price = self.row.price
+        host = price.host_node_bytes if self.on_gpu else self.cluster.per_node * price.memory.total_bytes * SPARE
+        pods = Pods(
+            name=self.name,
+            note=self.note,
+            run_file=self._text(),
+            command=self.words,
+            nodes=self.cluster.nodes,
+            per_node=self.cluster.per_node,
+            gpus=self.cluster.per_node if self.on_gpu else 0,
+            memory_bytes=host and host + self.cluster.per_node * PROCESS_BYTES,
+        )
+        return {f"{self.name}.yaml": manifest(pods)}
+
+    def skypilot(self) -> dict[str, str]:
+        self._text()
+        task = CloudTask(
+            name=self.name,
+            note=self.note,
+            run_file=str(self.run_file),
+            command=self.words,
+            nodes=self.cluster.nodes,
+            per_node=self.cluster.per_node,
+            device=self.plan.site.whole.device.name if self.on_gpu else "",
+        )
+        return {f"{self.name}_sky.yaml": task_file(task)}
 
     def accelerate(self) -> dict[str, str]:
         """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
@@ -124,9 +160,15 @@ class Launch:
 
     @property
     def note(self) -> str:
-        hours = "" if self.row.hours is None else f", {self.row.hours:.2g} h planned"
+        hours = "" if self.row.hours is None else f", {duration(self.row.hours * 3600)} planned"
         devices = f"{self.row.devices} × {self.plan.site.whole.device.name}"
         return f"{self.name}: {family_name(self.layout)} on {devices}{hours}"
+
+    def _text(self) -> str:
+        """The run file, for machines that do not have it. What it names must be there in the same places."""
+        if is_script(str(self.run_file)):
+            raise UserError(f"{self.run_file} is a script, which must be in the image; write a run file that names it")
+        return self.run_file.read_text(encoding="utf-8")
 
     def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:

@@ -6,7 +6,8 @@ devices: pipeline and tensor) come first, then the simpler ones. Whether the tre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -125,32 +126,35 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
     hungry: Price | None = None  # fits into the device, and not into its host
     least: tuple[float, Layout] | None = None
     device = where.cluster.device
+
+    def held_bytes(layout: Layout) -> float:
+        return subject.memory(layout, where).held_bytes(device)
+
     for layouts in subject.members(family, limits, offload):
-        tried = 0
-        for layout in layouts:
-            total = subject.memory(layout, where).held_bytes(device)
-            if least is None or total < least[0]:
-                least = (total, layout)
-            if total > device.memory_bytes:
-                continue
+        for layout in _that_fit(layouts, lambda layout: held_bytes(layout) <= device.memory_bytes)[:TRIED_SIZES]:
             for variant in subject.schedules(layout, limits):
                 priced = subject.price(variant, where)
                 if priced.host_over_bytes > 0:
                     hungry = min(filter(None, (hungry, priced)), key=lambda p: p.host_over_bytes)
                 elif priced.fits and (found is None or _better(priced, found)):
                     found = priced
-            tried += 1
-            if tried == TRIED_SIZES:
-                break
+        if found is None and layouts:
+            least = min(filter(None, (least, (held_bytes(layouts[-1]), layouts[-1]))), key=lambda one: one[0])
     if found is not None:
         return [found]
     if hungry is not None:
         facts = {"needed_bytes": hungry.host_node_bytes, "capacity_bytes": hungry.where.cluster.host_bytes}
-        return [refused(family, Refusal.HOST_MEMORY, hungry.host_over_bytes, **facts)]
+        return [refused(family, Refusal.HOST_MEMORY, hungry, hungry.host_over_bytes, **facts)]
     if least is None:
         return []
     smallest, kind = subject.price(least[1], where), Refusal.MEMORY_OFFLOADED if offload else Refusal.MEMORY
-    return [refused(family, kind, smallest.over_bytes, term=smallest.memory.largest_term())]
+    return [refused(family, kind, smallest, smallest.over_bytes, term=smallest.memory.largest_term())]
+
+
+def _that_fit(layouts: list[Layout], fits: Callable[[Layout], bool]) -> list[Layout]:
+    """Of layouts from the hungriest on. The first is tried by itself: it need not keep gradients between passes."""
+    first = bisect_left(layouts, True, lo=1, key=fits) if len(layouts) > 1 else len(layouts)
+    return [*filter(fits, layouts[:1]), *layouts[first:]]
 
 
 def _fits_whole(subject: Subject, devices: int, where: Where, limits: Limits) -> bool:

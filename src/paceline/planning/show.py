@@ -7,16 +7,20 @@ from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
+from paceline.planning.advice import over
+from paceline.planning.amounts import amount, multiple, ratio, short
 from paceline.planning.candidates import MEMORY_BAND, Price, Refused, family_name
-from paceline.planning.plan import Plan, PlannedRow
+from paceline.planning.plan import Plan
+from paceline.planning.rows import PlannedRow
 from paceline.planning.search import Found
 from paceline.planning.subject import Wording
+from paceline.record.plain_table import PlainTable
 from paceline.record.units import number, percent, size, wrapped
 
 MOST_CANDIDATES = 6
 MOST_REFUSED = 4
 ROOMY = 20
-"""Characters of a layout's name that leave two spaces between columns."""
+"""Characters of a layout's name that leave room for all columns."""
 
 
 def show(plan: Plan) -> Iterator[Any]:
@@ -43,7 +47,7 @@ def show(plan: Plan) -> Iterator[Any]:
     yield ""
     for line in plan.advice:
         yield from wrapped(line, "→ ")
-    if chosen is not None:
+    if chosen is not None and not plan.what_if:
         yield from wrapped(" ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items()), "  ")
 
 
@@ -53,7 +57,10 @@ def _head(plan: Plan) -> Iterator[str]:
     yield from wrapped(subject.headline(), "")
     links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
     network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
-    price = f"{plan.usd_per_device_hour:g} USD per device and hour" if plan.usd_per_device_hour is not None else ""
+    rates = plan.rates
+    price = f"{rates.usd:g} USD per device and hour" if rates.usd is not None else ""
+    if rates.spot_usd is not None:
+        price += f"{' (' if price else ''}{rates.spot_usd:g}{' as' if price else ' USD'} spot{')' if price else ''}"
     shape = f"{f'{where.nodes} × ' * (where.nodes > 1)}{where.per_node} × {where.device.name}"
     if site.shared:
         shape = f"this machine, {where.device.name} shared by up to {where.devices} ranks"
@@ -66,45 +73,49 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if site.note:
         yield site.note
+    if plan.spec.parallel.backend == "gloo" and not where.device.synchronous:
+        yield "priced with a device for each rank; with parallel.backend=gloo ranks can share one, and take turns"
+    if plan.what_if:
+        yield from wrapped(f"what if: {plan.what_if.words()} (priced only: training does not do this)", "")
     if words := plan.limits.words():
         yield f"as the run file insists: {words}"
     for text in subject.assumptions:
         yield f"assumed: {text}"
 
 
-def plain_table(*columns: str, left: int = 1, longest: int = 0) -> Any:
-    """A table without lines; narrower between the columns where `longest`, the longest name in it, needs the room."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1 if longest > ROOMY else 2, 0, 0))
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < left else "right", no_wrap=True)
-    return table
-
-
 def _devices(plan: Plan) -> Any:
-    wording, name = plan.subject.wording, plan.subject.layout_name
-    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", "comp/comm", wording.total]
-    columns += ["device-h", "kWh"]
-    priced = plan.usd_per_device_hour is not None
-    longest = ROOMY + 1 if wording.durations else max(len(name(row.price)) for row in plan.rows)
-    table = plain_table(*columns, *(["USD"] if priced else []), left=3, longest=longest)
+    wording, name, choice = plan.subject.wording, plan.subject.layout_name, plan.choice
+    longest = max(len(name(row.price)) for row in plan.rows)
+    optional = {
+        "kWh": longest <= ROOMY,
+        "USD": plan.rates.usd is not None,
+        "spot USD": plan.rates.spot_usd is not None and longest <= ROOMY,
+        "cost": _costs(plan),
+    }
+    shown = [column for column, wanted in optional.items() if wanted]
+    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", wording.total, *shown, "verdict"]
+    table = PlainTable(*columns, left=3, remark=True)
     for row in plan.rows:
+        said = {"kWh": row.energy_kwh, "USD": row.cost_usd, "spot USD": row.spot_usd}
+        amounts = {**{name: amount(value) for name, value in said.items()}, "cost": multiple(choice.relative_cost(row))}
         table.add_row(
             "✓" if row is plan.chosen else " ",
             f"{row.devices:,}",
             name(row.price),
-            _short(row.price.step_s),
-            _times(row.speedup),
+            short(row.price.step_s),
+            multiple(row.speedup),
             percent(row.efficiency),
-            _ratio(row.price.compute_over_comm),
-            _short(row.hours * 3600) if wording.durations and row.hours is not None else _amount(row.hours),
-            _amount(row.device_hours),
-            _amount(row.energy_kwh),
-            *([_amount(row.cost_usd)] if priced else []),
+            short(row.hours * 3600) if wording.durations and row.hours is not None else amount(row.hours),
+            *(amounts[column] for column in shown),
+            choice.verdict(row),
             style="bold" if row is plan.chosen else "",
         )
     return table
+
+
+def _costs(plan: Plan) -> bool:
+    """More devices cost more, and so rows differ in it."""
+    return len(plan.rows) > 1 and not plan.site.shared
 
 
 def _not_possible(plan: Plan) -> Iterator[str]:
@@ -130,34 +141,64 @@ def _below_devices(plan: Plan) -> Iterator[str]:
                 f"say it in a cluster file with  {HOST}: {round(most / 1e9)}",
                 "",
             )
-    if len(plan.rows) < 2 or plan.cheapest is None or plan.fastest is None:
+    yield from _compared(plan)
+
+
+def _compared(plan: Plan) -> Iterator[str]:
+    """The rows beside each other, and what no row can pass."""
+    base, choice = plan.base, plan.choice
+    assert base is not None
+    if len(plan.rows) > 1:
+        best = {"fastest": choice.fastest, "cheapest": choice.cheapest, "most efficient": choice.most_efficient}
+        best["knee of time and money"] = choice.knee
+        if choice.one_machine:
+            best = {"fastest": choice.fastest}
+        names = {row.devices: [name for name, other in best.items() if other is row] for row in plan.rows}
+        rows = sorted((row for row in plan.rows if names[row.devices]), key=lambda row: row.run_s)
+        yield from wrapped("; ".join(f"{_and(names[row.devices])}: {_who(row)}" for row in rows), "")
+    yield from wrapped(_wished(plan), "")
+    fewest = ", the fewest that hold it" * (base.devices > 1) + " as the run file insists" * (
+        base.devices > 1 and bool(plan.limits.words())
+    )
+    yield from wrapped(f"speed-ups are over {over(base)}{fewest}{'; cost is over the cheapest' * _costs(plan)}", "")
+    if plan.rates.spot_usd is not None and plan.subject.steps is not None:
+        yield "spot devices may be taken away: what was done since the last checkpoint is then done again"
+    if (ceilings := plan.ceilings) is None:
         return
-    parts = [f"cheapest {_who(plan.cheapest)}", f"fastest {_who(plan.fastest)}"]
-    if plan.cheapest is plan.fastest:
-        parts = [f"cheapest and fastest {_who(plan.fastest)}"]
-    if plan.break_even:
-        parts.append(f"{plan.break_even} devices beat one")
-        if plan.pays_until and plan.pays_until < plan.rows[-1].devices:
-            parts.append(f"beyond {plan.pays_until:,} a doubling adds less than a fifth")
-    else:
-        parts.append("no number of devices beats one")
-    yield from wrapped(", ".join(parts), "")
-    ceilings = plan.ceilings
     serial = ceilings.serial_share
     share = f"{percent(serial) if serial >= 0.1 else f'{100 * serial:.2g} %'} serial"
-    limits = [f"{_times(ceilings.amdahl)} by Amdahl ({share})"] if ceilings.amdahl else []
-    limits += [f"{_times(ceilings.communication)} by communication"] if ceilings.communication else []
+    limits = [f"{multiple(ceilings.amdahl)} by Amdahl ({share})"] if ceilings.amdahl else []
+    limits += [f"{multiple(ceilings.communication)} by communication"] if ceilings.communication else []
     if limits:
         yield f"limits of the speed-up with {plan.subject.wording.batch}: {', '.join(limits)}"
-    if not plan.one_device_fits:
-        yield "speed-ups are over one device with enough memory"
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _wished(plan: Plan) -> str:
+    """What was asked for, and whether a row keeps to it."""
+    wishes, chosen = plan.wishes, plan.chosen
+    asked = [f"a deadline of {amount(wishes.deadline_h)} h"] * (wishes.deadline_h is not None)
+    asked += [f"a budget of {amount(wishes.budget_usd)} USD"] * (wishes.budget_usd is not None)
+    if wishes.min_efficiency is not None:
+        asked.append(f"an efficiency of at least {percent(wishes.min_efficiency)}")
+    if chosen is None:
+        return ""
+    if not asked:
+        return "" if chosen is plan.choice.fastest else "✓ is as fast as any within 5 %, with the fewest devices"
+    if not plan.choice.kept:
+        return f"no row keeps to {_and(asked)}; ✓ comes nearest"
+    what = "cheapest" if wishes.deadline_h is not None else "fastest"
+    return f"✓ is the {what} that keeps to {_and(asked)}"
 
 
 def _who(row: PlannedRow) -> str:
     if row.hours is None:
         return f"{row.devices:,}"
-    cost = f", {_amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
-    hours = f"{_amount(row.hours)} h" if row.hours >= 0.01 else _short(row.hours * 3600)
+    cost = f", {amount(row.cost_usd)} USD" if row.cost_usd is not None else ""
+    hours = f"{amount(row.hours)} h" if row.hours >= 0.01 else short(row.hours * 3600)
     return f"{row.devices:,} ({hours}{cost})"
 
 
@@ -166,9 +207,8 @@ def _layouts(devices: int, prices: tuple[Price, ...], chosen: Price | None) -> A
     shown = list(prices[:MOST_CANDIDATES])
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
-    longest = max(len(family_name(p.layout)) for p in shown)
     columns = ("", f"layouts on {devices:,}", "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of")
-    table = plain_table(*columns, left=2, longest=longest)
+    table = PlainTable(*columns, left=2)
     for p in shown:
         table.add_row(
             "✓" if p is chosen else " ",
@@ -176,9 +216,9 @@ def _layouts(devices: int, prices: tuple[Price, ...], chosen: Price | None) -> A
             f"{p.layout.micro_batch:,}",
             f"{p.passes:,}",
             p.layout.checkpointing,
-            _short(p.step_s),
-            _short(p.time.comm_s) if p.time.comm_s else "-",
-            _short(p.time.exposed_s) if p.time.exposed_s else "-",
+            short(p.step_s),
+            short(p.time.comm_s) if p.time.comm_s else "-",
+            short(p.time.exposed_s) if p.time.exposed_s else "-",
             size(p.memory.total_bytes) + (" !" if p.tight else ""),
             size(p.capacity_bytes),
             style="bold" if p is chosen else "",
@@ -209,9 +249,11 @@ def _telling(refused: tuple[Refused, ...]) -> list[Refused]:
 
 def _terms(p: Price, wording: Wording) -> Any:
     """Memory and time of the chosen layout, side by side."""
-    table = plain_table("memory per device", "", f"  time per {wording.step}", "", "", left=1)
-    table.columns[2].justify = "left"
-    table.columns[4].justify = "left"
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head, numbers in (("memory per device", 0), ("", 1), (f"  time per {wording.step}", 0), ("", 1), ("", 0)):
+        table.add_column(head, justify="right" if numbers else "left", no_wrap=bool(numbers))
     memory = [(words, size(value)) for name, words in p.memory.terms.items() if (value := getattr(p.memory, name)) > 0]
     memory += [(f"total, ± {percent(MEMORY_BAND)}", size(p.memory.total_bytes)), ("of", size(p.capacity_bytes))]
     if p.memory.host_bytes:
@@ -222,37 +264,16 @@ def _terms(p: Price, wording: Wording) -> Any:
     if p.memory.disk_bytes:
         memory.append(("left on disk", size(p.memory.disk_bytes)))
     times = [
-        (name, _short(value), words)
+        (name, short(value), words)
         for name, words in wording.times.items()
         if (value := getattr(p.time, name)) > 5e-4 * p.step_s or name == "compute_s"
     ]
-    times.append(("step_s", _short(p.step_s), "the sum"))
+    times.append(("step_s", short(p.step_s), "the sum"))
     if p.start_s:
-        times.append(("start_s", _short(p.start_s), f"before the first {wording.step}"))
+        times.append(("start_s", short(p.start_s), f"before the first {wording.step}"))
     if p.time.comm_s:
-        times.append(("comm_s", _short(p.time.comm_s), "in flight, hidden or not"))
+        times.append(("comm_s", short(p.time.comm_s), "in flight, hidden or not"))
+        times.append(("comp/comm", ratio(p.compute_over_comm), "compute_s over comm_s"))
     for left, right in zip_longest(memory, times, fillvalue=("", "", "")):
         table.add_row(*left[:2], f"  {right[0]}", *right[1:])
     return table
-
-
-def _short(seconds: float) -> str:
-    """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
-    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= scale * (1 if unit == "s" else 1.5):
-            return f"{number(seconds / scale, 3)} {unit}"
-    return f"{number(seconds * 1e3, 3)} ms"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}×" if ratio < 9.995 else f"{ratio:.1f}×" if ratio < 99.95 else f"{ratio:,.0f}×"
-
-
-def _ratio(value: float) -> str:
-    return "-" if value == float("inf") else f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
-
-
-def _amount(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2g}" if value < 0.095 else f"{value:.2f}" if value < 99.95 else f"{value:,.0f}"

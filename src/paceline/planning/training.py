@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.layout import Layout, layout_of
 from paceline.planning.advice import advise_training
-from paceline.planning.candidates import Family, Limits, Price, Refused, family_name
+from paceline.planning.candidates import Family, Limits, Price, Refusal, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
 from paceline.planning.formulas.placement import NUMBERS, Numbers, Placement, Reduction, Runtime
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, repeated
@@ -45,9 +46,14 @@ SPREAD_SIGMAS = 3.0
 def numbers_of(train: Train) -> Numbers:
     """Types as the loop uses them: weights in fp32 (fp64), cast for the products; shards travel as they are kept."""
     kind = NUMBERS[TYPES[train.precision]]
-    moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
-    averages = 1 if train.ema else 0
+    moments, averages = moments_of(train)
     return replace(kind, state_bytes=(moments + averages) * kind.weight_bytes, gathered_bytes=kind.weight_bytes)
+
+
+def moments_of(train: Train) -> tuple[int, int]:
+    """Numbers per parameter that the optimiser keeps, and averages of the weights beside them."""
+    moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
+    return moments, 1 if train.ema else 0
 
 
 def steps_of(train: Train, samples: int | None) -> int | None:
@@ -93,6 +99,8 @@ class TrainingSubject(Subject):
     """As `Workload.evaluation_chunk`."""
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
+    context: int = 1
+    """Devices that divide each sequence: priced, and not run."""
 
     @classmethod
     def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
@@ -124,7 +132,7 @@ class TrainingSubject(Subject):
     def trained_params(self) -> float:
         return sum(b.repeat * b.trained_params for b in self.blocks)
 
-    @property
+    @functools.cached_property
     def work(self) -> StepWork:
         """What compiling could make shorter."""
         compiled = [repeated(self.blocks)] if self.traits.equal_layers else self.blocks
@@ -150,14 +158,19 @@ class TrainingSubject(Subject):
         return f"{self.name}: {size}, {self.train.precision}{steps}"
 
     def layout_name(self, price: Price) -> str:
-        return family_name(price.layout) + (" *" if price.layout.offload else "")
+        context = f" + context {self.context}" if self.context > 1 else ""
+        return family_name(price.layout) + context + (" *" if price.layout.offload else "")
 
     def layout(self, spec: RunSpec) -> Layout:
         return layout_of(spec)
 
     def families(self, devices: int, cluster: Cluster, limits: Limits) -> Iterator[Family | Refused]:
         fp8 = self.numbers.matmul == "fp8"
-        return LayoutSpace(self.workload, self.global_batch, self.divisible, fp8, devices, cluster, limits).families()
+        groups, left = divmod(devices, self.context)
+        if left:
+            facts = {"context": self.context}
+            return iter([Refused(devices, f"{devices} devices", Refusal.NO_CONTEXT, facts)])
+        return LayoutSpace(self.workload, self.global_batch, self.divisible, fp8, groups, cluster, limits).families()
 
     def members(self, family: Family, limits: Limits, offload: bool) -> Iterator[list[Layout]]:
         return members(family, limits, offload, self.divisible.recomputes)
@@ -212,10 +225,20 @@ class TrainingSubject(Subject):
 
     def placement(self, layout: Layout, device: Device) -> Placement:
         """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
+        known = (layout, device.synchronous)
+        if known not in self._placements:
+            self._placements[known] = self._placed(layout, device)
+        return self._placements[known]
+
+    @functools.cached_property
+    def _placements(self) -> dict[tuple[Layout, bool], Placement]:
+        return {}
+
+    def _placed(self, layout: Layout, device: Device) -> Placement:
         passes = layout.passes(layout.global_batch)
         zero = ZERO.get(layout.strategy, 0)
         placement = Placement(
-            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline),
+            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, self.context),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
             accumulate=passes,
             zero=zero,
@@ -236,6 +259,7 @@ class TrainingSubject(Subject):
         return Runtime(
             kernels="compiled" if execution.compiled else "eager",
             recorded=execution.recorded,
+            pieced_tensor=False,
             fused_update=True,
             stops_early=True,
             fresh_gradients=one_pass and (sharded or layout.strategy == "single"),
@@ -253,7 +277,7 @@ class TrainingSubject(Subject):
             streams = 2 if placement.runtime.one_graph else 1
             found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * streams * WORKSPACE_BYTES)
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
-            found = replace(found, gathered_bytes=found.gathered_bytes + found.weights_bytes / placement.shard)
+            found = replace(found, buffers_bytes=found.buffers_bytes + found.weights_bytes / placement.shards)
         return found
 
     def price(self, layout: Layout, where: Where) -> Price:

@@ -6,14 +6,17 @@ import argparse
 import functools
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline import registry
 from paceline.arguments import make_folder, numbers
 from paceline.errors import UserError
-from paceline.planning.plan import plan
-from paceline.record.files import as_json, finite, write_json
+from paceline.planning.plan import Plan, plan
+from paceline.planning.rows import Wishes, hours_of
+from paceline.planning.what_if import what_if_of
+from paceline.record.files import as_json, finite, write_atomic, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
 from paceline.spec.yaml_file import put
 
@@ -44,15 +47,31 @@ def spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
 
 
 def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: Any) -> int:
-    found = plan(
-        spec,
-        cluster=arguments.cluster,
-        devices=numbers(arguments.devices, "--devices") if arguments.devices else (),
-        price=arguments.price,
-        samples=arguments.samples,
-        tokens=arguments.tokens,
-        calibration=arguments.calibration,
-    )
+    def ask(asked: RunSpec, devices: Sequence[int]) -> Plan:
+        return plan(
+            asked,
+            cluster=arguments.cluster,
+            devices=devices,
+            price=arguments.price,
+            samples=arguments.samples,
+            tokens=arguments.tokens,
+            calibration=arguments.calibration,
+            wishes=wishes,
+            spot=arguments.spot_price,
+            what_if=what_if,
+        )
+
+    what_if = what_if_of(arguments.what_if) if arguments.what_if is not None else None
+    deadline = hours_of(arguments.deadline) if arguments.deadline else None
+    wishes = Wishes(deadline, arguments.budget, arguments.min_efficiency)
+    if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
+        raise UserError(f"--page: {arguments.page} cannot be a file; give one in a folder that exists, as  plan.html")
+    found = ask(spec, numbers(arguments.devices, "--devices") if arguments.devices else ())
+    if arguments.page is not None:
+        from paceline.planning.page.page import page
+
+        print(f"planning every setting of {arguments.page}", file=sys.stderr)
+        write_atomic(arguments.page, page(found, ask, _command(arguments)))
     files: dict[str, str] = {}
     if arguments.emit:
         from paceline.planning.emit import launch_files
@@ -73,7 +92,23 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
             console.print(part)
         if arguments.out is not None:
             print("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
+        if arguments.page is not None:
+            print(f"written: {arguments.page}")
     return 0 if found.fits else 1
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    """The words that a page's settings are added to."""
+    given = {"--cluster": arguments.cluster, "--samples": arguments.samples, "--tokens": arguments.tokens}
+    given |= {"--price": arguments.price, "--spot-price": arguments.spot_price, "--budget": arguments.budget}
+    given |= {
+        "--what-if": arguments.what_if,
+        "--min-efficiency": arguments.min_efficiency,
+        "--calibration": arguments.calibration,
+    }
+    given |= {option: vars(arguments)[what.key] for option, (_, what) in registry.plan_options().items()}
+    said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return ["paceline", "plan", *arguments.words, *said]
 
 
 def _write(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import UserError
 from paceline.record.events import metrics_of
 from paceline.record.files import from_flat, read_json
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.timers import TIMES
-from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
+from paceline.record.units import duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec
+from paceline.terminal import COLUMNS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +26,9 @@ LAST = 10
 BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
+SHARES = ("compute", "data", "exposed", "other", "comm")
+"""Parts of a step; the last is beside the others."""
+Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Evaluation:
     arrays: dict[str, Any] = field(default_factory=dict)
     """Results that are not single numbers, of the last evaluation: those of each class, the confusion matrix."""
     best: dict[str, Any] | None = None
+    score: str = ""
+    """The metric that says which evaluation is best; with a minus, less of it is better."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ class Summary:
     seconds: float = 0.0
     """Wall time of the whole run, with its start, evaluations and checkpoints."""
     in_steps_s: float = 0.0
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the steps in which something was compiled or recorded; no speed and no median counts them."""
     samples_per_s: float | None = None
     """Speed and times are medians over the steps after the warm-up."""
     tokens_per_s: float | None = None
@@ -86,7 +96,11 @@ class Summary:
 
 def read_summary(file: Path) -> Summary:
     """What a run wrote when it ended; UserError where there is none, or it is damaged."""
-    return from_flat(Summary, {name: value for name, value in read_json(file).items() if value is not None})
+    values = {name: value for name, value in read_json(file).items() if value is not None}
+    try:
+        return from_flat(Summary, values)
+    except (TypeError, ValueError):
+        raise UserError(f"{file} is damaged: its values are not those of a summary") from None
 
 
 def summarise(
@@ -99,7 +113,8 @@ def summarise(
 ) -> Summary:
     """All that follows from the "step" events of a run; the caller adds the rest with `dataclasses.replace`."""
     apart = spec.parallel.reduce in ("local_sgd", "diloco")
-    steady = rounds(steps[warm_up(len(steps)) :], max(workers, spec.parallel.local_steps if apart else 1))
+    compiled = [step for step in steps if step.get("compiled")]
+    steady = rounds(steady_steps(steps), max(workers, spec.parallel.local_steps if apart else 1))
     losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
     samples = int(steps[-1]["samples"]) if steps else 0
     in_steps_s = math.fsum(_numbers(steps, "step_s"))
@@ -117,6 +132,8 @@ def summarise(
         ),
         seconds=in_steps_s,
         in_steps_s=in_steps_s,
+        compiled_steps=len(compiled),
+        compiled_s=math.fsum(_numbers(compiled, "step_s")),
         samples_per_s=_median_rate(steady, "batch"),
         tokens_per_s=_median_rate(steady, "tokens"),
         loss_first=losses[0] if losses else None,
@@ -128,11 +145,11 @@ def summarise(
     )
 
 
-def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> Evaluation:
+def evaluation_of(last: Mapping[str, Any], best: Mapping[str, Any] | None = None, score: str = "") -> Evaluation:
     """From "evaluate" events."""
     arrays = {name: value for name, value in last.items() if isinstance(value, list | tuple)}
     numbers = {name: value for name, value in (best or {}).items() if not isinstance(value, list | tuple)}
-    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None)
+    return Evaluation(metrics_of(last), last.get("n"), last.get("of"), arrays, numbers or None, score)
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -178,6 +195,9 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     if told := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
         yield "speed", ", ".join(told) + "  (median)"
     yield from _time_rows(summary, bar)
+    if summary.compiled_steps:
+        steps = f"{summary.compiled_steps} step{'s' * (summary.compiled_steps > 1)}"
+        yield "compiling", f"{steps} took {duration(summary.compiled_s)}, which no speed and no median counts"
     if peaks := summary.peak_bytes_per_rank:
         of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
         yield "memory", f"{size(max(peaks))} at its peak{of}"
@@ -213,7 +233,7 @@ def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     """The median step, and the parts of the mean one, which add up."""
-    step_s, share = summary.median.get("step_s"), summary.share
+    step_s, share = summary.median.get("step_s"), {**dict.fromkeys(SHARES), **summary.share}
     if step_s is None:
         return
     scale, unit = (1, "s") if step_s >= 1 else (1000, "ms")
@@ -228,24 +248,27 @@ def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     mean_s = summary.mean.get("step_s")
     average = "" if mean_s is None else f"; {time(mean_s).strip()} on average, of which"
     yield "step", f"{time(step_s)}  median{average}"
-    for name in ("compute", "data", "exposed", "other"):
+    for name in SHARES[:4]:
         part = share[name]
         needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])
         if part is not None and not needless:
-            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * part)}".rstrip()
+            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * min(part, 1))}".rstrip()
     if share["comm"]:
         hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
         yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
 
 
 def _say_difference(differs: Mapping[str, Any]) -> str:
-    tried = differs["on_test_task"]
-    every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
-    return (
-        f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the final loss "
-        f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by {100 * tried['accuracy']:+.1f} "
-        "points (docs/saving_communication.md)"
-    )
+    try:
+        tried = differs["on_test_task"]
+        every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
+        return (
+            f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the final loss "
+            f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by "
+            f"{100 * tried['accuracy']:+.1f} points (docs/saving_communication.md)"
+        )
+    except (KeyError, TypeError, ValueError):  # what a damaged file says of it
+        return "not the answer of plain DDP"
 
 
 def rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:
@@ -266,6 +289,11 @@ def rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[
 def warm_up(steps: int) -> int:
     """How many of so many steps come first and do not count: 5 or a tenth, whichever is more, but half at most."""
     return min(max(FEW_STEPS, steps // 10), steps // 2)
+
+
+def steady_steps(steps: Sequence[Step]) -> list[Step]:
+    """Those after the warm-up in which nothing was compiled or recorded."""
+    return [step for step in steps[warm_up(len(steps)) :] if not step.get("compiled")]
 
 
 def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

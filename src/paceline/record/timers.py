@@ -14,6 +14,7 @@ streams, and are read when the loop reads its numbers.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,15 @@ def union(intervals: Iterable[Interval]) -> float:
         total += max(0.0, finish - max(begin, end))
         end = max(end, finish)
     return total
+
+
+def compilations() -> int:
+    """Functions that torch compiled in this process so far, or tried to."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["frames"]["total"])
 
 
 def compute_s(step_s: float, data_s: float, exposed_s: float) -> float:
@@ -91,14 +101,17 @@ class CudaCollectiveTimer(CollectiveTimer):
     """The same by events in the streams of a CUDA device."""
 
     def __init__(self) -> None:
+        import torch
+
         super().__init__()
+        self._device = torch.cuda.current_device()
         self._origin = self.now()
 
     def now(self) -> Any:
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))  # on a thread of gloo the present device is the first
         return event
 
     def seconds(self, marks: list[tuple[Any, Any]]) -> list[Interval]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.measuring.compare import Planned
 from paceline.measuring.links import bits_s_by_size
 from paceline.measuring.rows import MeasuredRow, done
+from paceline.reporting.chart import MOST_PER_RUN, MOST_POINTS, Chart, short
 from paceline.reporting.contents import Contents
+from paceline.reporting.curves import curves
 from paceline.reporting.run_view import RunView, loss_differences, thinned
 from paceline.reporting.series import FileLine, Series, link_name
 
@@ -23,25 +25,9 @@ TERMS = {
     "other": "other",
 }
 """The parts of a step, in the order in which they are stacked."""
-MOST_POINTS = 24_000
-MOST_PER_RUN = 1_000
 MOST_SOURCES = 12
 LEAST_SHARE = 0.003
 """Of the longest step: a part that is never more than this cannot be seen."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    name: str
-    title: str
-    caption: str
-    data: dict[str, Any]
-    files: Sequence[FileLine]
-    """Where the numbers came from."""
-    tall: bool = False
-    sources: tuple[tuple[str, str], ...] = ()
-    """(text, address) of the first of these."""
-    more_sources: int = 0
 
 
 def charts(contents: Contents, folder: Path) -> list[Chart]:
@@ -55,7 +41,8 @@ def charts(contents: Contents, folder: Path) -> list[Chart]:
         (_memory, any(row.loads.peak_bytes_per_rank for row in measured)),
         (_links, bool(contents.links)),
     )
-    return [_linked(make(contents), folder) for make, known in makers if known]
+    found = [make(contents) for make, known in makers if known]
+    return [_linked(chart, folder) for chart in (*found, *curves(contents.runs))]
 
 
 def _linked(chart: Chart, folder: Path) -> Chart:
@@ -81,7 +68,7 @@ def _scaling(contents: Contents) -> Chart:
     curves = [p[-1] for line in lines for p in (*line["fit"], *line["plan"])]
     highest = max([1.0, *points, *curves])
     top = max(1.1 * highest, min(reach, 1.5 * highest))  # all points are on the chart, those above the ideal too
-    top = math.ceil(top) if top > 3 else _r(top, 2)
+    top = math.ceil(top) if top > 3 else short(top, 2)
     data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "top": top, "unit": unit}
     return Chart("scaling", "How it scales", caption, data, _row_sources(contents.series), tall=True)
 
@@ -94,17 +81,19 @@ def _scaling_line(s: Series, name: str, reach: int) -> dict[str, Any]:
         "points": [
             {
                 "x": row.ranks,
-                "y": _r(row.speedup),
-                "low": _r(row.scaling.speedup_low),
-                "high": _r(row.scaling.speedup_high),
+                "y": short(row.speedup),
+                "low": short(row.scaling.speedup_low),
+                "high": short(row.scaling.speedup_high),
                 "label": row.label,
                 "source": str(s.sources[row.label]),
             }
             for row in done(s.rows)
         ],
         "law": law.name if law else "",
-        "fit": [[p.ranks, _r(p.speedup), _r(p.low), _r(p.high)] for p in law.curve if p.ranks <= reach] if law else [],
-        "plan": [[ranks[p.label], _r(p.speedup)] for p in s.planned if p.speedup is not None],
+        "fit": [[p.ranks, short(p.speedup), short(p.low), short(p.high)] for p in law.curve if p.ranks <= reach]
+        if law
+        else [],
+        "plan": [[ranks[p.label], short(p.speedup)] for p in s.planned if p.speedup is not None],
     }
 
 
@@ -112,10 +101,10 @@ def _breakdown(contents: Contents) -> Chart:
     labels, rows, plans = _labelled(contents.layouts)
     parts = [(row.parts, row.other_s) for row in rows]
     seconds = [(p.compute_s, p.travelling_s, p.waiting_s, p.data_s, other_s) for p, other_s in parts]
-    terms = {name: [_r(s * 1e3) for s in each] for name, each in zip(TERMS, zip(*seconds, strict=True), strict=True)}
+    terms = {name: [short(s * 1e3) for s in each] for name, each in zip(TERMS, zip(*seconds, strict=True), strict=True)}
     longest = max(map(sum, zip(*terms.values(), strict=True)))
     terms = {name: values for name, values in terms.items() if max(values) > LEAST_SHARE * longest}
-    planned = [None if plan is None else _r(plan.step_s * 1e3) for plan in plans]
+    planned = [None if plan is None else short(plan.step_s * 1e3) for plan in plans]
     caption = "Milliseconds of a step, by what the ranks did: medians over the steps and the repeats."
     if any(planned):
         caption += " The mark is the step as it was planned."
@@ -136,11 +125,13 @@ def _loss(contents: Contents) -> Chart:
     each = max(60, min(MOST_PER_RUN, MOST_POINTS // len(runs)))
     lines = []
     for run in runs:
-        points = [[p.step, _r(p.loss, 7), p.line] for p in thinned(run.points, each) if math.isfinite(p.loss)]
+        points = [[p.step, short(p.loss, 7), p.line] for p in thinned(run.points, each) if math.isfinite(p.loss)]
         lines.append({"name": run.name, "file": str(run.file), "points": points})
     title, caption = "The same training", "Training loss of every run, drawn over each other."
     if len(runs) == 1:
         title, caption = "Training", "Training loss."
+    elif contents.experiments is not None:
+        title = "Training"
     return Chart("loss", title, caption, {"lines": lines}, _first_lines(runs), tall=True)
 
 
@@ -165,13 +156,13 @@ def _difference(contents: Contents) -> Chart:
 def _memory(contents: Contents) -> Chart:
     labelled = zip(*_labelled(contents.layouts), strict=True)
     known = [(label, row.loads, plan) for label, row, plan in labelled if row.loads.peak_bytes_per_rank]
-    planned = [None if plan is None else _r(plan.memory_bytes / 1e6) for _, _, plan in known]
+    planned = [None if plan is None else short(plan.memory_bytes / 1e6) for _, _, plan in known]
     caption = "Most memory that any rank held: of its device, or of its process on CPU cores."
     if any(planned):
         caption += " The mark is what was planned."
     data = {
         "labels": [label for label, _, _ in known],
-        "peaks": [_r(max(loads.peak_bytes_per_rank) / 1e6) for _, loads, _ in known],
+        "peaks": [short(max(loads.peak_bytes_per_rank) / 1e6) for _, loads, _ in known],
         "plan": planned,
     }
     return Chart("memory", "Memory", caption, data, _row_sources(contents.layouts))
@@ -182,7 +173,7 @@ def _links(contents: Contents) -> Chart:
     lines = [
         {
             "name": f"{measured.name}, {link_name(link)}" if several else link_name(link),
-            "points": [[sent, _r(bits_s / 1e9)] for sent, bits_s in bits_s_by_size(link)],
+            "points": [[sent, short(bits_s / 1e9)] for sent, bits_s in bits_s_by_size(link)],
             "source": str(source),
         }
         for measured in contents.links
@@ -191,8 +182,3 @@ def _links(contents: Contents) -> Chart:
     caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
     files = [source for measured in contents.links for source in measured.sources]
     return Chart("links", "What a link carries", caption, {"lines": lines}, files, tall=True)
-
-
-def _r(value: float | None, digits: int = 5) -> float:
-    """Few digits: a page is read by people."""
-    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else 0.0

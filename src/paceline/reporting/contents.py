@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from paceline.measuring.result import Measurement, read_measurement
 from paceline.measuring.rows import done
 from paceline.measuring.words import Finding
 from paceline.record.per_class import baseline_words
-from paceline.record.run_dir import RunDir
+from paceline.record.run_dir import KNOWN_BY, RunDir, folders_in
 from paceline.record.summary import Summary
 from paceline.record.units import number, percent, size
+from paceline.reporting.experiments import Experiments, experiments
 from paceline.reporting.run_view import Comparison, RunView, compared, read_run
 from paceline.reporting.series import (
     LinkMeasurement,
@@ -44,6 +46,8 @@ class Contents:
     links: tuple[LinkMeasurement, ...]
     same: Comparison | None
     """Whether the runs trained the same thing; None where there is nothing to compare."""
+    experiments: Experiments | None
+    """Runs that were asked for different things, side by side."""
     left_out: tuple[str, ...]
     """What was given and could not be shown, and why."""
     spec: tuple[tuple[str, str], ...]
@@ -71,7 +75,7 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
     links: list[LinkMeasurement] = []
     measured: list[Measurement] = []
     left_out: list[str] = []
-    for path in inputs:
+    for path in (found for given in inputs for found in _opened(given)):
         linked = (path / "links.json").is_file()
         if linked:
             try:
@@ -90,6 +94,7 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         elif not linked or (path / "spec.yaml").is_file():
             _must_be_a_run(path)
             _add(plain, left_out, path)
+    plain = _of_one_workload(plain, left_out) if any(_is_folder_of_runs(path) for path in inputs) else plain
     runs += plain
     if not series and not runs and not links:
         raise UserError(f"nothing can be shown: {left_out[0]}")
@@ -99,18 +104,43 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
     if (together := from_runs(plain, price)) is not None:
         series.append(together)
     same = compared(runs)
+    compared_experiments = experiments(runs) if same is not None and same.differing else None
     return Contents(
         title=title or _title(names or [measured.name for measured in links]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
-        verdict=_verdict(series, runs, same) if series or runs else tuple(measured.verdict for measured in links),
+        verdict=_verdict(series, runs, same, compared_experiments)
+        if series or runs
+        else tuple(measured.verdict for measured in links),
         series=tuple(series),
         runs=tuple(runs),
         links=tuple(links),
         same=same,
+        experiments=compared_experiments,
         left_out=tuple(left_out),
         spec=(*_commands(measured), *_spec(runs)),
         environment=_environment([run.start for run in runs] or [found.environment for found in measured]),
     )
+
+
+def _is_folder_of_runs(path: Path) -> bool:
+    return path.is_dir() and not any((path / name).is_file() for name in KNOWN_BY) and bool(folders_in(path))
+
+
+def _opened(path: Path) -> list[Path]:
+    """The runs and measurements of a folder of them; else the path as it is."""
+    return folders_in(path) if _is_folder_of_runs(path) else [path]
+
+
+def _of_one_workload(runs: Sequence[RunView], left_out: list[str]) -> list[RunView]:
+    """The runs of the workload that most of a folder are of; of the others, only that they are there."""
+    kinds = Counter(run.spec.workload for run in runs)
+    most = kinds.most_common(1)[0][0] if kinds else ""
+    others = [run for run in runs if run.spec.workload != most]
+    if others:
+        told = ", ".join(f"{run.path.name} ({run.spec.workload})" for run in others[:MOST_NAMED])
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        left_out.append(f"runs of other workloads than {most} are left out: {told}{more}; make a report of those")
+    return [run for run in runs if run.spec.workload == most]
 
 
 def _title(names: Sequence[str]) -> str:
@@ -153,15 +183,20 @@ def _distinct(runs: Sequence[RunView]) -> list[RunView]:
     return [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
 
 
-def _verdict(series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None) -> tuple[str, ...]:
+def _verdict(
+    series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None, tried: Experiments | None
+) -> tuple[str, ...]:
+    best = (tried.text,) if tried is not None and tried.text else ()
     if len(series) == 1:
-        return series[0].verdict
+        return (*best, *series[0].verdict)
     if series:
         lines = [f"{s.name}: {line}" for s in series for line in s.verdict[:1]]
-        return (*lines, *([same.text] if same is not None else []))
+        return (*best, *lines, *([same.text] if same is not None else []))
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]
     if not ended:
         return (f"{runs[0].name} is {runs[0].status}.",)
+    if best and same is not None:
+        return (*best, same.text)
     lines = [line for name, told in ended[:MOST_NAMED] for line in _ended(name, told)]
     if (left := len(ended) - MOST_NAMED) > 0:
         lines.append(f"{left} more run{'s are' if left > 1 else ' is'} in the table.")

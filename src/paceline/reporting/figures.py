@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.reporting.charts import TERMS, Chart
+from paceline.reporting.chart import Chart
+from paceline.reporting.charts import TERMS
 from paceline.reporting.style import COLOURS, FORMATS, INK, STYLE
 
 TERM_COLOURS = {
@@ -104,6 +105,17 @@ def _loss(axes: Any, data: dict[str, Any]) -> None:
     _legend(axes, len(lines))
 
 
+def _curves(axes: Any, data: dict[str, Any]) -> None:
+    for i, line in enumerate(data["lines"]):
+        steps, values, _ = zip(*line["points"], strict=True)
+        mark = "o-" if data.get("marked") and len(steps) <= 40 else "-"
+        axes.plot(steps, values, mark, color=COLOURS[i % len(COLOURS)], linewidth=1.3, markersize=3, label=line["name"])
+    axes.set(xlabel="step", ylabel=data["label"])
+    if data.get("from_zero"):
+        axes.set_ylim(bottom=0)
+    _legend(axes, len(data["lines"]))
+
+
 def _difference(axes: Any, data: dict[str, Any]) -> None:
     for i, line in enumerate(data["lines"], 1):
         if line["points"]:
@@ -143,4 +155,5 @@ DRAWINGS: dict[str, Drawing] = {
     "difference": _difference,
     "memory": _memory,
     "links": _links,
+    **dict.fromkeys(("evaluation", "rate", "compute", "lr", "gradient", "usage"), _curves),
 }

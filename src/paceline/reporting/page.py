@@ -5,8 +5,6 @@ The page is one HTML file that opens offline, with its charts, its style and its
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline.record.browser import policy
 from paceline.record.units import duration, number, percent
-from paceline.reporting.charts import Chart
+from paceline.reporting.chart import Chart
 from paceline.reporting.contents import Contents
 from paceline.reporting.pictures import pictures_of
 from paceline.reporting.tables import Table
 
 ASSETS = Path(__file__).parent / "assets"
-ORDER = ("scaling", "breakdown", "links", "loss", "difference", "memory", "benefit", "runs", "classes", "confusion")
+ORDER = (
+    *("scaling", "breakdown", "links", "experiments", "evaluation", "loss", "difference", "classes", "confusion"),
+    *("rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
+)
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 TEX = {
     "\\": r"\textbackslash{}",
@@ -74,13 +76,6 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -
         policy=policy(library, script),
         style=Markup(asset("page.css")),
     )
-
-
-def policy(*scripts: str) -> str:
-    """What a browser may do with a page: run these scripts, and nothing that came with the numbers; ask no network."""
-    sums = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    run = " ".join(f"'sha256-{found}'" for found in sums)
-    return f"default-src 'none'; script-src {run}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 
 
 @cache

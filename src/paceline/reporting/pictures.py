@@ -1,4 +1,5 @@
-"""Pictures that a run wrote at its evaluations (`Workload.pictures`), as a page shows them: the first and the last."""
+"""Pictures of a run as a page shows them, the first and the last: those that it wrote at its evaluations
+(`Workload.pictures`), and those that are drawn now (`Entry.draw`)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.record.run_dir import RunDir
+from paceline.registry import BUILT_IN, entry_of, resolve
 from paceline.reporting.run_view import RunView
 
 MOST_RUNS = 4
@@ -36,6 +38,9 @@ def pictures_of(runs: Sequence[RunView]) -> list[Picture]:
 
 
 def _ends(run: RunView) -> list[Picture]:
+    name = run.spec.workload
+    if name in BUILT_IN and (draw := entry_of(name).draw):
+        resolve(draw)(run.path)
     by_name: dict[str, list[Picture]] = {}
     for file in sorted(RunDir(run.path).pictures.glob("*.png")):
         if found := re.fullmatch(r"(\w.*)-(\d+)", file.stem):

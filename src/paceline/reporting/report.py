@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +15,32 @@ from typing import Any
 from paceline.arguments import check_price
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
+from paceline.record.tabular import Tabular
 from paceline.record.units import wrapped
 from paceline.reporting.charts import charts
 from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import latex, markdown, page
-from paceline.reporting.tables import tables
+from paceline.reporting.tables import Table, tables
+from paceline.terminal import visible
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Tabular):
+    """What was written, and what it says."""
+
     folder: Path
     contents: Contents
     figures: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        return f"{self.page}: {self.contents.verdict[0]}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        """Those of the first table of the page, as they are shown."""
+        first = next(iter(tables(self.contents)), None)
+        return [dict(zip(first.head, row, strict=True)) for row in first.rows] if first is not None else []
 
     @property
     def page(self) -> Path:
@@ -34,7 +50,10 @@ class Report:
 def report(
     inputs: Sequence[str | Path], out: str | Path = "report", *, title: str = "", price: float | None = None
 ) -> Report:
-    """Write report.html, report.md, report.tex and figures/ into `out`; `price` is in USD per device and hour."""
+    """Write report.html, report.md, report.tex, figures/ and tables/ into `out`.
+
+    `inputs` are runs, measurements, tables of times, or folders of runs; `price` is in USD per device and hour.
+    """
     folder = Path(out)
     contents = gather([Path(path) for path in inputs], title, price)
     _make(folder / "figures")
@@ -45,9 +64,22 @@ def report(
         write_atomic(folder / "report.html", page(contents, shown, cells))
         write_atomic(folder / "report.md", markdown(contents, shown, cells))
         write_atomic(folder / "report.tex", latex(contents, shown, cells))
+        write_tables(cells, folder / "tables")
     except (OSError, RunFailed) as error:
         raise UserError(f"--out: {folder} cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return Report(folder, contents, tuple(drawn))
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> None:
+    """Each as a .csv file of its name, cells as they are shown."""
+    _make(folder)
+    names = Counter[str]()
+    for table in tables:
+        names[table.name] += 1
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([table.head, *table.rows])
+        number = f"-{names[table.name]}" if names[table.name] > 1 else ""
+        write_atomic(folder / f"{table.name}{number}.csv", text.getvalue())
 
 
 def _make(folder: Path) -> None:
@@ -62,9 +94,9 @@ def _make(folder: Path) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
     for note in found.contents.left_out:
-        print(f"paceline: {note}", file=sys.stderr)
+        print(visible(f"paceline: {note}"), file=sys.stderr)
     for line in found.contents.verdict:
         for part in wrapped(line, ""):
             console.print(part)
-    console.print(f"written: {found.page}, report.md, report.tex, figures/", soft_wrap=True)
+    console.print(f"written: {found.page}, report.md, report.tex, figures/, tables/", soft_wrap=True)
     return 0

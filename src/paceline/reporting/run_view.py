@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from paceline.errors import UserError
 from paceline.measuring.reading import RunTimes, read_times
 from paceline.parity import TOLERANCE
-from paceline.record.events import read_lines, steps_that_count
+from paceline.record.events import metrics_of, read_lines, steps_that_count
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
 from paceline.spec import RunSpec
+from paceline.training.answer import MAY_CHANGE, MUST_STAY
 from paceline.training.extension import LENGTHS
-from paceline.training.run import MAY_CHANGE, MUST_STAY
 
 SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
 """Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
@@ -30,6 +30,24 @@ class Point(NamedTuple):
     loss: float
     line: int
     """Of the events file, from 1."""
+
+
+class Evaluated(NamedTuple):
+    step: int
+    metrics: dict[str, float]
+    line: int
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Values of the steps of a run, in the order of its points; nan where there is none."""
+
+    lr: tuple[float, ...] = ()
+    grad_norm: tuple[float, ...] = ()
+    rate: tuple[float, ...] = ()
+    """Samples per second."""
+    compute: tuple[float, ...] = ()
+    """Share of the step."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,10 @@ class RunView:
     torn: int
     """Lines that could not be read: a kill or a disk."""
     times: RunTimes | None
+    curves: Curves = Curves()
+    evaluations: tuple[Evaluated, ...] = ()
+    usage: tuple[dict[str, Any], ...] = ()
+    """Events: how busy the device of the main rank was, now and then."""
 
     @property
     def ranks(self) -> int:
@@ -76,7 +98,34 @@ def read_run(path: Path, name: str = "") -> RunView:
     times = None
     with suppress(UserError):
         times = read_times(run, steps) if summary is not None else None
-    return RunView(name or run.name, path, spec, summary, start, points, len(lines) - len(events), times)
+    evaluated = steps_that_count((e for e in events if e["kind"] in ("evaluate", "resume")), "evaluate")
+    return RunView(
+        name=name or run.name,
+        path=path,
+        spec=spec,
+        summary=summary,
+        start=start,
+        points=points,
+        torn=len(lines) - len(events),
+        times=times,
+        curves=_curves(steps),
+        evaluations=tuple(Evaluated(e["step"], metrics_of(e), e["line"]) for e in evaluated),
+        usage=tuple(event for event in events if event["kind"] == "usage"),
+    )
+
+
+def _curves(steps: Sequence[dict[str, Any]]) -> Curves:
+    def of(name: str) -> tuple[float, ...]:
+        return tuple(_float(step.get(name)) for step in steps)
+
+    step_s = [math.nan if step.get("compiled") else _float(step.get("step_s")) or math.nan for step in steps]
+    rate = tuple(batch / s for batch, s in zip(of("batch"), step_s, strict=True))
+    compute = tuple(part / s for part, s in zip(of("compute_s"), step_s, strict=True))
+    return Curves(of("lr"), of("grad_norm"), rate, compute)
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _why(run: RunDir) -> str:

@@ -11,6 +11,7 @@ from paceline.measuring.verb import DEVICE_HEAD, device_cells
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.units import duration, metrics_text, number, percent, size
 from paceline.reporting.contents import Contents
+from paceline.reporting.experiments import MOST_KEYS, Experiments, cells, head, more_keys
 from paceline.reporting.series import LinkMeasurement, Series
 
 NOTES = {
@@ -51,7 +52,9 @@ def tables(contents: Contents) -> list[Table]:
         if s.laws:
             found.append(_laws(s, name))
     found += [_links(m, f": {m.name}" if len(contents.links) > 1 else "") for m in contents.links]
-    if contents.runs:
+    if contents.experiments is not None:
+        found.append(_experiments(contents.experiments))
+    elif contents.runs:
         found.append(_runs(contents))
     if len(contents.runs) == 1 and (ended := contents.runs[0].summary) is not None:
         found += _classes({**ended.evaluation.metrics, **ended.evaluation.arrays})
@@ -181,6 +184,21 @@ def _runs(contents: Contents) -> Table:
     ]
     head = ("run", "status", "ranks", "steps", "first loss", "last loss", "evaluation")
     return Table("runs", "Runs", head, tuple(rows), left=2)
+
+
+def _experiments(found: Experiments) -> Table:
+    rows = tuple(cells(found, place) for place in range(len(found.runs)))
+    note = f"The best {found.score} of each run. " if found.score else ""
+    left = 2 + len(found.keys[:MOST_KEYS])
+    return Table(
+        "experiments",
+        "What changed, and what came of it",
+        head(found),
+        rows,
+        found.best,
+        left=left,
+        note=(note + more_keys(found)).strip(),
+    )
 
 
 def _classes(event: Mapping[str, Any]) -> Iterator[Table]:

@@ -87,8 +87,7 @@ class RankStart:
                         yield script
                     script.finish()
                 script.let_go()
-            summary: Any = work.summary
-            self.outcome = run.path, from_main(lambda: summary)
+            self.outcome = run.path, cast(Summary, work.summary)
 
 
 @contextmanager

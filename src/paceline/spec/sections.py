@@ -66,6 +66,9 @@ class Train(Section):
     loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
     loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
+    on_oom: Literal["stop", "retry"] = field(
+        "stop", "", "no memory is left: stop, or go on from the last checkpoint with half the micro-batch"
+    )
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
     evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
@@ -137,7 +140,7 @@ class Parallel(Section):
     engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
     backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
-        "auto", "", "what carries messages between ranks; auto is nccl for CUDA devices and gloo for CPUs"
+        "auto", "", "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; by gloo ranks can share a GPU"
     )
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)

@@ -52,10 +52,10 @@ def require_slurm() -> None:
         )
 
 
-def partitions() -> dict[str, Partition]:
-    """By name. Where nodes differ, the most that any of them has."""
+def partitions(loose: bool = False) -> dict[str, Partition]:
+    """By name. Where nodes differ, the most that any of them has. `loose`: none where Slurm does not answer."""
     found: dict[str, Partition] = {}
-    for line in _asked("sinfo", "--noheader", "--format=%R|%l|%D|%c|%m|%G").splitlines():
+    for line in _asked("sinfo", "--noheader", "--format=%R|%l|%D|%c|%m|%G", loose=loose).splitlines():
         name, limit, nodes, cores, memory, gres = (word.strip() for word in line.split("|", 5))
         kind, gpus = _gpus(gres)
         before = found.get(name, Partition(name, slurm_hours(limit), 0, 0, 0, 0, ""))
@@ -125,7 +125,7 @@ def _asked(*command: str, loose: bool = False) -> str:
     if done.returncode == 0 or loose:
         return done.stdout
     why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-    raise UserError(f"Slurm refused: {why}")
+    raise UserError(f"Slurm refused ({command[0]}): {why}")
 
 
 def _gpus(gres: str) -> tuple[str, int]:

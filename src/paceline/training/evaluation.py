@@ -73,6 +73,7 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
             sums = workload.evaluate(model, move(batch, device))
         if chunk < chunks:
             mine.add(chunk, sums)
+        job.context.beat("evaluation", job.state.step)
     everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
     metrics = workload.metrics(joined(list(everyone.values()), chunks))
     told = {"classes": list(workload.classes())} if "support" in metrics else {}

@@ -23,11 +23,13 @@ from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
 from paceline.spec import Train
+from paceline.training.answer import SEALED
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
 from paceline.training.checkpoints.kept import KEPT, Stateful, kept_tensors, kept_values, restore_kept
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
+from paceline.training.noticing import Noticing
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
@@ -103,6 +105,7 @@ class GradientJob(Job):
         decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # none is left out then
         self.state.model.net.train()
 
+        self.context.beat("data", self.state.step)
         for batch in self.loader.prefetch(self.state.step, self.facts.steps):
             self.before_step(batch)
             now = self.after_step(batch, self.train_step(batch, self.context.stop.requested), log)
@@ -114,6 +117,7 @@ class GradientJob(Job):
             if saving or now.stopping or self.done:
                 self.save(score)
                 log.resume()
+            self.context.beat("data", self.state.step)
             if self.done:
                 break
             if now.stopping:
@@ -123,6 +127,7 @@ class GradientJob(Job):
 
     def before_step(self, batch: RankBatch) -> None:
         """What a step takes from its position in the run."""
+        self.context.beat("step", self.state.step)
         self.state.before_step(self.schedule(batch.global_batch.seen))
 
     def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> AfterStep:
@@ -146,6 +151,7 @@ class GradientJob(Job):
 
     def evaluate(self, held_out: HeldOut) -> float:
         """Evaluate the model as it is now; returns its score."""
+        self.context.beat("evaluation", self.state.step)
         share_buffers(self.state.buffers(), self.layout)
         began = perf_counter()
         with self.state.for_evaluation():
@@ -160,6 +166,7 @@ class GradientJob(Job):
         return score
 
     def save(self, score: float | None) -> None:
+        self.context.beat("checkpoint", self.state.step)
         began = perf_counter()
         self.state.average_over_ranks()
         share_buffers(self.state.buffers(), self.layout)
@@ -171,6 +178,7 @@ class GradientJob(Job):
             "stale": self.stale,
             "ended": self.ended,
             "callback_state": saved_state(self.workload),
+            SEALED: self.answer,
             **({KEPT: kept_values(self.kept)} if self.kept else {}),
         }
         tensors = {**self.state.tensors(), **({KEPT: kept_tensors(self.kept)} if self.kept else {})}
@@ -202,8 +210,13 @@ class StepLog:
             self.every = 1
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
         """Steps that the device may still be at."""
+        self.made = job.train_step.times_made
+        self.unheard = 0
+        """Steps since all ranks looked whether one of them was asked to stop."""
+        self.stopping = False
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
+        self.noticing = Noticing(self.context)
         self.resume()
 
     def resume(self) -> None:
@@ -226,31 +239,46 @@ class StepLog:
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost
         self.waiting.append((event, stats, self.timer.take()))
+        self.unheard += 1
+        made = self.job.train_step.times_made
+        if made != self.made:
+            self.made = made
+            self._read(compiled=True)
         self.write(2)  # while the device is at work on this step
 
     def flush(self, now: bool) -> bool:
-        """Read what the device found, at the same steps on every rank; True when a rank was asked to stop.
+        """Read what the device found; True, at the same step on every rank, when one of them was asked to stop.
 
         It is written at once where somebody waits for it, and else little by little while the next steps are computed.
         """
-        if not self.waiting or not (now or len(self.waiting) >= self.every):
+        if not self.unheard or not (now or self.unheard >= self.every):
             return False
+        self._read()
+        stopping, self.stopping, self.unheard = self.stopping, False, 0
+        if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
+            self.write()
+        return stopping
+
+    def _read(self, compiled: bool = False) -> None:
+        """Wait for the device. Of steps that are read together, each is said to have taken as long as their mean:
+        where one of them was `compiled` or recorded, no median is to count any.
+        """
+        if not self.waiting:
+            return
         numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
         step_s = (perf_counter() - self.began) / len(numbers)
         self.began = perf_counter()
-        stopping = False
         for (event, _, collectives), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
             event["comm_s"], event["exposed_s"] = collectives()
             event["step_s"] = step_s
             event["compute_s"] = compute_s(step_s, event["data_s"], event["exposed_s"])
             event["loss"], event["grad_norm"] = loss_sum / (count if count > 0 else 1), norm
             event["skipped"] = not (isfinite(norm) and isfinite(loss_sum))
-            stopping |= stops > 0
+            if compiled:
+                event["compiled"] = True
+            self.stopping |= stops > 0
             self.known.append(event)
         self.waiting.clear()
-        if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
-            self.write()
-        return stopping
 
     def write(self, most: int | None = None) -> None:
         """Write the events that are known, or some of them."""
@@ -259,6 +287,7 @@ class StepLog:
         for _ in range(len(self.known) if most is None else min(most, len(self.known))):
             event = self.known.popleft()
             self.context.event("step", **event)
+            self.noticing.step(event)
             self._watch(event)
             if why := told_of_step(self.job.workload, event, self.context.device):
                 self.job.ended = why
@@ -308,7 +337,7 @@ class FitJob(Job):
 
     @property
     def why(self) -> str:
-        return self.passes.end_words() if self.passes.end is FitEnd.PATIENCE else ""
+        return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
 
     def change_of_length(self, old: Train) -> str:
         return "the passes so far stay as they are"
@@ -322,6 +351,7 @@ class FitJob(Job):
         self.passes.begin()
         every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
         while not self.done:
+            self.context.beat("step", self.step)
             found = dict(self.passes.step(self.context.stop.requested))
             stopping = found.pop("flagged")
             self.step += 1
@@ -330,7 +360,9 @@ class FitJob(Job):
             self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
             self._evaluate()
             if self.done or stopping or self.step % every == 0:
+                self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
+                meta[SEALED] = self.answer
                 self.context.checkpoints.save(self.passes.tensors(), meta)
                 self.context.event("checkpoint", step=self.step)
             if stopping and not self.done:
@@ -344,6 +376,7 @@ class FitJob(Job):
         return Status.FINISHED
 
     def _evaluate(self) -> None:
+        self.context.beat("evaluation", self.step)
         began = perf_counter()
         if found := dict(self.passes.evaluate()):
             self.evaluation = found

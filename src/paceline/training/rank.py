@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import resource
 import shlex
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.signals import StopRequest
+from paceline.launch.silence import heard, named
 from paceline.layout import layout_of
 from paceline.record.events import EventWriter, Status, metrics_of, read_events, read_steps, seconds_of
 from paceline.record.files import to_flat, write_json
@@ -26,6 +29,7 @@ from paceline.record.summary import Summary, evaluation_of, read_summary, summar
 from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
+from paceline.terminal import console, visible
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, OwnLoop, Say, Workload, workload_of
@@ -36,10 +40,14 @@ if TYPE_CHECKING:
     from paceline.training.context import Job, RunContext
 
 
+SEEN_S = 5.0
+"""For a file that one machine has written to be seen on another."""
+
+
 def say(text: str) -> None:
     """The story of a run goes to standard output; standard error is for what went wrong."""
     with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def silent(text: str) -> None:
@@ -61,15 +69,15 @@ def run_rank(
         with expected_failures(spec), noted(folder, place):
             return cast("tuple[Path, Summary]", workload.drive(show, folder))
     with expected_failures(spec), StopRequest(impatient=place is ALONE) as stop, ExitStack() as held:
-        with noted(folder, place):
-            held.enter_context(_samples_ready(workload, place))
         parallel = spec.parallel
-        together = joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend)
-        device = held.enter_context(together)
+        with heard(folder.heartbeats, place, parallel.timeout_s) if isinstance(folder, RunDir) else nullcontext():
+            with noted(folder, place):
+                held.enter_context(_samples_ready(workload, place))
+            together = joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend)
+            device = held.enter_context(together)
         speak = say if show and place.rank == 0 else silent
         run: RunDir = folder if isinstance(folder, RunDir) else from_main(lambda: folder(speak))
-        summary: Any = train_rank(run, spec, workload, place, device, stop, show)
-        return run.path, from_main(lambda: summary)
+        return run.path, train_rank(run, spec, workload, place, device, stop, show)
 
 
 def device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
@@ -110,15 +118,15 @@ def train_rank(
     device: torch.device,
     stop: StopRequest,
     show: bool = False,
-) -> Summary | None:
-    """Go on with a run, or begin it, as one of its ranks, which have joined; the summary, on the main rank."""
+) -> Summary:
+    """Go on with a run, or begin it, as one of its ranks, which have joined."""
     from paceline.training.setup import job_of
 
     with rank_work(run, spec, place, device, stop, show) as work:
         job = job_of(work.context, workload)
         if work.begin(job):
             work.end(job.run())
-    return work.summary
+    return cast(Summary, work.summary)
 
 
 @dataclass
@@ -130,9 +138,9 @@ class RankWork:
     show: bool
     job: Job | None = None
     summary: Summary | None = None
-    """On the main rank, at the end."""
+    """At the end."""
     ended: Summary | None = None
-    """The same where steps were made, and not all were before."""
+    """The same on the main rank, where steps were made and not all were before."""
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -167,6 +175,7 @@ class RankWork:
         """Wait for what is still being saved, and sum up."""
         assert self.job is not None
         context, why = self.context, self.job.why
+        context.beat("end", None)
         context.checkpoints.wait()
         if self.main:
             context.shown({"kind": "end", "status": status})
@@ -182,35 +191,58 @@ def rank_work(
     run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, show: bool
 ) -> Iterator[RankWork]:
     """The run's folder held and its record open; a failure is noted there, an end is shown."""
-    from paceline.launch.group import from_main
+    from paceline.launch.group import from_main, raise_on_all
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
 
     main, speak = place.rank == 0, say if show and place.rank == 0 else silent
     with (
+        heard(run.heartbeats, place, spec.parallel.timeout_s) as beat,
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
         closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
     ):
         work: RankWork | None = None
         try:
+            raise_on_all(not_shared(run, place))
             checkpoint = from_main(lambda: newest(run.checkpoints, speak))
-            work = RankWork(run, RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint), show)
+            context = RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint, beat)
+            work = RankWork(run, context, show)
             with work.held:
                 yield work
+            mine = work.summary
+            work.summary = from_main(lambda: mine)
+            beat.remove()
         except Exception as error:
+            told = named(error, run.heartbeats, place)
+            beat("failed", None)
+            with suppress(RunFailed):
+                checkpoints.wait()  # if it fails as well, then for the same reason
             if main:
-                _note_failure(run, events, work.job if work is not None else None, error)
-            raise
+                _note_failure(run, events, work.job if work is not None else None, told)
+            if told is error:
+                raise
+            raise told from error
     if show and work.ended:
         _show_end(run, work.ended, speak)
 
 
-def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
-    from rich.console import Console
+def not_shared(run: RunDir, place: Place) -> RunFailed | None:
+    """What is wrong where this rank does not see the folder that the main one has made."""
+    deadline = time.monotonic() + SEEN_S  # network file systems take their time
+    while not run.spec_file.is_file():
+        if time.monotonic() > deadline:
+            return RunFailed(
+                f"rank {place.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}: all ranks must "
+                "share the run folder; type  --out FOLDER  with one that every machine has, or mount it there"
+            )
+        time.sleep(0.1)
+    return None
 
-    show_summary(summary, Console())
+
+def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
+    show_summary(summary, console())
     say(f"run folder {run.path}")
     if summary.status == Status.STOPPED:
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"
@@ -255,17 +287,20 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
     """In the record of this rank; `say` is heard from the main one alone."""
     import torch
 
-    from paceline.record.environment import environment
+    from paceline.record.environment import busy_words, environment, load_now
 
     events, place, facts = job.context.events, job.context.place, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
     where |= scheduler_job(os.environ)
     told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
-    events.write("start", **environment(), **told, **facts.notes)
+    machine = environment()
+    events.write("start", **machine, **told, **facts.notes)
     if again:
         events.write("resume", step=first)
     say("\n  ".join([str(job.context.folder), *facts.equations]))
+    if busy := busy_words(load_now(), int(machine["cores"] or 0)):
+        say(f"  {busy}")
     if first:
         say(f"  going on from step {first} of {facts.steps}")
     elif again:
@@ -288,7 +323,11 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
         why=why,
         seconds=seconds_of(events),
         parameters=facts.parameters,
-        evaluation=evaluation_of(job.evaluation, evaluations[max(evaluations)] if evaluations else None),
+        evaluation=evaluation_of(
+            job.evaluation,
+            evaluations[max(evaluations)] if evaluations else None,
+            job.workload.score if job.evaluation else "",
+        ),
         differs_from=differs_from(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )

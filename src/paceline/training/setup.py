@@ -23,7 +23,7 @@ from paceline.training import engines
 from paceline.training.checkpoints import ahead
 from paceline.training.context import Job, JobFacts, RunContext
 from paceline.training.evaluation import HeldOut
-from paceline.training.explain import equations, evaluation_lines
+from paceline.training.explain import IN_TURNS, equations, evaluation_lines
 from paceline.training.loop import FitJob, GradientJob
 from paceline.training.optim.schedule import schedule_of
 from paceline.training.refusals import refuse_contradictions
@@ -91,7 +91,7 @@ def job_around(
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
-    said += filter(None, [lack_of_tf32(train.precision, context.device)])
+    said += filter(None, [lack_of_tf32(train.precision, context.device), _sharing(context)])
     facts = JobFacts(
         order,
         steps,
@@ -110,6 +110,15 @@ def job_around(
     )
     schedule = schedule_of(train, order.seen(steps), workload)
     return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
+
+
+def _sharing(context: RunContext) -> str:
+    """Said where ranks have fewer CUDA devices than they are; srun and mpirun may show each rank another one."""
+    place, devices = context.place, torch.cuda.device_count() if context.device.type == "cuda" else 0
+    unknown = place.launcher in ("srun", "mpirun") and devices == 1
+    if unknown or not 0 < devices < place.local_world:
+        return ""
+    return f"{place.local_world} ranks share {devices} CUDA device{'s' * (devices > 1)}: {IN_TURNS}"
 
 
 def _execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:

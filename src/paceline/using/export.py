@@ -42,7 +42,7 @@ def export(
     if out.suffix and out.suffix == _file_suffix(RunDir.open(Path(run))):
         return _export_alone(run, out, which, code, onnx)
     _check_folder(out)
-    if is_script(RunDir.open(Path(run)).spec().workload):
+    if is_script(RunDir.open(Path(run)).recorded_spec().workload):
         raise UserError(
             f"{run} is a run of a script, whose model has no class that a folder could build it from; write its "
             f"weights as  --out {out}.safetensors"
@@ -133,9 +133,12 @@ def _check_parent(out: Path) -> None:
 def _fill(trained: TrainedModel | FittedModel, folder: Path, onnx: bool) -> None:
     """By the workload's own method, else with the user's own file, else with ONNX, which needs no code of ours."""
     if isinstance(trained, FittedModel):
-        if onnx:
+        write = getattr(trained.fitted, "write_onnx", None)
+        if onnx and write is None:
             raise UserError(f"--onnx: a run of {trained.workload.spec.workload} is not written as ONNX; leave it out")
         trained.fitted.export(folder)
+        if onnx and write is not None:
+            write(folder / "model.onnx")
         return
     workload, model = trained.workload, trained.model.cpu()
     file = own_file(workload.spec.workload)

@@ -1,5 +1,6 @@
 """The catalogue and the short forms of clusters."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -152,4 +153,44 @@ def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_text("\n".join(mine))
     (tmp_path / "lab.yaml").write_text("device: Mine\ncatalogue: mine.csv\n")
     with pytest.raises(UserError, match=r"'Mine\\nrm -rf home' cannot name a device"):
+        cluster(str(tmp_path / "lab.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("RTX4090", "RTX-4090"),
+        ("rtx_5090", "RTX-5090"),
+        ("RTXA5000", "RTX-A5000"),
+        ("a100-80gb", "A100-SXM4-80GB"),
+        ("A100-40g", "A100-SXM4-40GB"),
+        ("H100SXM", "H100-SXM5-80GB"),
+        ("4070TiSuper", "RTX-4070-Ti-SUPER"),
+        ("RTX6000Ada", "RTX-6000-Ada"),
+        ("NVIDIA GH200", "GH200-96GB"),
+        ("mi300x", "MI300X"),
+        ("b200", "B200-SXM-180GB"),
+        ("l40s", "L40S"),
+    ],
+)
+def test_devices_are_found_as_people_spell_them(written, name):
+    assert device(written).name == name
+
+
+def test_spot_prices_say_where_they_come_from_and_are_lower():
+    with Path(hardware.__file__).with_name("hardware.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert bool(row["spot_usd_per_hour"]) == bool(row["spot_from"])
+            if row["spot_usd_per_hour"] and row["usd_per_hour"]:
+                assert float(row["spot_usd_per_hour"]) < float(row["usd_per_hour"])
+    assert device("H100").spot_usd_per_hour < cluster("8xH100").usd_per_device_hour
+
+
+def test_prices_of_a_cluster_file(tmp_path):
+    (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\n")
+    assert cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour is None  # that of other people
+    (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\nspot_price: 0.5\n")
+    assert cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour == 0.5
+    (tmp_path / "lab.yaml").write_text("device: H100\nspot_price: cheap\n")
+    with pytest.raises(UserError, match="spot_price: 'cheap' is not an amount"):
         cluster(str(tmp_path / "lab.yaml"))

@@ -1,8 +1,11 @@
 """What carries messages between ranks."""
 
+import ast
+
 import pytest
 import torch.distributed as dist
 
+from conftest import REPOSITORY
 from paceline.errors import UserError
 from paceline.launch.group import _carrier
 
@@ -27,3 +30,30 @@ def test_a_backend_that_cannot_be_is_refused(backend, said):
         pytest.skip("this torch has MPI")
     with pytest.raises(UserError, match=said):
         _carrier(backend, "cpu")
+
+
+# Whoever waits for other ranks gives up after the time that the run file states.
+
+MADE_WITH_A_TIME = {"init_process_group", "new_group", "TCPStore", "FileStore", "monitored_barrier", "rendezvous"}
+MADE_IN_GROUP_PY_ALONE = {"init_device_mesh", "DeviceMesh", "_flatten", "new_group", "new_subgroups", "split_group"}
+
+
+def calls_without_time(source, module):
+    """Groups and stores that would wait for as long as torch does, half an hour or for ever."""
+    if not any(name in source for name in MADE_WITH_A_TIME | MADE_IN_GROUP_PY_ALONE):
+        return
+    for node in ast.walk(ast.parse(source)):
+        name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+        if name in MADE_IN_GROUP_PY_ALONE and module != "paceline/launch/group.py":
+            yield f"{module}:{node.lineno} {name}: use what paceline.launch.group has for it"
+        if name in MADE_WITH_A_TIME and not any(word.arg == "timeout" for word in node.keywords):
+            yield f"{module}:{node.lineno} {name}: without a timeout"
+
+
+def test_every_group_and_store_has_a_time_after_which_it_gives_up():
+    src = REPOSITORY / "src"
+    files = sorted(src.rglob("*.py"))
+    found = [call for f in files for call in calls_without_time(f.read_text("utf-8"), str(f.relative_to(src)))]
+    assert not found
+    planted = "import torch.distributed as dist\ndist.new_group([0])\ndist.TCPStore('a', 1)\n"
+    assert len(list(calls_without_time(planted, "paceline/x.py"))) == 3

@@ -28,10 +28,11 @@ NAMES = {
     "NVIDIA L40S": "L40S",
     "NVIDIA GeForce RTX 4090": "RTX-4090",
     "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
+    "NVIDIA GH200 480GB": "GH200-96GB",
 }
 OTHERS = (
     *("NVIDIA H100 NVL", "Tesla V100-PCIE-16GB", "NVIDIA A10G", "NVIDIA L40", "NVIDIA GeForce RTX 4070"),
-    *("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GH200 480GB", "NVIDIA Graphics Device", ""),
+    *("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GB200", "NVIDIA Graphics Device", ""),
 )
 
 

@@ -59,14 +59,8 @@ def test_money_follows_from_hours(agnews):
         assert row.energy_kwh == pytest.approx(0.3 * row.device_hours)
         assert row.efficiency == pytest.approx(row.speedup / row.devices)
     assert agnews.rows[0].speedup == pytest.approx(1)
-    assert agnews.cheapest is min(agnews.rows, key=lambda row: row.device_hours)
-    assert agnews.fastest is min(agnews.rows, key=lambda row: row.price.step_s)
-
-
-def test_the_chosen_row_is_worth_half_of_what_it_costs(agnews):
-    assert agnews.chosen.efficiency >= 0.5
-    better = [r for r in agnews.rows if r.efficiency >= 0.5 and r.speedup > agnews.chosen.speedup]
-    assert not better
+    assert agnews.choice.cheapest is min(agnews.rows, key=lambda row: row.device_hours)
+    assert agnews.choice.fastest is min(agnews.rows, key=lambda row: row.hours)
 
 
 def test_terms_of_every_row_add_up(agnews):
@@ -96,7 +90,8 @@ def test_a_run_that_does_not_pay_is_told_what_would_help():
     most = found.rows[-1]
     assert most.speedup < 1
     advice = found.advice[0]
-    assert advice.startswith(f"ddp on 4 devices will run at {most.speedup:.2g}×: each step computes")
+    said = f"ddp on 4 devices will run at {most.speedup:.2g}× the speed of one device: each step computes"
+    assert advice.startswith(said)
     assert "Stay on one device" in advice
     batch = int(re.search(r"raise the batch to ([\d,]+)", advice)[1].replace(",", ""))
     larger = plan(spec.replace({"train.global_batch": batch}), "4x1xV100+10Gb", [1, 4])
@@ -104,7 +99,7 @@ def test_a_run_that_does_not_pay_is_told_what_would_help():
     assert larger.rows[-1].speedup == pytest.approx(claimed, rel=0.06)
     claimed = float(re.search(r"local SGD every 8 steps \(([\d.]+)×\)", advice)[1])
     local = replace(found.subject, reduction=Reduction("local_sgd", 8)).price(most.price.layout, most.price.where)
-    assert found.one_device.step_s / local.step_s == pytest.approx(claimed, rel=0.06)
+    assert found.base.step_s / local.step_s == pytest.approx(claimed, rel=0.06)
 
 
 def test_a_small_model_is_not_sped_up_by_devices_that_wait_for_launches():

@@ -4,8 +4,11 @@ import torch
 from torch import nn
 
 from paceline import Workload, train
-from paceline.record.events import Status, read_events
+from paceline.measuring.reading import steady
+from paceline.record.events import Status, read_events, read_steps
 from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
+from paceline.record.timers import TIMES
 from paceline.spec import build
 
 
@@ -35,6 +38,38 @@ class Line(Workload):
 
     def loss(self, model, batch):
         return (model(batch) - 2 * batch).square().sum(), len(batch)
+
+
+class Compiled(Line):
+    """Compiles a part of its loss, and again for the last batch of an epoch, which is smaller."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.squares = torch.compile(lambda x: x.square().sum(), backend="eager", dynamic=False)
+
+    def loss(self, model, batch):
+        return self.squares(model(batch) - 2 * batch), len(batch)
+
+
+def test_steps_that_compile_are_their_own_line_and_in_no_median(tmp_path, capfd):
+    train_section = {"steps": 12, "global_batch": 4, "log_every": 1}
+    spec = build(
+        {"name": "c", "workload": f"{__name__}:Compiled", "train": train_section, "parallel": {"device": "cpu"}}
+    )
+    result = train(spec, tmp_path)
+    steps = read_steps(RunDir(result.path).events_file(0))
+    compiled = [step["step"] for step in steps if step.get("compiled")]
+    assert compiled == [1, 3]
+    told = read_summary(RunDir(result.path).summary_file)
+    assert told.compiled_steps == 2
+    assert told.compiled_s == sum(step["step_s"] for step in steps if step.get("compiled"))
+    assert "2 steps took" in capfd.readouterr().out
+    assert [step["step"] for step in steady(steps)] == [6, 7, 8, 9, 10, 11, 12]
+
+
+def test_a_median_has_no_step_that_compiled_however_late_it_was():
+    events = [{"step": i, "compiled": i % 2 == 0, **dict.fromkeys(TIMES, 1.0)} for i in range(1, 9)]
+    assert [step["step"] for step in steady(events)] == [5, 7]
 
 
 def test_the_workload_is_built_once_and_the_record_says_how_steps_ran(tmp_path):

@@ -25,7 +25,7 @@ from paceline.launch.environment import detect
 from paceline.measuring.outside.optimizers import SeveralOptimizers, StepEnds
 from paceline.measuring.outside.request import Request
 from paceline.record.events import EventWriter
-from paceline.record.timers import CollectiveTimer, compute_s, timer_of, union
+from paceline.record.timers import CollectiveTimer, compilations, compute_s, timer_of, union
 
 READ_LATER = 50
 """Steps after which the marks of one are read on a device."""
@@ -57,6 +57,9 @@ class OpenStep:
     """In which this rank could do nothing else."""
     inputs: list[tuple[Any, Any]] = field(default_factory=list)
     samples: int = 0
+    compilations: int = field(default_factory=compilations)
+    """Functions that were compiled before it."""
+    compiled: bool = False
 
 
 class StepNotes:
@@ -119,6 +122,7 @@ class StepNotes:
         if ended is None:
             return
         self._steps += 1
+        ended.compiled = compilations() > ended.compilations
         self._done.append((self._steps, time.time(), ended, now.at))
         leave = READ_LATER if self._device == "cuda" else 0
         if len(self._done) >= leave + TOGETHER:
@@ -178,6 +182,7 @@ class StepNotes:
                 comm_s=comm_s,
                 exposed_s=exposed_s,
                 rank_batch=step.samples,
+                **({"compiled": True} if step.compiled else {}),
             )
 
     def close(self, status: str = "ended") -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.planning.calibrating.calibration import FORMAT, Accelerator, RankRates, read_calibration
 from paceline.record.environment import environment
+from paceline.record.plain_table import PlainTable
 from paceline.record.units import duration, number, size
 from paceline.workload import Say
 
@@ -100,7 +101,7 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
     import torch.distributed as dist
 
     from paceline.launch.environment import detect
-    from paceline.launch.group import joined
+    from paceline.launch.group import joined, subgroup
     from paceline.planning.calibrating.probes import all_reduce_s, best_s, probes
 
     place = detect(os.environ)
@@ -119,7 +120,7 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
                         rates[n][probe.name] = max(rate, rates[n].get(probe.name, 0.0))
         torch.set_num_threads(1)
         for n in sorted(plan):
-            group = dist.new_group(list(range(n))) if n > 1 else None
+            group = subgroup(range(n)) if n > 1 else None
             if n > 1 and place.rank < n:
                 repeats = 12 if enough_s >= ENOUGH_S else 3
                 reduces[n] = [all_reduce_s(sent, group, repeats) for sent in REDUCED_BYTES]
@@ -129,10 +130,8 @@ def _rank(plan: dict[int, int], counted: list[int], enough_s: float) -> tuple[di
 
 def table(path: Path) -> Any:
     """What was measured, for rich to print."""
-    from paceline.planning.show import plain_table
-
     columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
-    out, found = plain_table(*columns, left=0), read_calibration(path)
+    out, found = PlainTable(*columns, left=0), read_calibration(path)
 
     def add(name: str, threads: str, row: RankRates | Accelerator, all_reduce: str) -> None:
         flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in (row.matmul_fit()[0], row.attention_flops_s))

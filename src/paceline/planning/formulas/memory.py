@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
@@ -35,7 +35,7 @@ class DeviceMemory(ABC):
 
     @property
     def total_bytes(self) -> float:
-        return float(sum(getattr(self, f.name) for f in fields(self) if f.name in self.terms))
+        return float(sum(getattr(self, term) for term in self.terms))
 
     @property
     @abstractmethod
@@ -61,6 +61,8 @@ class Memory(DeviceMemory):
     logits_bytes: float
     gathered_bytes: float
     """Whole weights and gradients of the layers at work, where they are kept in shards."""
+    casts_bytes: float
+    """Copies of weights in the type of the products."""
     buffers_bytes: float
     lost_bytes: float
     """Room between allocations that none fits into."""
@@ -74,7 +76,8 @@ class Memory(DeviceMemory):
         "states_bytes": "optimiser states",
         "activations_bytes": "activations",
         "logits_bytes": "logits",
-        "gathered_bytes": "layers in use",
+        "gathered_bytes": "gathered layers",
+        "casts_bytes": "weights in 16 bits",
         "buffers_bytes": "buffers, workspaces",
         "lost_bytes": "lost to fragments",
         "context_bytes": "driver, libraries",
@@ -110,7 +113,8 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
         states_bytes=states,
         activations_bytes=activations,
         logits_bytes=logits,
-        gathered_bytes=_gathered(embedding, layer, head, cast, placement, numbers),
+        gathered_bytes=_gathered(embedding, layer, head, placement, numbers),
+        casts_bytes=_casts(layer, head, cast, placement, numbers),
         buffers_bytes=physics.bucket_bytes if placement.zero in (1, 2) else 0.0,
         lost_bytes=physics.fragmentation * (activations + logits),
         context_bytes=physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes),
@@ -120,7 +124,7 @@ def memory(blocks: tuple[BlockShape, ...], placement: Placement, numbers: Number
 
 def _states(params: float, trained: float, placement: Placement, numbers: Numbers) -> tuple[float, float, float, float]:
     """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
-    cut = [placement.shard if placement.zero >= level else 1 for level in (1, 2, 3)]
+    cut = [placement.shards if placement.zero >= level else 1 for level in (1, 2, 3)]
     states = trained * numbers.state_bytes / cut[0]
     gradients = trained * numbers.gradient_bytes / cut[1]
     weights = params * numbers.weight_bytes / cut[2]
@@ -167,6 +171,7 @@ def _logits(head: BlockShape, placement: Placement, numbers: Numbers) -> float:
     another chunk is added to it.
     """
     alone = head.loss_params > 0 and placement.runtime.compiled and placement.tensor == 1
+    alone |= placement.runtime.fused_loss
     each = numbers.element_bytes + (0.0 if alone else 8.0)
     samples = placement.micro_batch / placement.context
     chunk = min(samples * head.saved_split_elements / placement.tensor, head.most_logits)
@@ -175,18 +180,24 @@ def _logits(head: BlockShape, placement: Placement, numbers: Numbers) -> float:
 
 
 def _gathered(
-    embedding: BlockShape, layer: BlockShape, head: BlockShape, cast: float, placement: Placement, numbers: Numbers
+    embedding: BlockShape, layer: BlockShape, head: BlockShape, placement: Placement, numbers: Numbers
 ) -> float:
-    """Whole weights of the layers at work, and copies of weights in the type of the products."""
-    t, e = placement.tensor, numbers.element_bytes
-    if placement.zero == 3:
-        largest = max(layer.trained_params, embedding.trained_params) / t
-        gathered = 2 * layer.stored_params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
-        gathered += cast * e if placement.runtime.keeps_casts and numbers.cast else 0.0
-        ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * e for b in (embedding, head))
-        return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
-    if not numbers.cast:
+    """Whole weights of the layers at work, where each rank keeps a shard of them."""
+    if placement.zero < 3:
         return 0.0
-    if placement.runtime.compiled and placement.recompute == "full":  # cast again with the layer
-        return (layer.cast_params + head.loss_params) / t * e
-    return cast * e
+    t, e = placement.tensor, numbers.element_bytes
+    largest = max(layer.trained_params, embedding.trained_params) / t
+    gathered = 2 * layer.stored_params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
+    casts = e if numbers.cast else 0.0
+    ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * casts for b in (embedding, head))
+    return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
+
+
+def _casts(layer: BlockShape, head: BlockShape, cast: float, placement: Placement, numbers: Numbers) -> float:
+    """Copies of weights in the type of the products; `cast` are all that a rank casts."""
+    runtime = placement.runtime
+    if not numbers.cast or (placement.zero == 3 and not runtime.keeps_casts):
+        return 0.0
+    if placement.zero < 3 and runtime.compiled and placement.recompute == "full":  # cast again with the layer
+        cast = (layer.cast_params + head.loss_params) / placement.tensor
+    return cast * numbers.element_bytes

@@ -67,6 +67,10 @@ class Runtime:
     """Kernels are launched as one graph, without the host; unless it is said, compiled ones are."""
     overlap: bool = True
     """Gradients travel while the backward pass runs, weights are gathered ahead."""
+    pieced_tensor: bool = True
+    """Sums of tensor parallelism run in pieces beside the products they belong to (asynchronous tensor parallelism)."""
+    fused_loss: bool = False
+    """One kernel computes the loss and its gradient in the memory of the logits."""
     fused_update: bool = False
     """One kernel updates many tensors, instead of several kernels for each."""
     stops_early: bool = False
@@ -143,12 +147,17 @@ class Placement:
                 raise UserError(f"parallel.{name}={getattr(self, name)} is not possible; give 1 or more")
         if self.micro_batch <= 0:
             raise UserError(f"parallel.micro_batch={self.micro_batch} is not possible; give more than 0")
-        if self.zero and self.shard == 1 and self.offload != "all":
+        if self.zero and self.shards == 1 and self.offload != "all":
             object.__setattr__(self, "zero", 0)
 
     @property
     def ranks(self) -> int:
         return self.replicate * self.shard * self.tensor * self.pipeline * self.context
+
+    @property
+    def shards(self) -> int:
+        """Parts into which states are divided: devices that share a sequence hold different ones."""
+        return self.shard * self.context
 
     @property
     def data(self) -> int:

@@ -117,7 +117,7 @@ class _Step:
         bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
         exposed = passes * (stage.travel.exposed_s + each.exposed_s) + once.exposed_s
         busy_s = passes * stage.compute_s + exposed + bubble_s
-        owned = self.local_trained / (placement.shard if placement.zero else 1)
+        owned = self.local_trained / (placement.shards if placement.zero else 1)
         on_device = placement.offload == "none"
         return StepTime(
             compute_s=passes * stage.compute_s,
@@ -190,15 +190,14 @@ class _Step:
     def _sharded(self, stage: _Stage) -> tuple[_Travel, _Travel]:
         """Weights gathered and gradients scattered among shards in each pass; summed over replicas once a step."""
         placement, numbers, physics = self.placement, self.numbers, self.physics
-        inner = placement.tensor * placement.context
-        shards = group(placement.shard, inner, self.cluster, physics)
+        shards = group(placement.shards, placement.tensor, self.cluster, physics)
         gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
         each = placement.reduction.sent_bytes(numbers)
         scatter = all_gather_s(self.local_trained * each, shards, physics, self.collectives)
         visible = self._exposed_s(gather, stage.forward_s)
         visible += self._exposed_s(gather + scatter, stage.backward_s)
-        copies = group(placement.replicate, inner * placement.shard, self.cluster, physics)
-        sent = self.local_trained / placement.shard * each
+        copies = group(placement.replicate, placement.tensor * placement.shards, self.cluster, physics)
+        sent = self.local_trained / placement.shards * each
         flight = all_reduce_s(sent, copies, physics, self.collectives)
         return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
 
@@ -222,7 +221,7 @@ class _Step:
     def _tensor(self, layer: BlockShape, compute_s: float) -> _Travel:
         """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
 
-        With sequence parallelism they are gathers and scatters that run in pieces beside the products they feed.
+        With sequence parallelism they are gathers and scatters, which some run in pieces beside the products they feed.
         """
         placement = self.placement
         if placement.tensor == 1:
@@ -230,7 +229,7 @@ class _Step:
         sent = placement.micro_batch * layer.edge_elements / placement.context * self.numbers.element_bytes
         sums = 6 if placement.recompute == "full" else 4
         total = sums * all_reduce_s(sent, group(placement.tensor, 1, self.cluster, self.physics), self.physics)
-        overlap = placement.runtime.overlap and placement.sequence_parallel
+        overlap = placement.runtime.overlap and placement.runtime.pieced_tensor and placement.sequence_parallel
         return _Travel(total, exposed_s(total, compute_s, self.physics, overlap))
 
     def _context(self, layer: BlockShape, compute_s: float) -> _Travel:

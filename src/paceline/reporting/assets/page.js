@@ -155,8 +155,8 @@
     label: "measured", data: d.peaks, backgroundColor: colour("compute"), barPercentage: 0.75, pointStyle: "rectRounded",
   }], d.plan, "MB on the fullest rank", false);
 
-  function curves(d, y, first, tell) {
-    const few = d.lines.length <= 6;
+  function curves(d, y, first, tell, thick = true) {
+    const few = thick && d.lines.length <= 6;
     const sets = d.lines.map((line, i) => ({
       label: line.name, data: line.points.map(([x, v, at]) => ({ x, y: v, at, file: line.file })),
       borderColor: series(i + first), backgroundColor: series(i + first), pointRadius: 0, pointHitRadius: 6,
@@ -205,6 +205,13 @@
     return { type: "line", data: { datasets: sets }, options: set };
   }
 
+  const plain = (d) => {
+    const made = curves(d, axis(d.label, { type: "linear", beginAtZero: Boolean(d.from_zero) }), 0, short, false);
+    if (d.marked) made.data.datasets.forEach((set) => { set.pointRadius = set.data.length <= 40 ? 3 : 0; set.pointStyle = "circle"; });
+    made.options.plugins.legend.display = d.lines.length > 1 && d.lines.length <= 24;
+    return made;
+  };
+
   const makers = { scaling, breakdown, loss, difference, memory, links };
 
   function draw() {
@@ -212,7 +219,7 @@
     charts = [];
     document.querySelectorAll("canvas[data-exhibit]").forEach((canvas) => {
       const name = canvas.dataset.exhibit;
-      charts.push(new Chart(canvas, makers[name](data[name])));
+      charts.push(new Chart(canvas, (makers[name] || plain)(data[name])));
     });
     root.dataset.drawn = String(charts.length);
   }

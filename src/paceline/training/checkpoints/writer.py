@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import RunFailed
-from paceline.launch.group import gather_objects
+from paceline.launch.group import gather_objects, subgroup
 from paceline.record.files import sync_file, sync_folder
 from paceline.training.checkpoints import saved, staging
 
@@ -47,7 +47,7 @@ class CheckpointWriter:
         self._one_file = one_file
         # Never the training group: its collectives go on in the main thread while ours run.
         together = dist.is_available() and dist.is_initialized()
-        self._group = dist.new_group(backend="gloo") if together else None
+        self._group = subgroup(backend="gloo") if together else None
         self._rank: int = dist.get_rank() if together else 0
         self._ranks: int = dist.get_world_size() if together else 1
         self._staging = staging.Staging()

@@ -163,6 +163,10 @@ class RecordedStep(Step):
         self.any_shape = False
         self.eager = False
 
+    @property
+    def times_made(self) -> int:
+        return super().times_made + len(self.recorded) + self.eager
+
     def collate(self, samples: Any, layout: Layout) -> Collate:
         super().collate(samples, layout)  # what cannot be done without a graph is refused
         self.any_shape = hasattr(samples, "fixed_shape_batches")

@@ -23,7 +23,7 @@ from paceline.parallel.ddp import refuse_unused, without_sync
 from paceline.parallel.local_parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.parallel.wrapping import ParallelModel
-from paceline.record.timers import CollectiveTimer
+from paceline.record.timers import CollectiveTimer, compilations
 from paceline.spec import Train
 from paceline.training.checkpoints.saved import AVERAGES
 from paceline.training.optim import own_optimizer
@@ -210,6 +210,11 @@ class Step:
     @property
     def net(self) -> Any:
         return self.state.model.net
+
+    @property
+    def times_made(self) -> int:
+        """How often a part of it was compiled so far, or the whole was recorded."""
+        return compilations()
 
     @property
     def device(self) -> torch.device:

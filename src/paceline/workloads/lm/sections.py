@@ -15,7 +15,7 @@ from paceline.shapes import DecoderShape
 class LMModel(ModelSection):
     """A decoder. Fields that are not given come from the preset."""
 
-    preset: Literal["custom", "tiny", "small", "gpt2", "1b", "1.3b", "3b", "7b"] = field(
+    preset: Literal["custom", "tiny", "small", "gpt2", "1b", "1.3b", "3b", "7b", "8b", "13b", "70b", "405b"] = field(
         "tiny", "", "sizes that fields below override; custom needs width, heads and layers"
     )
     width: int | None = field(None, "features", "size of the residual stream", gt=0)

@@ -33,8 +33,12 @@ class TopicsData(Section):
     min_df: int | float = field(2, "documents", "texts: terms in fewer are left out; 0.1 is a tenth of all", ge=0)
     max_df: int | float = field(0.95, "documents", "texts: terms in more are left out; 1.0 is all of them", ge=0)
     max_terms: int | None = field(None, "terms", "texts: only the most frequent ones", gt=0)
+    stop_words: str = field("english", "", "texts: words left out: english, none, or a file with a word per line")
+    markup: bool = field(False, "", "texts: count tags such as <br /> as words too")
+    name: str | None = field(None, "column", "texts: the column or key with the title of a document")
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of counted texts, named by file, size and date")
 
     def text_options(self) -> dict[str, Any]:
         """Those of TextOptions."""
-        return {"column": self.text, "min_df": self.min_df, "max_df": self.max_df, "max_terms": self.max_terms}
+        same = ("min_df", "max_df", "max_terms", "stop_words", "markup")
+        return {"column": self.text, "name_column": self.name, **{key: getattr(self, key) for key in same}}

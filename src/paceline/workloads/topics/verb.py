@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.terminal import visible
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 
@@ -39,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-df", type=_count_or_share, metavar="N", help="texts: leave out terms in more documents (0.95)"
     )
+    parser.add_argument(
+        "--stop-words", metavar="WORDS.txt", help="texts: a file with a word per line to leave out, or none (english)"
+    )
+    parser.add_argument("--name", metavar="COLUMN", help="texts: the column with the title of a document")
     parser.add_argument("--max-terms", type=int, metavar="N", help="texts: only the most frequent terms")
     parser.add_argument("--shards", type=Path, metavar="FOLDER", help="only write the counts there, as compact shards")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -54,7 +59,7 @@ def _count_or_share(text: str) -> int | float:
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     """`paceline topics SOURCE -k K --out FOLDER`, or with --shards the conversion alone."""
-    text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms")}
+    text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms", "stop_words", "name")}
     if arguments.shards is not None:
         _convert(arguments, text, console)
         return 0
@@ -66,9 +71,10 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if not (folder / MODEL_FILE).is_file():
         return 0  # asked to stop; how to go on was said
     model = TopicFit.load(folder / MODEL_FILE)
+    counts, texts = _texts_of(folder)
     if not arguments.quiet:
-        console.print(topics_table(model))
-    for name in write_pictures(model, folder):
+        console.print(topics_table(model, counts))
+    for name in write_pictures(model, folder, counts, texts):
         if not arguments.quiet:
             console.print(f"written: {folder / name}", soft_wrap=True)
     return 0
@@ -103,7 +109,24 @@ def run_of(
     return train(build(values), out.parent, show=show).path
 
 
-def write_pictures(model: TopicFit, folder: Path) -> list[str]:
+def _texts_of(folder: Path) -> tuple[Any, Iterator[str] | None]:
+    """The counts of a run and its texts, where they are texts: small enough to be read once more for the page."""
+    from paceline.record.run_dir import RunDir
+    from paceline.workload import workload_of
+    from paceline.workloads.topics.files.texts import documents, is_text
+    from paceline.workloads.topics.sections import TopicsData
+    from paceline.workloads.topics.workload import Topics
+
+    topics = workload_of(RunDir.open(folder).recorded_spec())
+    assert isinstance(topics, Topics)
+    data = topics.spec.data
+    assert isinstance(data, TopicsData)
+    if data.path is None or not is_text(data.path):
+        return None, None
+    return topics.counts, (text for _, text in documents(data.path, data.text, None))
+
+
+def write_pictures(model: TopicFit, folder: Path, counts: Any = None, texts: Iterable[str] | None = None) -> list[str]:
     """The pictures and the page of a fit, into its folder; returns their names."""
     from paceline.workloads.topics.pictures.explorer import write_explorer
     from paceline.workloads.topics.pictures.plots import plot_loss, plot_structure, plot_top_terms
@@ -112,19 +135,22 @@ def write_pictures(model: TopicFit, folder: Path) -> list[str]:
     plot_loss(model, output_file=loss)
     plot_structure(model, output_file=structure)
     plot_top_terms(model, output_file=terms)
-    write_explorer(model, folder / EXPLORER)
+    write_explorer(model, folder / EXPLORER, counts, texts=texts)
     return [*PICTURES, EXPLORER]
 
 
-def topics_table(model: TopicFit) -> Any:
-    """Share and first terms of every topic, the largest first."""
+def topics_table(model: TopicFit, counts: Any = None) -> Any:
+    """Share and first terms of every topic, the largest first: of all words where the counts are given."""
     from rich.table import Table
 
+    from paceline.workloads.topics.counts.stream import totals
+
+    lengths = None if counts is None else totals(counts).per_document
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("topic", justify="right")
-    table.add_column("share", justify="right")
+    table.add_column("of documents" if lengths is None else "of all words", justify="right")
     table.add_column("terms", overflow="fold")
-    shares, terms = model.topic_shares(), model.top_terms(SHOWN_TERMS)
+    shares, terms = model.topic_shares(lengths), model.top_terms(SHOWN_TERMS)
     for at in sorted(range(model.k), key=lambda at: -shares[at]):
         table.add_row(str(at), f"{100 * shares[at]:.1f} %", ", ".join(terms[at]))
     return table
@@ -134,7 +160,8 @@ def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) 
     from paceline.workloads.topics.files.convert import convert
     from paceline.workloads.topics.files.texts import TextOptions
 
-    given = {"column" if key == "text" else key: value for key, value in text.items() if value not in (None, "")}
-    say = None if arguments.quiet else lambda line: print(line, file=sys.stderr)
+    columns = {"text": "column", "name": "name_column"}
+    given = {columns.get(key, key): value for key, value in text.items() if value not in (None, "")}
+    say = None if arguments.quiet else lambda line: print(visible(line), file=sys.stderr)
     convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
     console.print(f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20", soft_wrap=True)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import UserError
+from paceline.launch.group import device_mesh
 from paceline.layout import Layout
 from paceline.passes import FitEnd
 from paceline.training.explain import shared
@@ -27,14 +27,16 @@ from paceline.workload import PassWorkload, Say
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.texts import TextOptions, is_text
-from paceline.workloads.topics.fitting.engine import WINDOW, AcceleratedEM
+from paceline.workloads.topics.files.texts import WORDS, TextOptions, is_text
+from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of, sample
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import TopicsData, TopicsModel
 
-SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped")
+MOST_DONE = 0.98
+"""Share of a fit that is done, as long as it goes on."""
+SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped", "drift", "drifted")
 
 
 class Topics(PassWorkload):
@@ -63,12 +65,17 @@ class Topics(PassWorkload):
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
         files = [file for file in files if file.is_file()]
         described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
-        return hashlib.sha256(json.dumps([described, self._data.text_options()]).encode()).hexdigest()[:24]
+        options = self._data.text_options()
+        if (stop := Path(options["stop_words"]).expanduser()).is_file():
+            options["stop_words"] = stop.read_text(encoding="utf-8")
+        return hashlib.sha256(json.dumps([described, options, WORDS]).encode()).hexdigest()[:24]
 
     def sample_count(self) -> int:
         return self.counts.documents
 
     def prepare(self, say: Say) -> None:
+        if self._data.path is not None and is_text(self._data.path):
+            say(TextOptions(**self._data.text_options()).rules())
         check_topics(self._model.k, self.counts)
 
     def suits(self, layout: Layout) -> None:
@@ -115,7 +122,7 @@ class TopicPasses:
     def __init__(self, problem: Problem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
         self.samples, self.most = self.counts.documents, options.most_passes
-        self._expected = self.most
+        self._share_done = 0.0
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
         self.final_loss = math.nan
         self.seconds = 0.0
@@ -157,7 +164,11 @@ class TopicPasses:
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
         L, Ft = fit.result()
-        state = {"model": {"L": self._whole(L), "F": Ft.T}, "fit": {"L": self._whole(fit.L), "F": fit.Ft.T}}
+        state = {
+            "model": {"L": self._whole(L), "F": Ft.T},
+            "fit": {"L": self._whole(fit.L), "F": fit.Ft.T},
+            "earlier": {"F": fit.Ft_earlier.T},
+        }
         if not self.counts.sparse:  # the loss of sparse ones is found at every pass on any device: the result is safe
             state["safe"] = {"L": self._whole(fit.L_safe), "F": fit.Ft_safe.T}
         return state
@@ -172,11 +183,12 @@ class TopicPasses:
         self._fit = self.problem.at(L, Ft, self.options)
         if not self.counts.sparse:
             self._fit.L_safe, self._fit.Ft_safe = L.clone(), Ft.clone()
-        return self.tensors()
+        self._fit.Ft_earlier = Ft.clone()
+        return {name: room for name, room in self.tensors().items() if name != "earlier" or "drift" in meta}
 
     def restored(self, meta: Mapping[str, Any]) -> None:
         self.final_loss, self.seconds = meta["final_loss"] or math.nan, meta["seconds"]
-        for name in SAVED:
+        for name in (name for name in SAVED if name in meta):
             setattr(self.fit, name, meta[name])
 
     def equations(self, ranks: int) -> list[str]:
@@ -195,18 +207,24 @@ class TopicPasses:
         """Rows of this rank as a part of all rows: a checkpoint puts them together, for any number of ranks."""
         if not (dist.is_available() and dist.is_initialized()):
             return L
-        mesh = init_device_mesh(L.device.type, (dist.get_world_size(),))
+        mesh = device_mesh(L.device.type, (dist.get_world_size(),))
         shape = (self.samples, L.shape[1])
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
-    def _passes_expected(self) -> int:
-        """How many passes there will be in all, if the gain goes on falling as it did."""
+    def _passes_expected(self) -> float:
+        """How many passes there will be in all, if the rest takes as long as what is done.
+
+        The share that is done never falls: it is how far the gain, or the way that topics move, has come down towards
+        where the fit ends.
+        """
         fit, done = self.fit, self.fit.passes
         if fit.end is not None:
             return done
-        if len(fit.losses) > 2 * fit.window and self.options.tolerance:
-            before, now = fit.gain(fit.window, before=fit.window), fit.gain(fit.window)
-            if 0 < now < before:  # else what was expected before stands
-                left = fit.window * fit.check * math.log(self.options.tolerance / now) / math.log(now / before)
-                self._expected = min(self.most, done + max(1, math.ceil(left)))
-        return max(self._expected, min(self.most, done + WINDOW))
+        shares = [done / self.most]
+        if len(fit.losses) > 2 * fit.window and 0 < self.options.tolerance < (first := fit.first_gain):
+            gain = max(fit.gain(fit.window), self.options.tolerance)
+            shares.append(math.log(first / gain) / math.log(first / self.options.tolerance))
+        if fit.drift < 1 and self.options.steady:
+            shares.append(math.log(fit.drift) / math.log(self.options.steady))
+        self._share_done = min(MOST_DONE, max(self._share_done, *shares))
+        return done / self._share_done

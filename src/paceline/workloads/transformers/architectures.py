@@ -45,6 +45,10 @@ class TransformerSizes:
     tied: bool = False
     class_biases: bool = False
     learned_positions: bool = True
+    active: int = 0
+    """Experts that a token goes through, each with `ffn` features; 0 where there are none."""
+    shared_ffn: int = 0
+    """Features of an expert that every token goes through besides."""
 
     def head(self, classes: int) -> int:
         """Parameters after the last layer: of a head over `classes` or, for 0, over the vocabulary."""
@@ -112,6 +116,36 @@ def _weights(linear: tuple[Linear, ...]) -> int:
 def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
     biased = bool(c.get("attention_bias", False))
     return _llama_like(c, qkv_bias=biased, out_bias=biased, **more)
+
+
+def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
+    """Experts in place of the feed-forward part, in one tensor each way, and a router; None where not in all layers.
+
+    `ffn` names the features of one, `shared` are those of an expert for all tokens.
+    """
+    if c.get("mlp_only_layers") or c.get("decoder_sparse_step", 1) != 1:
+        return None
+    width, experts, each = c["hidden_size"], c.get("num_local_experts") or c["num_experts"], c[ffn]
+    linear = tuple(one for one in attention.linear if not one[0].endswith(("gate_proj", "up_proj", "down_proj")))
+    plain = _weights(attention.linear) - _weights(linear)
+    more = 3 * width * shared + width * bool(shared)
+    if shared:
+        sides = (("gate_proj", width, shared), ("up_proj", width, shared), ("down_proj", shared, width))
+        linear = (*linear, *sides, ("shared_expert_gate", width, 1))
+    return replace(
+        attention,
+        ffn=each,
+        linear=linear,
+        layer=attention.layer - plain + experts * (3 * width * each + width) + more,
+        active=c["num_experts_per_tok"],
+        shared_ffn=shared,
+    )
+
+
+def _olmoe(c: Values) -> TransformerSizes | None:
+    found = _with_attention_bias(c)  # queries and keys have a norm over all heads
+    norms = found.width + found.width // found.heads * found.kv_heads
+    return _experts(c, replace(found, layer=found.layer + norms), "intermediate_size")
 
 
 def _gemma(c: Values, **more: Any) -> TransformerSizes:
@@ -185,7 +219,7 @@ def _distilbert(c: Values) -> TransformerSizes:
     return _bert(same, types=False, names=("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"))
 
 
-READERS: dict[str, Callable[[Values], TransformerSizes]] = {
+READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "llama": _with_attention_bias,
     "mistral": _llama_like,
     "qwen2": lambda c: _llama_like(c, qkv_bias=True),
@@ -195,6 +229,12 @@ READERS: dict[str, Callable[[Values], TransformerSizes]] = {
     "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
     "phi3": lambda c: _llama_like(c, fused=True),
     "granite": _with_attention_bias,
+    "mixtral": lambda c: _experts(c, _llama_like(c), "intermediate_size"),
+    "qwen2_moe": lambda c: _experts(
+        c, _llama_like(c, qkv_bias=True), "moe_intermediate_size", c["shared_expert_intermediate_size"]
+    ),
+    "qwen3_moe": lambda c: _experts(c, _with_attention_bias(c, head_norms=True), "moe_intermediate_size"),
+    "olmoe": _olmoe,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "bert": _bert,

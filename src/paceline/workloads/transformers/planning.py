@@ -28,6 +28,9 @@ from paceline.workloads.transformers.architectures import TransformerSizes, size
 from paceline.workloads.transformers.folder import ConfigFile, config_file
 
 USUAL_CLASSES = 2
+ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
+"""Over what goes to an expert and comes back from it, copied and weighed; operations that choose the experts."""
+EVERY_EXPERT = "every rank holds or gathers all experts: to spread them over ranks is not priced"
 ADAPTER_OPERATIONS = 4
 """Two products, a scale and a sum."""
 
@@ -47,6 +50,8 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
                 "transformer of its width",
             ),
         )
+    elif sizes.active:
+        facts = replace(facts, assumptions=(*facts.assumptions, EVERY_EXPERT))
     if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
         wide = 'frozen weights in fp32, as the config does not say  "dtype": "bfloat16"'
         facts = replace(facts, assumptions=(*facts.assumptions, wide))
@@ -100,6 +105,8 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keep
         classes=classes,
         head_width=sizes.head_width,
     ).blocks
+    if sizes.active:
+        layer = _routed(layer, sizes, length)
     rotary = not sizes.learned_positions
     turned = sizes.head_width * (sizes.heads + sizes.kv_heads)
     adapters = sizes.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else 0
@@ -128,6 +135,23 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keep
     )
 
 
+def _routed(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockShape:
+    """A layer whose tokens go through some of its experts: as products over all experts at once."""
+    width, ffn, shared, more = sizes.width, sizes.ffn, sizes.shared_ffn, sizes.active - 1
+    *attention, up, down = layer.matmuls
+    products = (*attention, replace(up, rows=up.rows * sizes.active), replace(down, rows=down.rows * sizes.active))
+    if shared:
+        products += (replace(up, outer=2 * shared), replace(down, inner=shared))
+    features = length * 3.0 * (more * ffn + shared)
+    return replace(
+        layer,
+        matmuls=products,
+        moved_elements=layer.moved_elements + features + ROUTED_PASSES * length * sizes.active * width,
+        saved_split_elements=layer.saved_split_elements + features + length * sizes.active * width,
+        kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROUTER_OPERATIONS,
+    )
+
+
 def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     """The sizes of a model that the library can build, with its parameters as they are."""
     from paceline.workload import repeated_layers
@@ -151,7 +175,8 @@ def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     linear = [(name, found) for name, module in layers[0].named_modules() if (found := sides(module))]
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_width = getattr(text, "head_dim", None) or width // heads
-    ffn = getattr(text, "intermediate_size", None) or 4 * width
+    active, each = (getattr(text, name, None) or 0 for name in ("num_experts_per_tok", "moe_intermediate_size"))
+    ffn = active * each or getattr(text, "intermediate_size", None) or 4 * width
     return TransformerSizes(
         *(len(layers), width, heads, kv_heads, head_width, ffn, vocab),
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in linear),

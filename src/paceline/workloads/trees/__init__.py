@@ -7,6 +7,7 @@ ENTRY = Entry(
     model="paceline.workloads.trees.sections:TreesModel",
     data="paceline.workloads.trees.sections:TreesData",
     subject="paceline.workloads.trees.planning:subject",
+    draw="paceline.workloads.trees.pictures:draw",
     batched=False,
     extends=True,
 )

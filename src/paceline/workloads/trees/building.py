@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.data.cache import ArrayWriter
 from paceline.errors import UserError, listed
+from paceline.workloads.trees.ranking import QueryNumbers
 from paceline.workloads.trees.reading import Block, Column, Words
 
 FEW_VALUES = 1024
@@ -18,13 +19,29 @@ FEW_VALUES = 1024
 REMAPPED_ROWS = 1 << 16
 
 
+class Rows(NamedTuple):
+    """Some rows of a table, as they are written."""
+
+    X: np.ndarray
+    y: np.ndarray
+    w: np.ndarray | None
+    queries: np.ndarray | None
+    """The number of each row's query."""
+
+    def where(self, chosen: np.ndarray) -> Rows:
+        return Rows(*(None if part is None else part[chosen] for part in self))  # type: ignore[arg-type]
+
+
 class SplitWriter:
     """Rows of a split, written block by block."""
 
     def __init__(self, folder: Path, name: str, columns: TableColumns) -> None:
         self.folder, self.name, self.columns = folder, name, columns
-        kinds = ("X", "y", "w") if columns.weight else ("X", "y")
-        self.writers = {kind: ArrayWriter(folder / f"{name}.{kind}.npy", np.float32) for kind in kinds}
+        kinds = ["X", "y", *(["w"] if columns.weight else []), *(["q"] if columns.query else [])]
+        numbers = {kind: np.dtype(np.int64 if kind == "q" else np.float32) for kind in kinds}
+        self.writers = {kind: ArrayWriter(folder / f"{name}.{kind}.npy", numbers[kind]) for kind in kinds}
+        self.query = -1
+        """Of the last row."""
         self.labels: Counter[float] = Counter()
         """Weights by label, as long as there are few different ones."""
         self.many = False
@@ -34,19 +51,25 @@ class SplitWriter:
     def __len__(self) -> int:
         return self.writers["y"].length
 
-    def add(self, X: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> None:
-        for kind, values in (("X", X.ravel()), ("y", y), ("w", w)):
-            if values is not None:
-                self.writers[kind].append(values)
+    def add(self, rows: Rows) -> None:
+        y, w = rows.y, rows.w
         if not len(y):
             return
+        if rows.queries is not None:
+            begins = np.flatnonzero(np.diff(rows.queries, prepend=self.query))
+            self.writers["q"].append(len(self) + begins)
+            self.query = int(rows.queries[-1])
+        for kind, values in (("X", rows.X.ravel()), ("y", y), ("w", w)):
+            if values is not None:
+                self.writers[kind].append(values)
         weights = np.ones(len(y)) if w is None else w
         self.weight += float(weights.sum())
         self.weighted += float((weights * y).sum())
         self.least = min(self.least, float(y.min()))
         if not self.many:
-            values, where = np.unique(y, return_inverse=True)
-            self.labels.update(dict(zip(values.tolist(), np.bincount(where, weights).tolist(), strict=True)))
+            values = np.unique(y)
+            sums = np.bincount(np.searchsorted(values, y), weights)
+            self.labels.update(dict(zip(values.tolist(), sums.tolist(), strict=True)))
             self.many = len(self.labels) > FEW_VALUES
 
     def close(self) -> None:
@@ -77,19 +100,23 @@ def _remap(file: Path, rows: int, orders: Mapping[int, np.ndarray], columns: int
 class TableColumns:
     """The columns of a table and what was learned of them so far. Names are numbered as they come; `order` sorts."""
 
-    def __init__(self, names: list[str], label: str, weight: str | None, categories: list[str]) -> None:
-        self.names, self.label, self.weight, self.categories = names, label, weight, categories
+    def __init__(
+        self, names: list[str], label: str, categories: list[str], weight: str | None = None, query: str | None = None
+    ) -> None:
+        self.names, self.label, self.categories, self.weight, self.query = names, label, categories, weight, query
+        self.queries = QueryNumbers()
         self.known: dict[str, dict[str, int]] = {}
         self.label_words = False
         self.testing = False
 
     @property
     def needed(self) -> list[str]:
-        return [*self.names, self.label, *([self.weight] if self.weight else [])]
+        return [*self.names, self.label, *filter(None, (self.weight, self.query))]
 
     def learned(self) -> None:
         """What comes now is tested on: a name that was not seen is missing, a class that was not seen is refused."""
         self.testing = True
+        self.queries = QueryNumbers()
 
     def order(self, name: str) -> np.ndarray:
         """The place of each number in the alphabetical order of its names."""
@@ -98,15 +125,16 @@ class TableColumns:
         places[np.argsort(np.array(words, str), kind="stable")] = np.arange(len(words))
         return places
 
-    def numbers(self, where: str, block: Block, seen: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """The rows, labels and weights of a block."""
+    def rows(self, where: str, block: Block, seen: int) -> Rows:
+        """Those of a block, of which `seen` rows came before."""
         X, y = self.matrix(where, block, seen), self._labels(where, block[self.label], seen)
-        if self.weight is None:
-            return X, y, None
-        weights = block[self.weight]
+        queries = None if self.query is None else self.queries.of(where, self.query, block[self.query], seen)
+        return Rows(X, y, None if self.weight is None else self._weights(where, block[self.weight]), queries)
+
+    def _weights(self, where: str, weights: Column) -> np.ndarray:
         if isinstance(weights, Words) or not (np.isfinite(weights) & (weights >= 0)).all():
             raise UserError(f"{where}: column {self.weight!r} must hold numbers of 0 or more, to be weights")
-        return X, y, weights.astype(np.float32)
+        return weights.astype(np.float32)
 
     def matrix(self, where: str, block: Block, seen: int) -> np.ndarray:
         X = np.empty((len(next(iter(block.values()))), len(self.names)), np.float32)
@@ -185,5 +213,6 @@ class TableColumns:
             "test_rows": len(test),
             "totals": {"weights": weights, "mean": mean, "least": train.least},
             "weighted": self.weight is not None,
+            "queries": train.writers["q"].length if self.query else 0,
             "digest": train.digest() + test.digest(),
         }

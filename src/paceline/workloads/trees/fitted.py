@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +76,50 @@ class FittedTrees:
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Of rows, each by the names of its columns."""
-        X = self.numbers(rows)
-        found = probabilities(self.margins(X), self.target)
+        found = self.said(self.numbers(rows))
         return {"probabilities": found} if self.target.classes else {"predicted": found}
 
+    def said(self, X: np.ndarray) -> np.ndarray:
+        """Of rows that are coded: probabilities of classes, or numbers."""
+        return probabilities(self.margins(X), self.target)
+
     def margins(self, X: np.ndarray) -> np.ndarray:
+        return self._asked(X, {"output_margin": True}, {"raw_score": True}).reshape(len(X), self.target.outputs)
+
+    def contributions(self, X: np.ndarray) -> np.ndarray:
+        """SHAP values: what each column adds to the margins of these rows, (rows, outputs, columns)."""
+        found = self._asked(X, {"pred_contribs": True}, {"pred_contrib": True})
+        return found.reshape(len(X), self.target.outputs, -1)[:, :, :-1]  # the last one is the same for all rows
+
+    def _asked(self, X: np.ndarray, of_xgboost: Mapping[str, Any], of_lightgbm: Mapping[str, Any]) -> np.ndarray:
+        if self.library == "lightgbm":
+            return np.asarray(self._booster.predict(X, **of_lightgbm))
+        from paceline.workloads.trees.xgboost_rounds import matrix_of
+
+        return np.asarray(self._booster.predict(matrix_of(X, self.coding, 0), **of_xgboost))
+
+    @cached_property
+    def _booster(self) -> Any:
         if self.library == "xgboost":
             import xgboost
 
-            from paceline.workloads.trees.xgboost_rounds import matrix_of
+            return xgboost.Booster(model_file=bytearray(self.raw))
+        import lightgbm
 
-            booster = xgboost.Booster(model_file=bytearray(self.raw))
-            found = booster.predict(matrix_of(X, self.coding, 0), output_margin=True)
-        else:
-            import lightgbm
+        return lightgbm.Booster(model_str=self.raw.decode())
 
-            found = np.asarray(lightgbm.Booster(model_str=self.raw.decode()).predict(X, raw_score=True))
-        return np.asarray(found).reshape(len(X), self.target.outputs)
+    @property
+    def rounds(self) -> int:
+        booster = self._booster
+        return int(booster.num_boosted_rounds() if self.library == "xgboost" else booster.current_iteration())
+
+    @property
+    def leaves(self) -> int:
+        """Of all trees."""
+        if self.library == "lightgbm":
+            return sum(tree["num_leaves"] for tree in self._booster.dump_model()["tree_info"])
+        trees = json.loads(self.raw)["learner"]["gradient_booster"]["model"]["trees"]
+        return sum(tree["left_children"].count(-1) for tree in trees)
 
     def numbers(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Rows as they are coded for these trees."""
@@ -107,17 +135,12 @@ class FittedTrees:
     def importance(self) -> dict[str, float]:
         """How much of the gain of all splits is a column's, from most to least."""
         if self.library == "xgboost":
-            import xgboost
-
             from paceline.workloads.trees.xgboost_rounds import described
 
-            gains = xgboost.Booster(model_file=bytearray(self.raw)).get_score(importance_type="total_gain")
+            gains = self._booster.get_score(importance_type="total_gain")
             found = [float(gains.get(name, 0.0)) for name in described(self.coding)[0]]
         else:
-            import lightgbm
-
-            booster = lightgbm.Booster(model_str=self.raw.decode())
-            found = booster.feature_importance(importance_type="gain").tolist()
+            found = self._booster.feature_importance(importance_type="gain").tolist()
         whole = sum(found) or 1.0
         shares = dict(zip(self.coding.columns, (gain / whole for gain in found), strict=True))
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
@@ -131,6 +154,11 @@ class FittedTrees:
             "classes": list(self.classes),
         }
         write_atomic(folder / "names.json", json.dumps(names, indent=1, ensure_ascii=False) + "\n")
+
+    def write_onnx(self, file: Path) -> None:
+        from paceline.workloads.trees.onnx_trees import write_onnx
+
+        write_onnx(self, file)
 
 
 def _words(values: Sequence[Any]) -> Column:

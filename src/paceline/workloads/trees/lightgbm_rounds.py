@@ -50,6 +50,7 @@ class LightGBMRounds:
             "force_row_wise": True,
             "verbose": -1,
             **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
+            **({"eval_at": [1 << 30]} if target.objective.task is Task.RANKING else {}),
         }
         self.loaded = 0
         self.booster: Any = None
@@ -62,6 +63,7 @@ class LightGBMRounds:
             np.asarray(split.X),
             label=self.boosting.target.labels(split.y),
             weight=split.weights,
+            group=None if split.queries is None else np.diff(np.append(split.queries, len(split))),
             feature_name=names,
             categorical_feature=[number for number, name in enumerate(facts.columns) if name in facts.categories],
             params=self.parameters,
@@ -80,7 +82,11 @@ class LightGBMRounds:
         self.booster.update()
 
     def loss(self) -> float:
-        return float(self.booster.eval_train()[0][2])
+        found = float(self.booster.eval_train()[0][2])
+        return 1 - found if self.boosting.target.objective.task is Task.RANKING else found
+
+    def any(self, flag: bool) -> bool:
+        return flag
 
     def hold(self, X: np.ndarray) -> None:
         self.held = X

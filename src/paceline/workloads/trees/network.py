@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.launch.environment import Place
 from paceline.launch.group import from_main
 
@@ -41,6 +43,15 @@ class Network:
         self._tracker = RabitTracker(host_ip=_own_address(self.place), n_workers=self.place.world, sortby="task")
         self._tracker.start()
         return dict(self._tracker.worker_args())
+
+    def any(self, flag: bool) -> bool:
+        """Whether a rank says so."""
+        if self.place.world == 1:
+            return flag
+        from xgboost import collective
+
+        with self.failures():
+            return bool(collective.allreduce(np.array([flag], np.int32), collective.Op.MAX)[0])
 
     def leave(self) -> None:
         self._up.close()

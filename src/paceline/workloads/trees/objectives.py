@@ -12,6 +12,7 @@ class Task(Enum):
     CLASSES = "multiclass"
     NUMBER = "regression"
     COUNT = "poisson"
+    RANKING = "ranking"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ OBJECTIVES = {
         Objective(Task.CLASSES, "multi:softprob", "mlogloss", "multiclass", "multi_logloss"),
         Objective(Task.NUMBER, "reg:squarederror", "rmse", "regression", "l2"),
         Objective(Task.COUNT, "count:poisson", "poisson-nloglik", "poisson", "poisson"),
+        Objective(Task.RANKING, "rank:ndcg", "ndcg", "lambdarank", "ndcg"),
     )
 }
 BY_NAME = {name: task for task, known in OBJECTIVES.items() for name in (known.xgboost, known.lightgbm)}

@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.launch.group import gather_objects
 from paceline.passes import FitEnd
 from paceline.spec import Train
-from paceline.training.evaluation import ChunkSums
 from paceline.training.explain import shared
 from paceline.workloads.trees.fitted import FittedTrees, cut_model
-from paceline.workloads.trees.pictures import write_importance
+from paceline.workloads.trees.own_metric import own_metric
 from paceline.workloads.trees.rounds import Boosting, library_of
-from paceline.workloads.trees.scoring import CHUNK, chunks_of, metrics_of_chunks, sums_of
+from paceline.workloads.trees.scoring import HeldOutRows
 
 EVALUATED_EVERY = 10
 """Rounds, where the run file does not say."""
@@ -36,17 +34,19 @@ class TreePasses:
         self.done = self.stale = self.best_round = 0
         self.best: float | None = None
         self.rounds = library_of(boosting.model.library)(boosting)
-        self.test = boosting.table.split("test")
-        self.chunks = chunks_of(len(self.test), self.place.rank, self.place.world)
-        self.tested = slice(self.chunks.start * CHUNK, min(self.chunks.stop * CHUNK, len(self.test)))
-        self.rounds.hold(self.test.X[self.tested])
+        test = boosting.table.split("test")
+        self.held_out = HeldOutRows.of(test, boosting.target, self.place.rank, self.place.world)
+        self.rounds.hold(test.X[self.held_out.rows])
+        self.metric = own_metric(boosting.model.metric)
+        self.notes: list[str] = []
+        """What else is said before the first round."""
         self._tensor = torch.empty(0, dtype=torch.uint8)
 
     @property
     def end(self) -> FitEnd | None:
         if self.train.patience and self.stale >= self.train.patience:
             return FitEnd.PATIENCE
-        return FitEnd.MOST_PASSES if self.done >= self.most else None
+        return FitEnd.AS_ASKED if self.done >= self.most else None
 
     def end_words(self) -> str:
         if self.end is FitEnd.PATIENCE:
@@ -67,7 +67,7 @@ class TreePasses:
         found: dict[str, Any] = {}
         if self.done in (1, self.most) or self.done % self.train.log_every == 0:
             found["loss"] = self.rounds.loss()
-        stopping = any(gather_objects(flag)) if self.place.world > 1 else flag
+        stopping = self.rounds.any(flag)
         step_s = perf_counter() - began
         waited = max(0.0, step_s - (thread_time() - ran)) if self.place.world > 1 else 0.0
         times = {"step_s": step_s, "data_s": 0.0, "comm_s": waited, "exposed_s": waited}
@@ -75,15 +75,12 @@ class TreePasses:
 
     def evaluate(self) -> dict[str, Any]:
         due = self.done == self.most or self.done % (self.train.evaluate_every or EVALUATED_EVERY) == 0
-        if not due or not len(self.test):
+        if not due or not len(self.held_out.split):
             return {}
-        target, margins = self.boosting.target, self.rounds.margins()
-        labels = target.labels(self.test.y[self.tested])
-        mine = ChunkSums()
-        for number, chunk in enumerate(self.chunks):
-            some = slice(number * CHUNK, (number + 1) * CHUNK)
-            mine.add(chunk, sums_of(margins[some], labels[some], target))
-        metrics = metrics_of_chunks(mine, len(self.test), target)
+        margins = self.rounds.margins()
+        metrics = self.held_out.metrics(margins)
+        if self.metric is not None:
+            metrics[self.metric.name] = self.metric.of(self.held_out, margins)
         better = self.best is None or metrics["loss"] < self.best
         if better:
             self.best, self.best_round, self.stale = metrics["loss"], self.done, 0
@@ -109,22 +106,22 @@ class TreePasses:
         self.rounds.load(self._tensor.numpy().tobytes(), self.done)
 
     def equations(self, ranks: int) -> list[str]:
-        facts, target = self.boosting.table.facts, self.boosting.target
+        boosting, facts, target = self.boosting, self.boosting.table.facts, self.boosting.target
         what = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
-        each = f"{self.boosting.threads} thread{'s' * (self.boosting.threads > 1)}"
+        on = f"{boosting.threads} thread{'s' * (boosting.threads > 1)} per rank"
+        if boosting.device != "cpu":
+            on = f"a CUDA device and {on}"
         lines = [
             shared(self.samples, ranks, "rows"),
             f"{len(facts.columns)} columns, {len(facts.categories)} of them of names; {what}",
-            f"{self.boosting.model.library}, {each} per rank",
+            f"{boosting.model.library}, {on}",
         ]
         if facts.test_rows:
             every = self.train.evaluate_every or EVALUATED_EVERY
             lines.append(f"evaluated on {facts.test_rows:,} held-out rows after every {every} rounds")
-        return lines
+        return [*lines, *self.notes]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         rounds = self.best_round if self.end is FitEnd.PATIENCE else self.done
         raw = cut_model(self.boosting.model.library, result["trees"].numpy().tobytes(), rounds)
-        fitted = FittedTrees(self.boosting.model.library, raw, self.boosting.table.facts, self.boosting.target)
-        fitted.write(folder)
-        write_importance(fitted.importance(), folder, self.done)
+        FittedTrees(self.boosting.model.library, raw, self.boosting.table.facts, self.boosting.target).write(folder)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import check_file
+from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean, listed
 from paceline.workloads.trees import generated
 from paceline.workloads.trees.sections import TreesData
@@ -26,6 +27,8 @@ FORMATS = {
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
 """What a csv file has where a value is missing."""
 BLOCK_ROWS = 1 << 16
+NPZ = ("X", "y", "weight", "query")
+"""Arrays of an .npz file; those of the rows to test on are called X_test, y_test and so on."""
 
 
 @dataclass(frozen=True)
@@ -86,42 +89,43 @@ def _format_of(path: Path, key: str) -> str:
 
 
 def _of_npz(path: Path) -> tuple[TableSource, TableSource | None]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise UserError(f"data.path={path}: cannot be read as arrays of numbers ({error})") from None
+    with open_npz(path) as file:
+        found = {name: file[name] for name in file.files}
     for name in ("X", "y"):
         if name not in found:
             there = ", ".join(found) or "nothing"
             raise UserError(f"data.path={path}: there is no array {name!r} (there: {there}); give X and y")
     names = [str(name) for name in found["names"]] if "names" in found else None
-    train = _arrays(str(path), found, ("X", "y", "weight"), names)
-    return train, _arrays(str(path), found, ("X_test", "y_test", "weight_test"), names) if "X_test" in found else None
+    train, test = ({key: found.get(f"{key}{end}") for key in NPZ} for end in ("", "_test"))
+    return _arrays(str(path), train, "", names), _arrays(str(path), test, "_test", names) if "X_test" in found else None
 
 
-def _arrays(name: str, found: Mapping[str, np.ndarray], keys: Sequence[str], names: list[str] | None) -> TableSource:
-    X, y, w = (found.get(key) for key in keys)
+def _arrays(path: str, given: Mapping[str, np.ndarray | None], end: str, names: list[str] | None) -> TableSource:
+    """Arrays whose names in the file have this end."""
+    X, y = given["X"], given["y"]
     assert X is not None
     if X.ndim != 2 or X.dtype.kind not in "biuf":
-        raise UserError(f"{name}: {keys[0]} is {X.dtype} of shape {list(X.shape)}; it must be numbers, rows × columns")
-    for key, array in ((keys[1], y), (keys[2], w)):
-        if array is not None and array.shape != X.shape[:1]:
-            raise UserError(f"{name}: {key} has shape {list(array.shape)}, and {keys[0]} has {len(X)} rows")
+        raise UserError(f"{path}: X{end} is {X.dtype} of shape {list(X.shape)}; it must be numbers, rows × columns")
     if y is None:
-        raise UserError(f"{name}: there is no array {keys[1]!r} beside {keys[0]}")
+        raise UserError(f"{path}: there is no array 'y{end}' beside X{end}")
+    beside = {"label" if key == "y" else key: array for key, array in given.items() if key != "X" and array is not None}
+    for key, array in beside.items():
+        if array.shape != X.shape[:1]:
+            called = "y" if key == "label" else key
+            raise UserError(f"{path}: {called}{end} has shape {list(array.shape)}, and X{end} has {len(X)} rows")
     columns = names or [f"f{number}" for number in range(X.shape[1])]
     if len(columns) != X.shape[1]:
-        raise UserError(f"{name}: there are {len(columns)} names for {X.shape[1]} columns of {keys[0]}")
+        raise UserError(f"{path}: there are {len(columns)} names for {X.shape[1]} columns of X{end}")
 
     def blocks() -> Iterator[Block]:
         for first in range(0, len(X), BLOCK_ROWS):
             some = slice(first, first + BLOCK_ROWS)
             block: dict[str, Column] = {c: X[some, j].astype(np.float32) for j, c in enumerate(columns)}
-            block["label"] = words_of(y[some]) if y.dtype.kind in "US" else y[some].astype(np.float64)
-            yield block if w is None else {**block, "weight": w[some].astype(np.float64)}
+            for name, array in beside.items():
+                block[name] = words_of(array[some]) if array.dtype.kind in "US" else array[some].astype(np.float64)
+            yield block
 
-    return TableSource(name, [*columns, "label", *(["weight"] if w is not None else [])], blocks)
+    return TableSource(path, [*columns, *beside], blocks)
 
 
 def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
@@ -148,7 +152,8 @@ def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise UserError(f"{key}={path}: two columns are called {twice!r}; give each its own name")
     if key == "data.path":
-        column_named(data.label, "data.label", str(path), schema.names)
+        for name, given in ((data.label, "data.label"), *((name, "data.categories") for name in data.categories)):
+            column_named(name, given, str(path), schema.names)
     _refuse_words(path, schema, data)
     wanted = [name for name in schema.names if name not in data.ignore]
 
@@ -188,7 +193,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _refuse_words(path: Path, schema: Any, data: TreesData) -> None:
-    known = (*data.categories, *data.ignore, data.label)
+    known = (*data.categories, *data.ignore, data.label, data.query, data.weight)
     others = [item.name for item in schema if not _is_number(item.type) and item.name not in known]
     if others:
         said = f"{path}: {listed(others)} hold{'s' * (len(others) == 1)} words, and trees compare numbers"

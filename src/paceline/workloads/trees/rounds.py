@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,15 +31,22 @@ class Boosting:
 
     @property
     def rows(self) -> slice:
-        """Those of this rank: the next so many for each, in their order."""
-        count, place = self.table.facts.rows, self.place
-        return slice(count * place.rank // place.world, count * (place.rank + 1) // place.world)
+        """Those of this rank: the next so many for each, in their order; of a ranking, the next so many queries."""
+        rows, place = self.table.facts.rows, self.place
+        starts = self.table.split("train").queries
+        count = rows if starts is None else len(starts)
+        edges = [count * number // place.world for number in (place.rank, place.rank + 1)]
+        return slice(*edges) if starts is None else slice(*np.append(starts, rows)[edges].tolist())
 
     def some(self, rows: slice) -> dict[str, Any]:
         """Some rows to learn from, as the libraries call their parts; mapped for as long as they are held."""
         split = self.table.split("train")
-        weights = None if split.weights is None else split.weights[rows]
-        return {"data": split.X[rows], "label": self.target.labels(split.y[rows]), "weight": weights}
+        found = {"data": split.X[rows], "label": self.target.labels(split.y[rows])}
+        if split.weights is not None:
+            found["weight"] = split.weights[rows]
+        if split.queries is not None:
+            found["qid"] = np.searchsorted(split.queries, np.arange(rows.start, rows.stop), side="right")
+        return found
 
 
 class Rounds(Protocol):
@@ -59,7 +67,11 @@ class Rounds(Protocol):
         ...
 
     def loss(self) -> float:
-        """The mean over all rows of all ranks that are learned from."""
+        """The mean over all rows of all ranks that are learned from; of a ranking, what NDCG lacks of 1."""
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """Whether a rank says so."""
         ...
 
     def hold(self, X: np.ndarray) -> None:
@@ -74,13 +86,18 @@ class Rounds(Protocol):
 
 
 def library_of(name: str) -> Callable[[Boosting], Any]:
-    """UserError where it is not installed."""
+    """UserError where it is not installed.
+
+    Its threads sleep while they wait for each other. By default they spin, and where other processes want the cores
+    too, a round then takes ten times as long.
+    """
     from importlib import import_module, util
 
     from paceline.errors import UserError
 
     if util.find_spec(name) is None:
         raise UserError(f"model.library={name}: it is not installed; type  pip install 'paceline[trees]'")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     module = import_module(f"paceline.workloads.trees.{name}_rounds")
     found: Callable[[Boosting], Any] = module.rounds
     return found

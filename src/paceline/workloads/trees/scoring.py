@@ -1,20 +1,28 @@
-"""How well trees do on held-out rows: sums over fixed chunks of rows, which are the same on any number of ranks."""
+"""How well trees do: losses of rows, sums over fixed chunks of held-out rows, and the metrics that these give.
+
+A chunk is handed to a rank whole, so its sums are the same on any number of ranks.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.classification import class_metrics, class_sums
+from paceline.classification import class_metrics, class_sums, two_class_sums
 from paceline.launch.group import gather_objects
 from paceline.record.files import finite
 from paceline.training.evaluation import ChunkSums, joined
 from paceline.workloads.trees.objectives import Task
+from paceline.workloads.trees.ranking import ndcg_sums
+from paceline.workloads.trees.table import RowSplit
 from paceline.workloads.trees.targets import TreeTarget
 
 CHUNK = 4096
+LOSS_ROWS = 1 << 14
+"""Whose losses are computed at a time: they stay in the cache of a core."""
 
 
 def probabilities(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
@@ -32,38 +40,96 @@ def probabilities(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
     return scores[:, 0]
 
 
-def sums_of(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> dict[str, Any]:
-    """Sums over rows."""
-    scores = torch.as_tensor(margins, dtype=torch.float64)
-    if target.objective.of_classes:
-        logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if scores.shape[1] == 1 else scores
-        classes = torch.as_tensor(labels).long()
-        loss = torch.nn.functional.cross_entropy(logits, classes, reduction="sum")
-        return {"loss": loss, "count": len(classes), **class_sums(logits, classes)}
-    truth = torch.as_tensor(np.asarray(labels, np.float64))
-    said = scores[:, 0].exp() if target.objective.task is Task.COUNT else scores[:, 0]
-    squares, apart = (said - truth) ** 2, (said - truth).abs()
-    loss = said - truth * scores[:, 0] + torch.lgamma(truth + 1) if target.objective.task is Task.COUNT else squares
-    found = {"loss": loss, "squares": squares, "apart": apart, "truth": truth, "truth_squares": truth**2}
-    return {**{name: value.sum() for name, value in found.items()}, "count": len(truth)}
+def losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.ndarray:
+    """Of each row, in the precision of the margins. The loss of a ranking is one of queries: `ndcg_sums`."""
+    first = margins[:, 0]
+    match target.objective.task:
+        case Task.BINARY:
+            against = first * (1 - 2 * labels)
+            return np.maximum(against, 0) + np.log(1 + np.exp(-np.abs(against)))
+        case Task.CLASSES:
+            lower = margins - margins.max(1, keepdims=True)
+            said = np.take_along_axis(lower, labels.astype(np.int64)[:, None], 1)[:, 0]
+            return np.log(np.exp(lower).sum(1)) - said
+        case Task.COUNT:
+            return np.exp(first) - labels * first + torch.lgamma(torch.as_tensor(labels + 1)).numpy()
+    return (first - labels) ** 2
 
 
-def chunks_of(rows: int, rank: int, world: int) -> range:
-    """Those of a rank."""
-    count = -(-rows // CHUNK)
-    return range(count * rank // world, count * (rank + 1) // world)
+def loss_sums(
+    margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, target: TreeTarget
+) -> tuple[float, float]:
+    """(sum of the losses of these rows, sum of their weights)."""
+    total = 0.0
+    for first in range(0, len(labels), LOSS_ROWS):
+        some = slice(first, first + LOSS_ROWS)
+        found = losses(margins[some], labels[some], target)
+        total += float((found if weights is None else found * weights[some]).sum(dtype=np.float64))
+    return total, float(len(labels) if weights is None else weights.sum(dtype=np.float64))
 
 
-def metrics_of_chunks(mine: ChunkSums, rows: int, target: TreeTarget) -> dict[str, Any]:
-    """Over the rows of all ranks."""
-    sums = joined(gather_objects(mine), -(-rows // CHUNK))
-    count = sums["count"]
-    found: dict[str, Any] = {"n": count, "of": rows, "loss": sums["loss"] / count}
+@dataclass(frozen=True)
+class HeldOutRows:
+    """A rank's chunks of the held-out rows; those of a query are in one chunk."""
+
+    split: RowSplit
+    target: TreeTarget
+    edges: np.ndarray
+    """The first row of each chunk of all ranks, and the end of the last."""
+    mine: range
+
+    @classmethod
+    def of(cls, split: RowSplit, target: TreeTarget, rank: int, world: int) -> HeldOutRows:
+        edges = np.append(np.arange(0, len(split), CHUNK), len(split))
+        if split.queries is not None:
+            ends = np.append(split.queries, len(split))
+            edges = np.unique(ends[np.searchsorted(ends, edges)])
+        count = len(edges) - 1
+        return cls(split, target, edges, range(count * rank // world, count * (rank + 1) // world))
+
+    @property
+    def rows(self) -> slice:
+        return slice(int(self.edges[self.mine.start]), int(self.edges[self.mine.stop]))
+
+    def metrics(self, margins: np.ndarray) -> dict[str, Any]:
+        """Over the rows of all ranks, from what the trees say of this one's."""
+        mine, begin = ChunkSums(), self.rows.start
+        for chunk in self.mine:
+            first, last = int(self.edges[chunk]), int(self.edges[chunk + 1])
+            mine.add(chunk, self._sums(margins[first - begin : last - begin], slice(first, last)))
+        sums = joined(gather_objects(mine), len(self.edges) - 1)
+        rows = len(self.split)
+        return {"n": rows, "of": rows, "loss": sums["loss"] / sums["weight"], **_metrics(sums, self.target)}
+
+    def _sums(self, margins: np.ndarray, rows: slice) -> dict[str, Any]:
+        """Over the rows of a chunk. Weights count in the loss, and in what is said of numbers."""
+        labels, scores = self.target.labels(self.split.y[rows]), margins.astype(np.float64)
+        if self.split.queries is not None and self.target.objective.task is Task.RANKING:
+            starts = self.split.queries
+            own = starts[np.searchsorted(starts, rows.start) : np.searchsorted(starts, rows.stop)]
+            return ndcg_sums(scores[:, 0], labels, own - rows.start)
+        weights = None if self.split.weights is None else np.asarray(self.split.weights[rows], np.float64)
+        loss, weight = loss_sums(scores, labels, weights, self.target)
+        sums: dict[str, Any] = {"loss": loss, "weight": weight}
+        if self.target.objective.task is Task.BINARY:
+            return {**sums, **two_class_sums(scores[:, 0], labels.astype(np.int64))}
+        if self.target.objective.task is Task.CLASSES:
+            return {**sums, **class_sums(torch.from_numpy(scores), torch.from_numpy(labels).long())}
+        each = 1.0 if weights is None else weights
+        truth, said = labels.astype(np.float64), probabilities(margins, self.target)
+        found = {"squares": (said - truth) ** 2, "apart": np.abs(said - truth), "truth": truth, "truth2": truth**2}
+        return {**sums, **{name: float((each * value).sum()) for name, value in found.items()}}
+
+
+def _metrics(sums: dict[str, Any], target: TreeTarget) -> dict[str, Any]:
+    if target.objective.task is Task.RANKING:
+        return {"ndcg": 1 - sums["loss"] / sums["weight"], "ndcg_at_10": sums["ndcg_at_10"] / sums["weight"]}
     if target.objective.of_classes:
         metrics = class_metrics(sums)
         plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics.items()}
-        return {**found, **finite(plain), "classes": list(target.classes)}
-    mean_square = sums["squares"] / count
-    spread = sums["truth_squares"] / count - (sums["truth"] / count) ** 2
+        return {**finite(plain), "classes": list(target.classes)}
+    whole = sums["weight"]
+    mean_square = sums["squares"] / whole
+    spread = sums["truth2"] / whole - (sums["truth"] / whole) ** 2
     explained = {"r2": 1 - mean_square / spread} if spread > 0 else {}
-    return {**found, "rmse": mean_square**0.5, "mae": sums["apart"] / count, **explained}
+    return {"rmse": mean_square**0.5, "mae": sums["apart"] / whole, **explained}

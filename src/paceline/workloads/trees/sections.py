@@ -48,9 +48,11 @@ ONLY = {"grow_policy": "xgboost", "max_delta_step": "xgboost", "min_child_sample
 class TreesModel(Section):
     """A sum of trees, each grown on what those before it left. Where no default is given, it is the library's own."""
 
+    references = ("metric",)
+
     library: Literal["xgboost", "lightgbm"] = field("xgboost", "", "xgboost on any number of ranks, lightgbm on one")
     objective: Literal[NAMES] = field(  # type: ignore[valid-type]
-        "auto", "", "what is predicted; auto looks at the label: two values, words, or numbers"
+        "auto", "", "what is predicted; auto looks at the label (two values, words, or numbers) and at data.query"
     )
     learning_rate: float | None = field(
         None, "", "what each tree adds is multiplied by it; xgboost 0.3, lightgbm 0.1", gt=0, le=1
@@ -70,6 +72,9 @@ class TreesModel(Section):
     )
     colsample_bytree: float = field(1.0, "fraction", "of the columns that a round sees, drawn by round", gt=0, le=1)
     max_bin: int | None = field(None, "bins", "of a column; xgboost 256, lightgbm 255", gt=1, le=65535)
+    metric: str | None = field(
+        None, "", "function of (labels, predictions) that gives a number, as file.py:function; asked at each evaluation"
+    )
     scale_pos_weight: float = field(1.0, "", "weight of the second of two classes", gt=0)
     grow_policy: Literal["depthwise", "lossguide"] = field(
         "depthwise", "", "xgboost alone: level by level, or where the loss falls most"
@@ -109,6 +114,9 @@ class TreesData(Section):
     test_fraction: float = field(0.2, "fraction", "of the rows held out, drawn by row number; 0 holds none", ge=0, lt=1)
     label: str = field("label", "column", "what is to be predicted")
     weight: str | None = field(None, "column", "how much a row counts")
+    query: str | None = field(
+        None, "column", "whose rows are ranked against each other; rows with the same value follow each other"
+    )
     categories: tuple[str, ...] = field((), "columns", "whose values are names, not amounts")
     ignore: tuple[str, ...] = field((), "columns", "left out")
     rows: int = field(20_000, "rows", "of the table that is made up", gt=1)

@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.cache import ArrayWriter, exclusive, map_array, new_entry, write_synced
+from paceline.data.cache import (
+    ArrayWriter,
+    Damaged,
+    array_facts,
+    exclusive,
+    map_array,
+    new_entry,
+    sealed,
+    unsealed,
+    verify,
+    write_synced,
+)
 from paceline.data.files import check_file
 from paceline.data.order import mix, stream
 from paceline.errors import UserError, listed
@@ -26,7 +37,7 @@ from paceline.workloads.trees.reading import Block, TableSource, column_named, o
 from paceline.workloads.trees.sections import TreesData
 
 FACTS = "facts.json"
-FORMAT = 1
+FORMAT = 2
 COPIED_ROWS = 1 << 16
 COUNTED_ROWS, MOST_BINS = 20_000, 256
 HELD_OUT, BINNED = 1, 2
@@ -55,6 +66,8 @@ class TableFacts(Coding):
     totals: dict[str, Any]
     """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
     weighted: bool
+    queries: int
+    """To learn from; 0 where rows are not ranked."""
     bins: int
     """Different values of all columns, those of a column at most 256, in the first rows."""
     gaps: bool
@@ -71,6 +84,9 @@ class RowSplit:
         self.y = map_array(folder / f"{name}.y.npy")
         weights = folder / f"{name}.w.npy"
         self.weights = map_array(weights) if weights.exists() else None
+        queries = folder / f"{name}.q.npy"
+        self.queries = map_array(queries) if queries.exists() else None
+        """The first row of each query."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -93,7 +109,7 @@ class PreparedTable:
 def table_of(data: TreesData, say: Say) -> PreparedTable:
     """The table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
-    if (found := _read(entry)) is not None:
+    if (found := _read(entry, say)) is not None:
         return found
     with exclusive(entry, say):
         if (found := _read(entry)) is None:
@@ -104,6 +120,14 @@ def table_of(data: TreesData, say: Say) -> PreparedTable:
             found = _read(entry)
     assert found is not None
     return found
+
+
+def known_table(data: TreesData) -> PreparedTable | None:
+    """The same, if it is in the cache; nothing is read or written otherwise."""
+    try:
+        return _read(data.cache.expanduser() / "trees" / _name_of(data))
+    except UserError:
+        return None
 
 
 def _name_of(data: TreesData) -> str:
@@ -117,10 +141,15 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path) -> PreparedTable | None:
+def _read(entry: Path, say: Say = lambda line: None) -> PreparedTable | None:
+    if not entry.exists():
+        return None
     try:
-        return PreparedTable(entry, facts_of(json.loads((entry / FACTS).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError, KeyError):
+        values = unsealed(json.loads((entry / FACTS).read_text(encoding="utf-8")))
+        verify(entry, values.pop("files"))
+        return PreparedTable(entry, facts_of(values))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, Damaged) as damage:
+        say(f"the cached {entry} is damaged ({damage}); reading the table again")
         return None
 
 
@@ -129,10 +158,9 @@ def facts_of(values: Mapping[str, Any]) -> TableFacts:
     return TableFacts(**{**values, **{name: tuple(values[name]) for name in ("columns", "classes", "values")}})
 
 
-def drawn(first: int, count: int, fraction: float, purpose: int) -> np.ndarray:
-    """Which of these rows a hash of their number chooses."""
-    ids = np.arange(first, first + count, dtype=np.uint64)
-    return mix(ids + stream(purpose)) < np.uint64(fraction * (2**64 - 2**11))
+def drawn(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:
+    """Which of these rows or queries a hash of their number chooses."""
+    return mix(numbers.astype(np.uint64) + stream(purpose)) < np.uint64(fraction * (2**64 - 2**11))
 
 
 def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource | None) -> None:
@@ -141,24 +169,27 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
     seen = 0
     for block in train.blocks():
         count = len(next(iter(block.values())))
-        X, y, w = columns.numbers(train.name, block, seen)
-        held = drawn(seen, count, 0.0 if test is not None else data.test_fraction, HELD_OUT)
-        writers["train"].add(X[~held], y[~held], None if w is None else w[~held])
-        writers["test"].add(X[held], y[held], None if w is None else w[held])
+        rows = columns.rows(train.name, block, seen)
+        numbers = np.arange(seen, seen + count) if rows.queries is None else rows.queries
+        held = drawn(numbers, 0.0 if test is not None else data.test_fraction, HELD_OUT)
+        writers["train"].add(rows.where(~held))
+        writers["test"].add(rows.where(held))
         seen += count
     columns.learned()
     seen = 0
     for block in _checked(test, columns) if test is not None else ():
-        X, y, w = columns.numbers(test.name if test else "", block, seen)
-        writers["test"].add(X, y, w)
-        seen += len(y)
+        rows = columns.rows(test.name if test else "", block, seen)
+        writers["test"].add(rows)
+        seen += len(rows.y)
     for writer in writers.values():
         writer.close()
     if len(writers["train"]) < 2:
         raise UserError(f"{train.name}: there are {len(writers['train'])} rows to learn from; at least 2 are needed")
     facts = {**columns.facts(writers["train"], writers["test"]), **_counted(folder, len(columns.names))}
     _write_bins(folder, data, len(columns.names), facts["rows"])
-    write_synced(folder / FACTS, json.dumps(asdict(TableFacts(**facts)), ensure_ascii=False).encode())
+    files = {file.name: array_facts(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
+    said = sealed(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
+    write_synced(folder / FACTS, json.dumps(said, ensure_ascii=False).encode())
 
 
 def _counted(folder: Path, columns: int) -> dict[str, Any]:
@@ -175,23 +206,26 @@ def _checked(test: TableSource, columns: TableColumns) -> Any:
 
 
 def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
-    label = data.label
-    column_named(label, "data.label", source.name, source.columns)
     npz = data.path is not None and data.path.suffix == ".npz"
-    weight = data.weight or ("weight" if npz and "weight" in source.columns else None)
-    if weight is not None:
-        column_named(weight, "data.weight", source.name, source.columns)
+    special = {"label": data.label, "weight": data.weight, "query": data.query}
+    if npz:
+        special |= {key: special[key] or key for key in ("weight", "query") if key in source.columns}
+    given = [name for name in special.values() if name is not None]
+    for what, name in special.items():
+        if name in (*data.categories, *data.ignore) or given.count(name or "") > 1:
+            raise UserError(f"data: column {name!r} is the {what}, and can be nothing else; leave one of them out")
+        if name is not None:
+            column_named(name, f"data.{what}", source.name, source.columns)
     for key in ("categories", "ignore"):
         for name in getattr(data, key):
             if key == "categories" or npz or data.path is None:
                 column_named(name, f"data.{key}", source.name, source.columns)
-    if clash := [name for name in (label, weight) if name in (*data.categories, *data.ignore)]:
-        raise UserError(f"data: column {clash[0]!r} is the label or the weight; leave it out of categories and ignore")
-    names = [name for name in source.columns if name not in (label, weight, *data.ignore)]
+    names = [name for name in source.columns if name not in (*given, *data.ignore)]
     if not names:
-        raise UserError(f"{source.name}: there is no column to learn from beside {label!r}")
+        raise UserError(f"{source.name}: there is no column to learn from beside {data.label!r}")
     made_up = (generated.CATEGORY,) if data.path is None else ()
-    return TableColumns(names, label, weight, [name for name in names if name in (*data.categories, *made_up)])
+    categories = [name for name in names if name in (*data.categories, *made_up)]
+    return TableColumns(names, data.label, categories, special["weight"], special["query"])
 
 
 def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
@@ -204,12 +238,13 @@ def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
         with ArrayWriter(folder / f"bins.{kind}.npy", np.float32) as writer:
             for first in range(0, rows, COPIED_ROWS):
                 some = map_array(folder / f"train.{kind}.npy").reshape(rows, width)[first : first + COPIED_ROWS]
-                writer.append(some[drawn(first, len(some), data.bin_rows / rows, BINNED)].ravel())
+                numbers = np.arange(first, first + len(some))
+                writer.append(some[drawn(numbers, data.bin_rows / rows, BINNED)].ravel())
 
 
 def codes_of(block: Block, coding: Coding) -> np.ndarray:
     """New rows as those of the table were coded; a name that it did not have is missing."""
-    columns = TableColumns(list(coding.columns), "", None, list(coding.categories))
+    columns = TableColumns(list(coding.columns), "", list(coding.categories))
     columns.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
     columns.learned()
     return columns.matrix("predict", block, 0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.errors import UserError, listed
 from paceline.workloads.trees.objectives import BY_NAME, OBJECTIVES, Objective, Task
+from paceline.workloads.trees.ranking import MOST_RELEVANT
 from paceline.workloads.trees.table import TableFacts
 
 FEW_NUMBERS = 20
@@ -36,6 +37,12 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
     """UserError where the label cannot be what was asked for."""
     task = _task_of(asked, label, facts)
     given = f"model.objective={asked}"
+    if (task is Task.RANKING) != bool(facts.queries):
+        raise UserError(
+            f"{given}: it ranks rows within queries; name their column as  data.query=COLUMN"
+            if task is Task.RANKING
+            else f"{given}: a table with data.query is ranked; use  model.objective=rank:ndcg  or leave data.query out"
+        )
     if task in (Task.BINARY, Task.CLASSES):
         if not facts.values:
             raise UserError(f"{given}: {label!r} has more than a thousand different numbers, and these are no classes")
@@ -46,6 +53,9 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
         if task is Task.BINARY and len(classes) != 2:
             raise UserError(f"{given}: {label!r} has {len(classes)} classes; use  model.objective=multiclass")
         return TreeTarget(OBJECTIVES[task], classes, facts.values)
+    if task is Task.RANKING and not _are_relevances(facts):
+        held = f"words ({listed(facts.classes)})" if facts.classes else f"numbers such as {_shown(facts)}"
+        raise UserError(f"{given}: {label!r} holds {held}; how relevant a row is must be a whole number from 0 to 31")
     if facts.classes:
         raise UserError(
             f"{given}: {label!r} holds words ({listed(facts.classes)}); use  model.objective=auto  for their classes"
@@ -58,6 +68,8 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
 def _task_of(asked: str, label: str, facts: TableFacts) -> Task:
     if asked != "auto":
         return BY_NAME[asked]
+    if facts.queries:
+        return Task.RANKING
     if facts.classes or len(facts.values) == 2:
         return Task.BINARY if len(facts.values) == 2 else Task.CLASSES
     if 0 < len(facts.values) <= FEW_NUMBERS and all(float(value).is_integer() for value in facts.values):
@@ -68,5 +80,10 @@ def _task_of(asked: str, label: str, facts: TableFacts) -> Task:
     return Task.NUMBER
 
 
+def _are_relevances(facts: TableFacts) -> bool:
+    whole = all(float(value).is_integer() and 0 <= value <= MOST_RELEVANT for value in facts.values)
+    return bool(facts.values) and not facts.classes and whole
+
+
 def _shown(facts: TableFacts) -> str:
-    return listed([f"{value:g}" for value in facts.values], 3)
+    return listed([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)

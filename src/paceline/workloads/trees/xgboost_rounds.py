@@ -15,6 +15,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ import psutil
 import xgboost
 
 from paceline.data.order import mix, stream
+from paceline.launch.group import gather_objects
 from paceline.workloads.trees.network import Network
 from paceline.workloads.trees.objectives import Task
 from paceline.workloads.trees.rounds import Boosting
+from paceline.workloads.trees.scoring import loss_sums
 from paceline.workloads.trees.sections import TreesModel
 from paceline.workloads.trees.table import Coding
 
@@ -67,6 +70,7 @@ class XGBoostRounds:
         self.parameters["base_score"] = self._first_guess()
         split = boosting.table.split("train")
         self.weights = None if split.weights is None else split.weights[boosting.rows]
+        self.labels = target.labels(split.y[boosting.rows])
         self.asked, self.loaded = np.empty((0, 1), np.float32), b""
         self.matrix: Any = None
         self.booster: Any = None
@@ -102,12 +106,18 @@ class XGBoostRounds:
             self.booster.update(self.matrix, number)
 
     def loss(self) -> float:
-        if self.boosting.model.subsample < 1:
-            self._weigh(None)
-        with self.network.failures():
-            told = str(self.booster.eval_set([(self.matrix, "train")]))
-        value = float(told.rpartition(":")[2])
-        return value * value if self.boosting.target.objective.task is Task.NUMBER else value
+        """The margins are there already; summing their losses takes a tenth of the time that XGBoost takes for it."""
+        target = self.boosting.target
+        if target.objective.task is Task.RANKING:
+            with self.network.failures():
+                told = str(self.booster.eval_set([(self.matrix, "train")]))
+            return 1 - float(told.rpartition(":")[2])
+        margins = self.booster.predict(self.matrix, output_margin=True).reshape(-1, target.outputs)
+        sums = gather_objects(loss_sums(margins, self.labels, self.weights, target))
+        return fsum(loss for loss, _ in sums) / fsum(weight for _, weight in sums)
+
+    def any(self, flag: bool) -> bool:
+        return self.network.any(flag)
 
     def margins(self) -> np.ndarray:
         found = [self.booster.predict(matrix, output_margin=True) for matrix in self.held]
@@ -122,12 +132,13 @@ class XGBoostRounds:
         return bytes(self.booster.save_raw("ubj"))
 
     def _draw(self, number: int) -> None:
-        """The rows and columns of a round, where it does not see all of them."""
+        """The rows and columns of a round, where it does not see all of them; a row of weight 0 is not seen."""
         model, seed = self.boosting.model, self.boosting.seed
         if model.subsample < 1:
             first = self.boosting.rows.start
             ids = np.arange(first, first + self.matrix.num_row(), dtype=np.uint64)
-            self._weigh(mix(ids + stream(seed, number, ROWS)) < np.uint64(model.subsample * (2**64 - 2**11)))
+            kept = mix(ids + stream(seed, number, ROWS)) < np.uint64(model.subsample * (2**64 - 2**11))
+            self.matrix.set_weight(kept.astype(np.float32) if self.weights is None else self.weights * kept)
         if model.colsample_bytree < 1:
             columns = len(self.kinds)
             order = np.argsort(mix(np.arange(columns, dtype=np.uint64) + stream(seed, number, COLUMNS)))
@@ -135,14 +146,12 @@ class XGBoostRounds:
             chosen[order[: max(1, int(model.colsample_bytree * columns))]] = 1  # as many as the library will draw
             self.matrix.set_info(feature_weights=chosen)
 
-    def _weigh(self, kept: np.ndarray | None) -> None:
-        """A row of weight 0 is not seen."""
-        weights = np.ones(self.matrix.num_row(), np.float32) if self.weights is None else self.weights
-        self.matrix.set_weight(weights if kept is None else weights * kept)
-
     def _first_guess(self) -> str:
-        """What XGBoost would begin with on one rank: from a row for each class, or one for the mean of all labels."""
+        """What XGBoost would begin with on one rank: from a row for each class, or one for the mean of all labels.
+        A ranking is the same with any, and XGBoost's is the rounding error of a sum over ranks."""
         target, totals = self.boosting.target, self.boosting.table.facts.totals
+        if target.objective.task is Task.RANKING:
+            return "0"
         labels = np.arange(len(target.classes)) if target.classes else [totals["mean"]]
         weights = totals["weights"] if target.classes else [1.0]
         rows = xgboost.DMatrix(np.zeros((len(labels), 1), np.float32), label=labels, weight=weights)
@@ -202,6 +211,8 @@ class Pages(xgboost.DataIter):
         self.boosting, self.columns = boosting, columns
         self.rows = max(1, PAGE_BYTES // (4 * len(boosting.table.facts.columns)))
         self.first = boosting.rows.start
+        starts = boosting.table.split("train").queries
+        self.starts = None if starts is None else np.append(starts, boosting.table.facts.rows)
         super().__init__(cache_prefix=str(folder / "rows"))
 
     def reset(self) -> None:
@@ -209,6 +220,8 @@ class Pages(xgboost.DataIter):
 
     def next(self, input_data: Callable[..., None]) -> bool:
         last = min(self.first + self.rows, self.boosting.rows.stop)
+        if self.starts is not None and self.first < last < self.boosting.rows.stop:
+            last = int(self.starts[np.searchsorted(self.starts, last)])  # a query is in one page
         if self.first >= last:
             return False
         some = self.boosting.some(slice(self.first, last))

@@ -125,7 +125,7 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
     call_s, ring = found.measured[1].all_reduce_fit()
     assert 1e-6 < call_s < 10
     assert ring > 1e5
-    assert calibrate.table(path).row_count == 2
+    assert len(calibrate.table(path).rows) == 2
     assert plan(classifier(), "local", [1, 2], calibration=path).chosen is not None
 
 

@@ -55,6 +55,7 @@ def test_the_count_of_parameters_is_that_of_the_weights(kind):
     shape = shape_of(kind)
     model = Decoder(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
+    assert dict(shape.named()) == {name: p.numel() for name, p in model.named_parameters()}
     assert not [name for name in model.state_dict() if not name.endswith("weight")], "no tables of positions"
 
 
@@ -114,6 +115,10 @@ PUBLISHED = {
     "1b": 1_100_048_384,
     "3b": 3_426_473_600,
     "7b": 6_738_415_616,
+    "8b": 8_030_261_248,
+    "13b": 13_015_864_320,
+    "70b": 70_553_706_496,
+    "405b": 405_853_388_800,
 }
 
 

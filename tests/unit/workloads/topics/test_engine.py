@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -261,8 +262,36 @@ def test_where_it_stops(planted):
         assert begun.end is None
         begun.step()
     assert begun.end is FitEnd.MOST_PASSES
-    assert begun.end_words() == "4 passes were done"
+    assert begun.end_words().startswith("not converged: 4 passes were done, and the last ones still gained ")
     assert not begun.converged
+
+
+def test_a_fit_ends_when_its_topics_no_longer_change_and_its_progress_never_falls():
+    rng = np.random.default_rng(1)
+    X = rng.poisson(12 * rng.dirichlet(np.full(6, 0.5), 200) @ rng.dirichlet(np.full(150, 0.2), 6))
+    passes = TopicPasses(problem_of(read_counts(sp.csr_array(X))), 6, FitOptions(tolerance=1e-9, passes=3000), {})
+    passes.begin()
+    shares, earlier = [], None
+    while passes.end is None:
+        done = passes.step(False)
+        shares.append(passes.fit.passes * passes.samples / done["of_samples"])
+        if passes.fit.passes == 50:
+            earlier = passes.fit.result()[1].clone()
+        if passes.fit.passes == 100:
+            moved = (passes.fit.result()[1] - earlier).abs().sum() / 2 / 6
+            assert passes.fit.drifted == pytest.approx(float(moved))
+            passes.fit.drifted = 4e-5
+    assert all(later >= before - 1e-12 for before, later in pairwise(shares))
+    assert shares[-1] == 1
+    assert passes.end is FitEnd.CONVERGED
+    assert passes.fit.passes == 101
+    assert passes.end_words() == "the topics no longer change: 0.004 % of their mass moved in 50 passes"
+
+
+def test_a_stricter_tolerance_asks_for_steadier_topics():
+    assert FitOptions(tolerance=1e-8).steady == pytest.approx(FitOptions().steady / 10)
+    assert FitOptions(tolerance=0).steady == 0
+    assert FitOptions(tolerance=1e-3).steady == FitOptions().steady
 
 
 @pytest.mark.parametrize("start", STARTS)

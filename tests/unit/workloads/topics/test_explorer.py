@@ -263,3 +263,20 @@ def test_without_scripts_there_is_a_table(browser, explored):
     assert shown.locator("#table").is_visible()
     assert not shown.locator("#map").is_visible()
     shown.context.close()
+
+
+def test_texts_are_shown_as_they_begin_and_are_harmless():
+    _, made = small_fit()
+    texts = [f"<b>Text</b> {at} &amp; " + "word " * 100 for at in range(len(made.L))]
+    texts[0] = EVIL[0]
+    told = contents(made, texts=iter(texts))
+    assert told["texts"][1].startswith("Text 1 & word")
+    assert told["texts"][1].endswith(" …")
+    assert max(map(len, told["texts"])) < 250
+    assert "<b id" not in page(made, texts=[EVIL[3] + EVIL[0]] * len(made.L))
+
+
+def test_why_a_fit_ended_stands_on_its_page():
+    _, made = small_fit()
+    made.passes, made.stopped_because = 1000, "not converged: 1,000 passes were done"
+    assert "1,000 passes (not converged: 1,000 passes were done)" in page(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -19,7 +20,7 @@ from paceline.workloads.topics.counts.stream import totals
 from paceline.workloads.topics.files import texts as text
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.texts import ENGLISH, TextOptions, read_text
+from paceline.workloads.topics.files.texts import ENGLISH, WORDS, TextOptions, read_text
 
 TEXTS = [
     "The cat sat on the mat, and the cat slept.",
@@ -45,7 +46,7 @@ def dense(counts) -> np.ndarray:
 )
 @settings(max_examples=120, deadline=None)
 def test_counts_are_those_of_scikit_learn(texts, min_df, max_df, lower, stop):
-    theirs = CountVectorizer(min_df=min_df, max_df=max_df, lowercase=lower, stop_words=stop)
+    theirs = CountVectorizer(min_df=min_df, max_df=max_df, lowercase=lower, stop_words=stop, token_pattern=WORDS)
     ours = TextOptions(min_df=min_df, max_df=max_df, lower_case=lower, stop_words=stop)
     try:
         expected = theirs.fit_transform(texts).toarray()
@@ -56,6 +57,20 @@ def test_counts_are_those_of_scikit_learn(texts, min_df, max_df, lower, stop):
     counts = read_text(texts, ours)
     assert counts.vocabulary == theirs.get_feature_names_out().tolist()
     assert (dense(counts) == expected).all()
+
+
+def test_numbers_and_markup_are_no_terms_unless_asked_for():
+    review = ["Great&amp;cheap<br /><br>50 of 1,000 b2b &lt; 3 <3 a<b R&D<!-- no -->"]
+    every = TextOptions(stop_words=None, min_df=1, max_df=1.0)
+    assert read_text(review, every).vocabulary == ["b2b", "cheap", "great", "of"]
+    kept = replace(every, markup=True, token_pattern=r"\w+")
+    assert {"br", "amp", "50"} < set(read_text(review, kept).vocabulary)
+    assert every.rules() == (
+        "terms are words, in lower case; left out: markup, numbers, terms in fewer than 1 document, "
+        "in more than 100 % of the documents"
+    )
+    assert "222 English stop words" in replace(every, stop_words="english", max_terms=5).rules()
+    assert "numbers" not in kept.rules()
 
 
 @pytest.mark.parametrize("pattern", [r"[a-zA-Z]{3,}", r"(?u)\b\w\w+\b", r"\b(\w)\w+\b"])

@@ -20,7 +20,9 @@ SIDES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidd
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
 GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 80}
 DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80}
-SIZES = {**SIDES, **HEADS, **GPT2, **DISTILBERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+EXPERTS |= {"shared_expert_intermediate_size": 56}
+SIZES = {**SIDES, **EXPERTS, **HEADS, **GPT2, **DISTILBERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA_7B = {
     "model_type": "llama",
     "vocab_size": 32000,
@@ -144,3 +146,20 @@ def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, capsy
 def test_a_model_must_be_named():
     with pytest.raises(UserError, match=r"type  model\.start=FOLDER"):
         subject_of(build({"workload": "transformers"}))
+
+
+def test_experts_cost_their_parameters_and_the_work_of_the_active_ones(tmp_path):
+    sides = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    shared = {**sides, "vocab_size": 32000, "intermediate_size": 14336, "num_experts_per_tok": 2}
+    flops = {}
+    for kind, experts in (("mistral", 0), ("mixtral", 8), ("mixtral", 16)):
+        file = tmp_path / f"{experts}.json"
+        file.write_text(json.dumps({"model_type": kind, **shared, "num_local_experts": experts}))
+        values = {"workload": "transformers", "model": {"config": str(file)}, "data": {"sequence": 4096}}
+        found = subject_of(build(values))
+        flops[experts] = found.flops_per_sample
+        if experts == 8:
+            assert found.params == pytest.approx(46.7e9, rel=0.01)
+            assert "to spread them over ranks is not priced" in " ".join(found.assumptions)
+    assert flops[8] == flops[16]
+    assert 1.5 < flops[8] / flops[0] < 2

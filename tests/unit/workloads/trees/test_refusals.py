@@ -9,6 +9,7 @@ from paceline import train
 from paceline.errors import UserError
 from paceline.spec import build
 
+QUERIES = "q,a,b,y\n" + "".join(f"{i // 5},{i % 7},{i % 4},{i % 3}\n" for i in range(60))
 CLEAN = "a,b,town,y\n" + "".join(f"{i % 7},{i % 3},{'AB'[i % 2]},{'no' if i % 5 else 'yes'}\n" for i in range(60))
 NUMBERS = CLEAN.replace("no", "0.5").replace("yes", "1.5")
 
@@ -33,8 +34,23 @@ def refused(tmp_path, text, given=(), name="table.csv"):
         (CLEAN.replace("yes", "no"), {}, "data.label=y: every row has no; there is nothing to learn"),
         (CLEAN, {"data.categories": []}, r"town holds words, .*type  data.categories=\[town\]"),
         (CLEAN, {"data.categories": ["town", "city"]}, "data.categories=city: .* has no such column"),
-        (CLEAN, {"data.categories": ["town", "y"]}, "column 'y' is the label or the weight"),
+        (CLEAN, {"data.categories": ["town", "y"]}, "column 'y' is the label, and can be nothing else"),
         (CLEAN, {"data.weight": "w"}, "data.weight=w: .* has no such column"),
+        (CLEAN, {"data.query": "a"}, r"row 8: rows of a=0 were there before, .*; sort the table by 'a'"),
+        (CLEAN, {"data.query": "town", "data.categories": []}, r"row 3: rows of town=A were there before"),
+        (CLEAN, {"model.objective": "rank:ndcg"}, "name their column as  data.query=COLUMN"),
+        (
+            CLEAN,
+            {"train.lr": 0.1},
+            "is for models that learn by gradients, .*type  model.learning_rate=0.1",
+        ),
+        (CLEAN, {"data.ignore": ["y"]}, "column 'y' is the label, and can be nothing else"),
+        (CLEAN, {"data.weight": "town", "data.categories": []}, "column 'town' must hold numbers of 0 or more"),
+        (CLEAN, {"model.metric": "statistics:mean"}, r"is called with \(labels, predictions\)"),
+        (CLEAN, {"data.query": "y"}, "column 'y' is the label, and can be nothing else"),
+        (CLEAN, {"model.metric": "nowhere.py:cost"}, "model.metric: there is no file 'nowhere.py'"),
+        (CLEAN, {"model.metric": "math:cos", "data.test_fraction": 0}, "model.metric=math:cos needs held-out rows"),
+        (CLEAN, {"model.metric": "math:cost"}, "model.metric: 'math' has no function 'cost'"),
         (CLEAN, {"data.weight": "b", "data.ignore": ["a", "town"], "data.categories": []}, "no column to learn from"),
         (CLEAN.replace("1,1,B", "-inf,1,B"), {}, "row 2: 'a' is infinite"),
         (CLEAN.replace("1,1,B,no", "1,1,B,"), {}, "row 2: the label 'y' is missing"),
@@ -72,7 +88,7 @@ def test_one_line_says_what_is_wrong(tmp_path, text, given, said):
         ({"max_deph": 3}, "max_depth"),
         ({"subsample": 0}, "subsample"),
         ({"min_child_samples": 3}, "model.min_child_samples is a parameter of lightgbm"),
-        ({"objective": "rank:ndcg"}, "objective"),
+        ({"objective": "rank:map"}, "objective"),
     ],
 )
 def test_parameters_are_checked_before_the_table_is_read(given, said):
@@ -109,3 +125,20 @@ def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
     there = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "xgboost" else there(name, *rest))
     assert "type  pip install 'paceline[trees]'" in refused(tmp_path, CLEAN)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        (QUERIES, {"model.subsample": 0.5}, "model.subsample and data.query: .* or use  model.library=lightgbm"),
+        (QUERIES, {"data.weight": "a"}, "data.weight and data.query"),
+        (QUERIES, {"parallel.ranks": 11}, "parallel.ranks=11: there are 1?[0-9] queries to learn from"),
+        (QUERIES, {"model.objective": "multiclass"}, "use  model.objective=rank:ndcg  or leave data.query out"),
+        (QUERIES.replace(",2\n", ",-2\n"), {}, "numbers such as -2, 0, 1; how relevant .* a whole number from 0 to 31"),
+        (QUERIES.replace(",2\n", ",high\n"), {}, "'y' holds words .*; how relevant a row is must be"),
+        (QUERIES.replace("0,3,", ",3,", 1), {}, "row 4: the query 'q' is missing"),
+    ],
+)
+def test_rankings_that_make_no_sense(tmp_path, text, given, said):
+    told = refused(tmp_path, text, {"data.query": "q", "data.categories": [], **given})
+    assert re.search(said, told), told

@@ -5,6 +5,7 @@ Texts stream. In memory are the vocabulary and, unless the counts go to shards, 
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from array import array
@@ -43,6 +44,10 @@ _LINES = (
 )
 ENGLISH = frozenset(word for line in _LINES for word in line.split())
 
+WORDS = r"\b(?=\w*[^\W\d_])\w\w+\b"
+"""Two signs or more, with a letter among them."""
+TAG = re.compile(r"<(?:[/!]?[A-Za-z][^<>]{0,1000}|!--.{0,1000}?--)>", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class TextOptions:
@@ -51,11 +56,36 @@ class TextOptions:
     column: str = "text"
     name_column: str | None = None  # documents are named after it; files of a folder have their own names
     lower_case: bool = True
-    token_pattern: str = r"\b\w\w+\b"
+    token_pattern: str = WORDS
+    markup: bool = False  # whether tags such as <br /> and signs such as &amp; are words
     stop_words: str | Iterable[str] | None = "english"
     min_df: float = 2
     max_df: float = 0.95
     max_terms: int | None = None
+
+    def rules(self) -> str:
+        """What counts as a term, in words."""
+        left_out = ["markup"] if not self.markup else []
+        left_out += ["numbers"] if self.token_pattern == WORDS else []
+        stop = len(_stop_words(self.stop_words))
+        left_out += [f"{stop} {'English ' * (self.stop_words == 'english')}stop words"] if stop else []
+        left_out += [f"terms in fewer than {_limit(self.min_df)}", f"in more than {_limit(self.max_df)}"]
+        terms = "words" if self.token_pattern == WORDS else f"what {self.token_pattern} matches"
+        cased = ", in lower case" if self.lower_case else ""
+        most = f"; of the rest the {self.max_terms:,} most frequent" if self.max_terms else ""
+        return f"terms are {terms}{cased}; left out: {', '.join(left_out)}{most}"
+
+
+def _limit(documents: float) -> str:
+    if isinstance(documents, int):
+        return f"{documents:,} document{'s' * (documents != 1)}"
+    return f"{100 * documents:g} % of the documents"
+
+
+def without_markup(text: str) -> str:
+    """Tags become spaces, and signs such as &amp; what they stand for."""
+    text = TAG.sub(" ", text) if "<" in text else text
+    return html.unescape(text) if "&" in text else text
 
 
 def read_text(
@@ -103,6 +133,7 @@ class Counting:
     def count(self, documents: Iterable[tuple[str | None, str]]) -> Iterator[Csr]:
         numbers, ends = array("i"), array("q")
         for name, text in documents:
+            text = text if self.options.markup else without_markup(text)
             tokens = self._tokens(text.lower() if self.options.lower_case else text)
             if self.fixed is None:
                 numbers.extend(map(self._number.__getitem__, tokens))

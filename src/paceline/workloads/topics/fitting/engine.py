@@ -26,6 +26,8 @@ Tensor = Any  # torch.Tensor; torch is not typed here
 LEAST = 1e-20  # of any share: what divides and multiplies stays far from the ends of float32
 FARTHEST = 10.0  # times its value a share may change in one leap, before the momentum's power is taken
 WINDOW = 10
+FAR_APART = 50
+"""Passes between two looks at how far the topics have moved."""
 BACK = 0.25  # of its momentum a fit keeps after a leap that was too far
 
 
@@ -62,6 +64,10 @@ class AcceleratedEM:
     residual: float = 1.0
     """Of the pass before the last one."""
     moved: float = 1.0
+    drift: float = 1.0
+    """Share of their mass by which the topics moved between the last two looks at them, as all ranks know it."""
+    drifted: float = 1.0
+    """The same as this rank knows it."""
 
     def __post_init__(self) -> None:
         self.alone = not self.all_documents
@@ -72,6 +78,8 @@ class AcceleratedEM:
         self.has_before = self.leaped = False
         self.turned = 0.0  # above 0 where a step leads back against the way here: the leap went too far
         self.S = torch.zeros_like(self.Ft)
+        self.Ft_earlier = self.Ft_before
+        """When they were last looked at."""
 
     @property
     def end(self) -> FitEnd | None:
@@ -80,13 +88,24 @@ class AcceleratedEM:
             return FitEnd.MOST_PASSES
         if len(self.losses) <= self.window or self.residual > self.options.residual:
             return None
-        return FitEnd.CONVERGED if self.gain(self.window) <= self.options.tolerance else None
+        return FitEnd.CONVERGED if self._gains_nothing or self._is_steady else None
+
+    @property
+    def _gains_nothing(self) -> bool:
+        return self.gain(self.window) <= self.options.tolerance
+
+    @property
+    def _is_steady(self) -> bool:
+        return self.drift <= self.options.steady
 
     def end_words(self) -> str:
         """The end and its numbers, for people."""
         if self.end is FitEnd.MOST_PASSES:
-            return f"{self.options.most_passes} passes were done"
-        return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
+            gained = f", and the last ones still gained {self.gain(1):.1e} each" if len(self.losses) > 1 else ""
+            return f"not converged: {self.options.most_passes:,} passes were done{gained}"
+        if self._gains_nothing:
+            return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
+        return f"the topics no longer change: {100 * self.drift:.2g} % of their mass moved in {FAR_APART} passes"
 
     @property
     def window(self) -> int:
@@ -102,11 +121,18 @@ class AcceleratedEM:
         first, last = self.losses[-1 - losses - before], self.losses[-1 - before]
         return (first - last) / (losses * self.check) / abs(self.losses[-1])
 
+    @property
+    def first_gain(self) -> float:
+        """Mean relative gain per pass over the first losses."""
+        few = self.losses[: self.window + 1]
+        return (few[0] - few[-1]) / (self.window * self.check) / abs(self.losses[-1])
+
     def step(self, flag: bool = False) -> PassResult:
         """One pass over all documents of all ranks. A flag that is up on one of them is seen by all."""
         began = perf_counter()
         data_s = 0.0
-        words = (self.moved, self.turned) if self.leads else (0.0, 0.0)  # one rank's, so that all do and end the same
+        words = (self.moved, self.turned, self.drifted)  # one rank's, so that all do and end the same
+        words = words if self.leads else (0.0, 0.0, 0.0)
         sums = torch.tensor([0.0, flag, *words], dtype=torch.float64, device=self.Ft.device)
         self.S.zero_()
         checked = not self.losses or self.passes % self.check == 0
@@ -125,10 +151,12 @@ class AcceleratedEM:
         for flight in flights:
             flight.wait()
         landed = perf_counter()
-        total, flags, self.residual, turned = sums.tolist()
+        total, flags, self.residual, turned, self.drift = sums.tolist()
         if turned > 0 and not checked:  # where the loss is not known, this says when to begin again
             self.momentum = 1.0
         found, accepted = self._settle(total + self.all_documents if checked else None, leap, beyond)
+        if self.passes % FAR_APART == 0:
+            self._look()
         return PassResult(
             found,
             self.residual,
@@ -186,6 +214,12 @@ class AcceleratedEM:
         elif loss is not None:
             self.L_safe, self.Ft_safe = self.L_before.clone(), image
         return self.losses[-1], True
+
+    def _look(self) -> None:
+        """How far the topics have moved since the last look."""
+        if self.passes > FAR_APART:  # the first topics were only a start
+            self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
+        self.Ft_earlier = self.Ft_before
 
     def _go_back(self) -> None:
         """To the safe point, which is the result then."""

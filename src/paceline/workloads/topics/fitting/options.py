@@ -10,6 +10,7 @@ from paceline.workloads.topics.sizes import MOST_PASSES
 
 STARTS = ("auto", "race", "least_squares", "random")
 ROWS = ("em", "newton")
+STEADY = 0.005
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class FitOptions:
     @property
     def most_passes(self) -> int:
         return MOST_PASSES if self.passes is None else self.passes
+
+    @property
+    def steady(self) -> float:
+        """Topics that move less than this over many passes, as a share of their mass, no longer change for a reader."""
+        return STEADY * min(1.0, self.tolerance / FitOptions.tolerance)
 
     def check(self) -> None:
         """Refuse what no fit can be made with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
+from paceline.reporting.page import policy
 from paceline.workloads.topics.counts.blocks import Counts, sparse_rows
 from paceline.workloads.topics.counts.stream import blocks, totals
+from paceline.workloads.topics.files.texts import without_markup
 from paceline.workloads.topics.pictures.plots import PALETTE
 from paceline.workloads.topics.result.model import TopicFit
 from paceline.workloads.topics.result.order import (
@@ -44,14 +46,21 @@ PER_TOPIC, ALL_UP_TO = 20, 5_000  # documents that are shown: of each topic, or 
 MOST_IN_MIXTURE, LEAST_SHARE = 12, 0.01
 DOCUMENT_TERMS = 10
 BLOCK_BYTES = 16 << 20
-LONGEST_NAME = 200
+LONGEST_NAME, LONGEST_TEXT = 200, 240
 STRIPES, STRIPE_TOPICS = 320, 12
 
 
 def write_explorer(
-    model: Any, path: str | Path, X: Any = None, names: Sequence[str] | None = None, *, title: str = "Topics"
+    model: Any,
+    path: str | Path,
+    X: Any = None,
+    names: Sequence[str] | None = None,
+    *,
+    title: str = "Topics",
+    texts: Iterable[str] | None = None,
 ) -> Path:
-    """Write the explorer of a fit. With the counts X it also knows lengths, coherence and the terms of documents."""
+    """Write the explorer of a fit. With the counts X it also knows lengths, coherence and the terms of documents; with
+    their `texts`, in the same order, how each begins."""
     fitted: TopicFit = getattr(model, "fit_", model)
     if not isinstance(fitted, TopicFit):
         raise UserError(
@@ -60,16 +69,26 @@ def write_explorer(
     where = Path(path).expanduser()
     if where.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{str(where)!r} does not end in .html; write it as  {where.with_suffix('.html')}")
-    write_atomic(where, page(fitted, X, names, title).encode("utf-8", "replace"))
+    write_atomic(where, page(fitted, X, names, title, texts).encode("utf-8", "replace"))
     return where
 
 
-def page(model: TopicFit, X: Any = None, names: Sequence[str] | None = None, title: str = "Topics") -> str:
+def page(
+    model: TopicFit,
+    X: Any = None,
+    names: Sequence[str] | None = None,
+    title: str = "Topics",
+    texts: Iterable[str] | None = None,
+) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    data = contents(model, X, names)
-    rows = [(at, data["shares"][at], _line(data, at)) for at in np.argsort(-np.array(data["shares"]), kind="stable")]
+    data = contents(model, X, names, texts)
+    company = data["coherence"] or [None] * model.k
+    rows = [
+        (at, data["shares"][at], company[at], _line(data, at))
+        for at in np.argsort(-np.array(data["shares"]), kind="stable")
+    ]
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(asset("explorer.html.j2"))
     return made.render(
@@ -79,6 +98,7 @@ def page(model: TopicFit, X: Any = None, names: Sequence[str] | None = None, tit
         data=Markup(text.replace("<", "\\u003c").replace("&", "\\u0026")),
         style=Markup(asset("explorer.css")),
         script=Markup(asset("explorer.js")),
+        policy=Markup(policy(asset("explorer.js"))),
     )
 
 
@@ -87,7 +107,9 @@ def asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def contents(model: TopicFit, X: Any = None, names: Sequence[str] | None = None) -> dict[str, Any]:
+def contents(
+    model: TopicFit, X: Any = None, names: Sequence[str] | None = None, texts: Iterable[str] | None = None
+) -> dict[str, Any]:
     """Everything that the page shows: of each topic the first terms and documents, never the matrices."""
     if names is not None and len(names) != len(model.L):
         raise UserError(f"{len(names):,} names for {len(model.L):,} documents: give one for each")
@@ -102,6 +124,7 @@ def contents(model: TopicFit, X: Any = None, names: Sequence[str] | None = None)
     firsts = ranked(model.F, everywhere, TERMS_PER_WEIGHT, WEIGHTS)
     tops = [np.unique(np.concatenate([by[topic] for by in firsts])) for topic in range(model.k)]
     documents = _documents(model, counts, lengths, everywhere, names)
+    shown = documents.pop("shown")
     typical = documents["documentTerms"]
     used = np.unique(np.concatenate([*tops, largest(everywhere, SEARCHED_TERMS), *(typical or [])]))
     place = np.full(model.F.shape[1], -1, np.int64)
@@ -127,6 +150,7 @@ def contents(model: TopicFit, X: Any = None, names: Sequence[str] | None = None)
         "colours": PALETTE,
         "stripes": stripes(model.L),
         **documents,
+        "texts": None if texts is None else _beginnings(texts, shown),
         "documentTerms": None if typical is None else [place[terms].tolist() for terms in typical],
     }
 
@@ -169,7 +193,7 @@ def _facts(model: TopicFit) -> list[str]:
     if model.loss == model.loss:
         facts.append(f"loss {number(model.loss, 9)}")
     if model.passes:
-        facts.append(f"{model.passes:,} passes{', converged' if model.converged else ''}")
+        facts.append(f"{model.passes:,} passes" + f" ({model.stopped_because})" * bool(model.stopped_because))
     if model.seconds:
         facts.append(duration(model.seconds))
     return facts
@@ -247,12 +271,24 @@ def _documents(
     shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else np.unique(np.concatenate(firsts))
     told = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
     return {
+        "shown": shown,
         "names": [name[:LONGEST_NAME] for name in told],
         "lengths": None if lengths is None else [float(f"{v:.6g}") for v in lengths[shown]],
         "mixtures": [_in_thousandths(row, largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
         "documentTerms": None if counts is None else _typical(counts, shown, everywhere),
         "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
     }
+
+
+def _beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
+    """How the documents begin that are shown; the others are passed over as they come."""
+    wanted = set(shown.tolist())
+    return [_beginning(text) for at, text in enumerate(texts) if at in wanted]
+
+
+def _beginning(text: str) -> str:
+    words = " ".join(without_markup(text[: 4 * LONGEST_TEXT]).split())
+    return words if len(words) <= LONGEST_TEXT else words[:LONGEST_TEXT].rsplit(" ", 1)[0] + " …"
 
 
 def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:

@@ -197,7 +197,8 @@
       if (mixture[i] === topic) share = mixture[i + 1] / 1000;
       parts.push([mixture[i + 1] / 1000, colour(mixture[i])]);
     }
-    return add(make("button", "bar three", undefined, { onclick: () => go("document", which) }), label(data.names[which]), track(parts), figure(percent(share)));
+    const row = add(make("button", "bar three", undefined, { onclick: () => go("document", which) }), label(data.names[which]), track(parts), figure(percent(share)));
+    return data.texts ? add(make("div", "told-of"), row, make("p", "text", data.texts[which])) : row;
   }
   function topicBar(topic, share, most) {
     const row = make("button", "bar three", undefined, { onclick: () => go("topic", topic), title: labels[topic] });
@@ -207,6 +208,7 @@
   function documentView(box, which) {
     back(box);
     add(box, add(make("div", "head"), make("h2", "", one(data.names[which]))));
+    if (data.texts) box.append(make("p", "text", data.texts[which]));
     const mixture = data.mixtures[which], pairs = [];
     for (let i = 0; i < mixture.length; i += 2) pairs.push([mixture[i], mixture[i + 1] / 1000]);
     box.append(make("p", "told", (data.lengths ? whole(data.lengths[which]) + " words · " : "") + pairs.length + (pairs.length === 1 ? " topic" : " topics") + " of at least 1 %"));

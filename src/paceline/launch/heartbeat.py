@@ -1,0 +1,170 @@
+"""What each rank is at, in the run folder while it runs: written over in place, and read by whoever wonders.
+
+    heartbeats/rank0.json    one line: step, phase, time, host, process
+    heartbeats/rank0.stack   its Python stack, if it was silent for most of the time that a collective may take
+    heartbeats/rank0.asked   the same, when another process asked for it
+
+The stack is written by a thread of the interpreter that needs no lock of it, so that a rank which hangs in compiled
+code, in a collective or in the user's own code leaves it too. Only a rank that does not run at all cannot.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from paceline.errors import UserError
+from paceline.launch.environment import Place
+from paceline.launch.stacks import give_no_more, give_when_asked, stack_file
+from paceline.record.files import from_flat, read_json
+
+Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
+AFTER_A_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
+LINE_BYTES = 384
+SILENT = 0.8
+"""Of the time that a collective may take: then a rank leaves its stack, before its peers give up."""
+ARMED_EVERY_S = 1.0
+KEPT_S = 30.0
+"""A stack, for those who are about to read it."""
+STOPPED = "T"
+"""The state of a process that a signal has stopped, in Linux's word."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank was at when it last said so."""
+
+    rank: int
+    host: str
+    pid: int
+    born: int
+    """When its process began, in the kernel's count: another process may have its number later."""
+    step: int
+    """Steps that are done."""
+    phase: Phase
+    t: float
+    busy_s: float = 0.0
+    """How long it works on a step, where that was measured: all but waiting for others."""
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Of two ranks, the one with the smaller position is behind."""
+        part = 0 if self.phase == "start" else 2 if self.phase == "end" else 1
+        return part, self.step, AFTER_A_STEP.index(self.phase) if part == 1 else 0
+
+    @property
+    def place(self) -> str:
+        """For people."""
+        return {
+            "start": "before its first step",
+            "data": f"waiting for the samples of step {self.step + 1}",
+            "step": f"in step {self.step + 1}",
+            "evaluation": f"in the evaluation after step {self.step}",
+            "checkpoint": f"in the checkpoint of step {self.step}",
+            "end": f"at the end, after step {self.step}",
+            "failed": f"after step {self.step}",
+        }[self.phase]
+
+    @property
+    def state(self) -> str:
+        """Of its process, as Linux has it (R, S, D, T, …); empty where it is gone or on another machine."""
+        if self.host != socket.gethostname():
+            return ""
+        state, born = process_state(self.pid)
+        return state if born == self.born else ""
+
+
+class Heartbeat:
+    """Of this rank. A beat takes microseconds, and one that cannot be written is left out."""
+
+    def __init__(self, folder: Path, place: Place, timeout_s: float) -> None:
+        self._files: list[int] = []
+        self._paths: list[Path] = []
+        self._armed_until = 0.0
+        self._patience_s = SILENT * timeout_s if place.world > 1 else 0.0
+        _, born = process_state(os.getpid())
+        host = json.dumps(socket.gethostname()[:64])
+        self._who = f'"rank": {place.rank}, "host": {host}, "pid": {os.getpid()}, "born": {born}'
+        self._phase: Phase = "start"
+        self._step, self._busy_s = 0, 0.0
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            added = os.O_APPEND | os.O_TRUNC
+            stacks = ((stack_file(folder, place.rank, asked), added) for asked in (False, True))
+            for file, flags in ((folder / f"rank{place.rank}.json", 0), *stacks):
+                self._paths.append(file)
+                self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
+        self._gives_stack = place.world > 1 and len(self._files) == 3 and give_when_asked(self._files[2])
+        self("start", 0)
+
+    def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
+        """Note what this rank is at, after so many steps, and how long it works on one; None is as before."""
+        self._phase = phase = self._phase if phase is None else phase
+        self._step = step = self._step if step is None else step
+        self._busy_s = self._busy_s if busy_s is None else busy_s
+        if len(self._files) < 3:
+            return
+        now = f'"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, "busy_s": {self._busy_s:.6f}'
+        with suppress(OSError):
+            os.pwrite(self._files[0], f"{{{now}, {self._who}}}".encode().ljust(LINE_BYTES - 1) + b"\n", 0)
+            if phase != "failed" and self._patience_s and (clock := time.monotonic()) > self._armed_until:
+                written = os.fstat(self._files[1])
+                if written.st_size and written.st_mtime < time.time() - KEPT_S:  # it is not silent any more
+                    os.ftruncate(self._files[1], 0)
+                faulthandler.dump_traceback_later(self._patience_s, file=self._files[1])
+                self._armed_until = clock + min(ARMED_EVERY_S, self._patience_s / 20)
+
+    def remove(self) -> None:
+        """The run has come to its end: nobody wonders any more where its ranks are."""
+        with suppress(OSError):
+            for path in self._paths:
+                path.unlink(missing_ok=True)
+            self._paths[0].parent.rmdir()  # by the last of them
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._patience_s:
+            faulthandler.cancel_dump_traceback_later()
+        if self._gives_stack:
+            give_no_more()
+        if kind is not None:
+            self("failed", None)
+        for file in self._files:
+            os.close(file)
+        self._files = []
+
+
+def read_beats(folder: Path) -> list[Beat]:
+    """Of all ranks that have left one, by rank."""
+    found = []
+    for file in folder.glob("rank*.json"):
+        with suppress(UserError, KeyError, TypeError, ValueError, OSError):
+            beat = from_flat(Beat, read_json(file))
+            if _possible(beat):
+                found.append(beat)
+    return sorted(found, key=lambda beat: beat.rank)
+
+
+def _possible(beat: Beat) -> bool:
+    """A rank may have been killed in the middle of a line, or somebody else wrote the file."""
+    whole = all(isinstance(n, int) for n in (beat.rank, beat.pid, beat.born, beat.step))
+    numbers = isinstance(beat.t, float) and isinstance(beat.busy_s, float)
+    return whole and numbers and beat.phase in get_args(Phase) and isinstance(beat.host, str)
+
+
+def process_state(pid: int) -> tuple[str, int]:
+    """(its state, when it began); ("", 0) where there is no such process, or no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return "", 0

@@ -1,0 +1,143 @@
+"""Where the ranks listen and which network they use: no more of it than they need, and never against the user's word.
+
+On one machine everything stays on the loopback. On several, the main rank listens at the address by which the others
+reach it, and every rank sends through the interface that leads there: what gloo and NCCL would choose by themselves
+may be a bridge of containers, or the loopback where the machine's own name stands for it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.environment import Place
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+LOOPBACK = "lo"
+INFINIBAND = Path("/sys/class/infiniband")
+BACKLOG = 2048
+ANY_PORT = 9
+"""Nothing is sent to it."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable that a library reads when the ranks join."""
+
+    name: str
+    value: str
+    reason: str
+    ours: bool
+    """False where the user has set it."""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}  ({self.reason})"
+
+
+def settings(place: Place, environ: Mapping[str, str], cuda: bool) -> list[Setting]:
+    """What gloo and, between CUDA devices, NCCL are told, and why."""
+    found = []
+    interface, reason = _interface(place)
+    for name in (GLOO, NCCL) if cuda and place.local_world < place.world else (GLOO,):
+        if environ.get(name):
+            found.append(Setting(name, environ[name], "as it was set", ours=False))
+        elif interface:
+            found.append(Setting(name, interface, reason, ours=True))
+    return found
+
+
+def apply(chosen: list[Setting]) -> None:
+    os.environ.update({setting.name: setting.value for setting in chosen if setting.ours})
+
+
+def fabric(folder: Path = INFINIBAND) -> list[str]:
+    """The ports of InfiniBand or RoCE that are up. NCCL finds them by itself."""
+    found = []
+    for state in sorted(folder.glob("*/ports/*/state")):
+        with suppress(OSError):
+            if "ACTIVE" in state.read_text():
+                found.append(f"{state.parents[2].name}:{state.parent.name}")
+    return found
+
+
+def _interface(place: Place) -> tuple[str, str]:
+    """(its name, why this one); no name where there is nothing to say."""
+    if place.local_world == place.world:
+        names = {name for _, name in socket.if_nameindex()}
+        return (LOOPBACK, "all ranks are on this machine") if LOOPBACK in names else ("", "")
+    own = address_towards(place.address)
+    if own is None or ipaddress.ip_address(own).is_loopback:
+        return "", ""
+    return interface_of(own), f"leads to rank 0 at {place.address}"
+
+
+def address_towards(host: str) -> str | None:
+    """This machine's address on the way to another; None where there is none."""
+    for family, kind, *_, address in _resolved(host, socket.SOCK_DGRAM):
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    return None
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface with this address; empty where none has it."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return str(name)
+    return ""
+
+
+def listening(place: Place) -> socket.socket:
+    """The main rank's socket for the others: at the address that they were given, and at no other.
+
+    Where that is a name which stands for the loopback on this machine alone, as Debian writes it into /etc/hosts, the
+    others know another address by it: only then all interfaces are listened on.
+    """
+    several = place.local_world < place.world
+    last = OSError(f"{place.address} is no address of this machine")
+    for family, kind, protocol, _, address in _resolved(place.address, socket.SOCK_STREAM):
+        host = str(address[0])
+        if several and ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            host = "::" if family == socket.AF_INET6 else ""
+        found = socket.socket(family, kind, protocol)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((host, place.port))
+            found.listen(BACKLOG)
+            return found
+        except OSError as error:
+            found.close()
+            last = error
+    raise last
+
+
+def reach(place: Place, timeout_s: float) -> None:
+    """Wait until the main rank listens. torch would too, and print a page for every name that is not known yet."""
+    deadline, pause_s, last = time.monotonic() + timeout_s, 0.01, ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection((place.address, place.port), timeout=left).close()
+            return
+        except OSError as error:
+            last = error.strerror or str(error)
+        time.sleep(min(pause_s, left))
+        pause_s = min(2 * pause_s, 0.5)
+    raise RuntimeError(f"timed out after {timeout_s:g} s: {last or 'no answer'}")
+
+
+def _resolved(host: str, kind: socket.SocketKind) -> list[Any]:
+    """As `socket.getaddrinfo` has it; nothing for a name that nobody knows."""
+    try:
+        return socket.getaddrinfo(host, ANY_PORT, type=kind)
+    except OSError:
+        return []

@@ -1,0 +1,167 @@
+"""The settings of a page, each planned as the command line plans it: what a slider shows was never computed twice."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from paceline.errors import UserError
+from paceline.planning.advice import over
+from paceline.planning.amounts import amount, multiple, short
+from paceline.planning.candidates import Price, Refused, family_name
+from paceline.planning.plan import Plan
+from paceline.planning.rows import PlannedRow
+from paceline.planning.search import Found
+from paceline.planning.training import TrainingSubject
+from paceline.record.units import percent, size
+from paceline.spec import RunSpec, Train
+
+LENGTHS = ("data.sequence", "data.max_length")
+"""Keys of a sample's length, where a workload has one."""
+TIMES_BATCH = (0.25, 0.5, 1, 2, 4)
+TIMES_LENGTH = (0.5, 1, 2)
+SHOWN_PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+DEADLINES_H = (0.1, 0.25, 0.5, 1, 2, 4, 8, 12, 24, 48, 72, 168, 336, 720, 1440, 2160, 4320, 8760)
+MOST_REASONS = 6
+
+Ask = Callable[[RunSpec, list[int]], Plan]
+"""Plans a spec on numbers of devices, on the cluster and with the prices of the command."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One slider whose positions were planned."""
+
+    key: str
+    """Of the run file."""
+    name: str
+    unit: str
+    values: tuple[Any, ...]
+    now: Any
+    """As the run file has it."""
+
+
+def axes_of(plan: Plan) -> list[Axis]:
+    """Of a training; a fit by passes has nothing of the kind."""
+    if not isinstance(plan.subject, TrainingSubject):
+        return []
+    spec, train = plan.spec, plan.spec.train
+    batch = train.global_batch
+    batches = tuple(sorted({max(1, round(batch * times)) for times in TIMES_BATCH}))
+    found = [Axis("train.global_batch", "batch", "samples in a step", batches, batch)]
+    for key in LENGTHS:
+        length = getattr(spec.data, key.partition(".")[2], None)
+        if length and plan.subject.unit == "tokens":
+            lengths = tuple(sorted({max(1, round(length * times)) for times in TIMES_LENGTH}))
+            found.append(Axis(key, "sequence", "tokens in a sample", lengths, length))
+            break
+    known = get_args(Train.model_fields["precision"].annotation)
+    rates = plan.site.whole.device.flops_s
+    kinds = [p for p in SHOWN_PRECISIONS if p in known and (p == train.precision or p in rates)]
+    return [*found, Axis("train.precision", "precision", "", tuple(kinds) or (train.precision,), train.precision)]
+
+
+def overrides(plan: Plan, axes: list[Axis], values: tuple[Any, ...]) -> dict[str, Any]:
+    """The lines of the run file that lead to a setting; a run of so many steps keeps its number of tokens."""
+    changed = {axis.key: value for axis, value in zip(axes, values, strict=True) if value != axis.now}
+    steps = plan.spec.train.steps
+    sizes = [(a.now, v) for a, v in zip(axes, values, strict=True) if isinstance(v, int) and a.key in changed]
+    if steps and sizes:
+        work = float(steps)
+        for now, value in sizes:
+            work *= now / value
+        changed["train.steps"] = max(1, round(work))
+    return changed
+
+
+def grid(plan: Plan, ask: Ask) -> dict[str, Any]:
+    """All that the page shows, as plain data."""
+    axes = axes_of(plan)
+    counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.out)})
+    wording = plan.subject.wording
+    return {
+        "axes": [vars(axis) for axis in axes],
+        "devices": counts,
+        "deadlines_h": list(DEADLINES_H),
+        "price": plan.rates.usd,
+        "spot": plan.rates.spot_usd,
+        "one_machine": plan.site.shared,
+        "wishes": vars(plan.wishes),
+        "chosen": plan.chosen.devices if plan.chosen else counts[-1],
+        "step": wording.step,
+        "times": dict(wording.times),
+        "settings": [
+            _setting(plan, axes, values, ask, counts) for values in itertools.product(*(a.values for a in axes))
+        ],
+    }
+
+
+def _setting(plan: Plan, axes: list[Axis], values: tuple[Any, ...], ask: Ask, counts: list[int]) -> dict[str, Any]:
+    changed = overrides(plan, axes, values)
+    words = [f"{key}={value}" for key, value in changed.items()]
+    try:
+        found = ask(plan.spec.replace(changed), counts)
+    except UserError as error:
+        return {"words": words, "impossible": str(error)}
+    reasons = {f.devices: list(_reasons(f.refused)) for f in (*(r.found for r in found.rows), *found.out)}
+    return {
+        "words": words,
+        "headline": found.subject.headline(),
+        "base": over(found.base) if found.base else "",
+        "rows": {row.devices: _row(found, row) for row in found.rows},
+        "reasons": reasons | {refused.devices: [refused.reason] for refused in found.impossible},
+        "nearest": {f.devices: _nearest(f) for f in found.out},
+        "advice": list(found.advice),
+    }
+
+
+def _nearest(found: Found) -> dict[str, Any] | None:
+    """What misses the memory by least, where nothing fits."""
+    tried = [r.nearest for r in found.refused if r.nearest is not None and r.nearest.over_bytes > 0]
+    return _held(min(tried, key=lambda p: p.over_bytes)) if tried else None
+
+
+def _held(price: Price) -> dict[str, Any]:
+    """The memory of a device, against what it has."""
+    memory, terms = price.memory, price.memory.terms.items()
+    return {
+        "layout": family_name(price.layout) + ", states in host memory" * price.layout.offload,
+        "memory": [[words, value, size(value)] for name, words in terms if (value := getattr(memory, name))],
+        "total_bytes": memory.total_bytes,
+        "capacity_bytes": price.capacity_bytes,
+        "room": f"{size(memory.total_bytes)} of {size(price.capacity_bytes)}",
+    }
+
+
+def _row(plan: Plan, row: PlannedRow) -> dict[str, Any]:
+    """Amounts as they are compared, and as the tables print them."""
+    price, wording = row.price, plan.subject.wording
+    applied = plan.subject.overrides(price.layout)
+    return {
+        **_held(price),
+        "layout": plan.subject.layout_name(price).replace(" *", ", states in host memory"),
+        "apply": "priced only: training does not do this"
+        if plan.what_if
+        else " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
+        "step_s": price.step_s,
+        "step": short(price.step_s),
+        "hours": row.hours,
+        "long": "-" if row.hours is None else short(row.hours * 3600),
+        "run_s": row.run_s,
+        "efficiency": row.efficiency,
+        "speedup": multiple(row.speedup),
+        "efficient": percent(row.efficiency),
+        "kwh": amount(row.energy_kwh),
+        "tight": price.tight,
+        "time": [[name, value, short(value)] for name in wording.times if (value := getattr(price.time, name)) > 0],
+    }
+
+
+def _reasons(refused: tuple[Refused, ...]) -> Iterator[str]:
+    """Why layouts are out: the plainest first, one of each kind."""
+    told: dict[tuple[object, ...], str] = {}
+    for one in sorted(refused, key=lambda r: (r.parts, r.over_bytes)):
+        told.setdefault((*one.group, one.axes), f"{one.family}: {one.reason}")
+    yield from list(told.values())[:MOST_REASONS]

@@ -1,0 +1,61 @@
+"""What the tests of this folder ask of a run: commands as a user types them, and answers to compare."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from slurm_lab import until
+
+import paceline
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+
+RUN = Path("runs/line")
+
+
+def paceline_says(*words: str, code: int = 0) -> str:
+    done = subprocess.run([sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def submitted(*words: str) -> str:
+    """The id of the job."""
+    found = re.search(r"^job (\d+)", paceline_says("submit", *words), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def step(run: Path = RUN) -> int:
+    """That the main rank has written last."""
+    return max((event["step"] for event in read_events(RunDir(run).events_file(0), "step")), default=0)
+
+
+def endings(run: Path = RUN) -> list[str]:
+    return [record["next"] for record in read_events(RunDir(run).jobs_file, "ended")]
+
+
+def until_ended(lab, job: str, timeout_s: float = 180) -> str:
+    over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+    until(f"job {job} has ended", lambda: lab.hurry(job) or lab.state(job) in over, timeout_s)
+    return lab.state(job)
+
+
+def weights(run: Path = RUN) -> dict[str, torch.Tensor]:
+    return paceline.train(run / "spec.yaml", resume=run, again=True, show=False).weights()
+
+
+def undisturbed(run_file: Path, ranks: int) -> dict[str, torch.Tensor]:
+    """What the same run gives in one go."""
+    spec = paceline.load(run_file, [f"parallel.ranks={ranks}", "data.step_s=0"])
+    return paceline.train(spec, Path("alone"), show=False).weights()
+
+
+def differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """The largest difference."""
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)

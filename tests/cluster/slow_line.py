@@ -1,0 +1,35 @@
+"""A line that takes its time: a tiny model whose steps last as long as the test needs to interrupt them."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from paceline import Workload
+from paceline.spec import Section, field
+
+
+class Pace(Section):
+    step_s: float = field(0.0, "s", "that each pass takes at least", ge=0)
+    fail_at: int = field(0, "batches", "the one that fails, of each attempt; 0 none", ge=0)
+
+
+class SlowLine(Workload):
+    Data = Pace
+
+    def model(self):
+        return torch.nn.Linear(8, 1)
+
+    def data(self, split):
+        drawn = torch.Generator().manual_seed(3)
+        x = torch.randn(97, 8, generator=drawn)
+        return (x, x @ torch.arange(8.0)[:, None] + 1) if split == "train" else None
+
+    def loss(self, model, batch):
+        x, y = batch
+        time.sleep(self.spec.data.step_s)
+        self.passes = getattr(self, "passes", 0) + 1
+        if self.passes == self.spec.data.fail_at:
+            raise RuntimeError("this batch fails, as the test wants")
+        return ((model(x) - y) ** 2).sum(), len(y)

@@ -1,0 +1,78 @@
+"""A rank that does not answer ends the run in the stated time, and is the one that is named.
+
+Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and every rank.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import freezing
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline import train
+from paceline.errors import RankSilent, RunFailed
+from paceline.launch.environment import detect
+from paceline.launch.group import device_mesh, joined, subgroup
+from paceline.launch.local import run_ranks
+from paceline.launch.silence import Watch
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+
+def freeze_one():
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1.0)
+
+
+def test_a_launcher_ends_a_run_of_which_a_process_stays_stopped(tmp_path):
+    with pytest.raises(RunFailed, match=r"^rank 1 \(pid \d+\) did not answer in time: a signal such as SIGSTOP has"):
+        run_ranks(freeze_one, (), 2, preload=(), watch=Watch(tmp_path, 0.3, 0.2))
+
+
+def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place(small, tmp_path, monkeypatch):
+    monkeypatch.setenv(freezing.FREEZE, "writing 1")
+    file = Path(freezing.__file__)
+    changes = {"workload": f"{file}:Freezing", "train.steps": 2, "model.layers": 1, "parallel.ranks": 2}
+    spec = small.replace({**changes, "parallel.timeout_s": 6})
+    began = time.monotonic()
+    with pytest.raises(RunFailed) as caught:
+        train(spec, tmp_path, show=False)
+    assert time.monotonic() - began < 900, "not for half an hour"
+    said = str(caught.value)
+    assert said.startswith("rank 1 on ")
+    assert "a signal such as SIGSTOP has stopped it at the end, after step 2; its stack" in said
+    (run,) = tmp_path.iterdir()
+    assert "in reached" in (run / "heartbeats" / "rank1.asked").read_text()
+    (end,) = read_events(RunDir(run).events_file(0), "end")
+    assert end["status"] == "failed"
+
+
+def listening_addresses():
+    """Of a rank that has joined, with groups of every kind."""
+    with joined(detect(os.environ), "cpu", 1, 60.0):
+        groups = [subgroup([0, 1]), subgroup(backend="gloo"), device_mesh("cpu", (2, 1), ("a", "b")).get_group("a")]
+        times = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+        for group in groups:
+            dist.barrier(group)
+        found = {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+        dist.barrier()
+    return found, times
+
+
+def test_on_one_machine_ranks_listen_on_the_loopback_alone_and_every_group_has_the_stated_time():
+    assert run_ranks(listening_addresses, (), 2) == [({"127.0.0.1"}, {60.0})] * 2
+
+
+def test_the_error_of_a_silent_rank_survives_the_way_between_processes():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(RankSilent(3, "rank 3 is gone")))
+    assert (error.rank, str(error)) == (3, "rank 3 is gone")

@@ -1,0 +1,208 @@
+"""Heartbeats, and which rank is named when one does not answer: real processes, in the states that count."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paceline.errors import RankSilent, RunFailed
+from paceline.launch.blame import as_error, of_exception
+from paceline.launch.environment import Place
+from paceline.launch.heartbeat import Beat, Heartbeat, process_state, read_beats
+from paceline.launch.silence import Waiting, Watch, collective, find, named, where
+from paceline.launch.stacks import Frame, asked_of, children, read_stacks, stack_file
+
+TWO = Place(0, 2, 0, 2, "paceline", "127.0.0.1", 1)
+TOO_LONG_S = 60.0
+PATIENT = """
+import os, sys, time
+from pathlib import Path
+from paceline.launch.environment import Place
+from paceline.launch.heartbeat import Heartbeat
+from paceline.launch.stacks import give_when_asked
+
+def _answer():
+    return wait_for_a_lock()
+
+def wait_for_a_lock():
+    time.sleep(300)
+
+def be_a_worker():
+    give_when_asked()
+    sys.stdout.write("ready\\n")
+    sys.stdout.flush()
+    _answer()
+
+beat = Heartbeat(Path(sys.argv[1]), Place(1, 2, 1, 2, "paceline", "127.0.0.1", 1), float(sys.argv[2]))
+beat("data", 3)
+if os.fork() == 0:
+    be_a_worker()
+wait_for_a_lock()
+"""
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory):
+    """(folder, rank 1 that waits for its data worker in step 4, its worker); it leaves its stack at once."""
+    folder = tmp_path_factory.mktemp("run") / "heartbeats"
+    file = folder.parent / "workers.py"
+    file.write_text(PATIENT)
+    process = subprocess.Popen([sys.executable, file, folder, "0.1"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    until(lambda: read_stacks(stack_file(folder, 1)))
+    (worker,) = children(process.pid)
+    yield folder, process.pid, worker
+    for pid in (worker, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def until(condition):
+    deadline = time.monotonic() + TOO_LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def waiting(folder, phase="step", step=3, where="all_reduce, called by finish (step.py:1)"):
+    """Rank 0, as this process."""
+    with Heartbeat(folder, TWO, 300.0) as beat:
+        beat(phase, step)
+        (mine, *_) = read_beats(folder)
+    return Waiting(mine, where)
+
+
+def test_a_heartbeat_says_where_a_rank_is_and_is_one_line_however_often_it_beats(tmp_path):
+    with Heartbeat(tmp_path / "heartbeats", TWO, 300.0) as beat:
+        for step in (99_999, 7):
+            beat("evaluation", step)
+        (found,) = read_beats(tmp_path / "heartbeats")
+        assert (found.rank, found.pid, found.step, found.phase) == (0, os.getpid(), 7, "evaluation")
+        assert found.state in ("R", "S")
+        assert found.place == "in the evaluation after step 7"
+        beat("end", None)
+        (text,) = (tmp_path / "heartbeats" / "rank0.json").read_text().splitlines()
+        assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
+        beat.remove()
+    assert not any(tmp_path.iterdir()), "a run that has ended leaves none"
+
+
+def test_a_beat_costs_next_to_nothing(tmp_path):
+    with Heartbeat(tmp_path, TWO, 300.0) as beat:
+        took = []
+        for step in range(2000):
+            began = time.perf_counter()
+            beat("step", step)
+            took.append(time.perf_counter() - began)
+    assert sorted(took)[len(took) // 2] < 1e-3  # some µs; a busy machine takes longer
+
+
+def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with Heartbeat(tmp_path / "file", TWO, 300.0) as beat:
+        beat("step", 1)
+    assert read_beats(tmp_path / "file") == []
+
+
+def test_heartbeats_that_are_none_are_left_out(tmp_path):
+    fine = {"rank": 1, "host": "a", "pid": 1, "born": 1, "step": 1, "phase": "step", "t": 1.0}
+    for rank, text in enumerate(['{"rank": 0', "[]", json.dumps(fine | {"phase": "lunch"}), json.dumps(fine)]):
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    assert [beat.rank for beat in read_beats(tmp_path)] == [1]
+
+
+def test_a_link_in_place_of_a_heartbeat_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / "rank0.json").symlink_to(tmp_path / "elsewhere")
+    with Heartbeat(tmp_path, TWO, 300.0) as beat:
+        beat("step", 1)
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+
+
+def test_positions_follow_the_course_of_a_run():
+    course = [("start", 0), ("data", 0), ("step", 0), ("evaluation", 1), ("checkpoint", 1), ("data", 1), ("end", 1)]
+    positions = [Beat(0, "a", 1, 1, step, phase, 0.0).position for phase, step in course]
+    assert positions == sorted(positions)
+
+
+def test_who_is_behind_is_named_with_the_line_its_data_worker_is_at(patient):
+    folder, pid, worker = patient
+    mine = waiting(folder)
+    found = find(folder, [read_beats(folder)[1]], mine)
+    assert found.rank == 1
+    said = str(found)
+    assert f"(pid {pid}) did not answer in time: it is waiting for the samples of step 4; its data worker" in said
+    assert f"(pid {worker})" in said
+    assert "in wait_for_a_lock" in said
+    assert said.endswith("rank 0 waited in all_reduce, called by finish (step.py:1), in step 4")
+    assert str(as_error(of_exception(0, found))) == said, "the survivor is not named as the culprit"
+
+
+def test_a_stopped_data_worker_is_named(patient):
+    folder, _, worker = patient
+    os.kill(worker, signal.SIGSTOP)
+    until(lambda: process_state(worker)[0] == "T")
+    said = str(find(folder, [read_beats(folder)[1]], waiting(folder)))
+    os.kill(worker, signal.SIGCONT)
+    assert f"a signal such as SIGSTOP has stopped its data worker (pid {worker})" in said
+
+
+def test_a_stopped_rank_is_named_whatever_it_was_at(patient):
+    folder, pid, _ = patient
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: process_state(pid)[0] == "T")
+    watch = Watch(folder, timeout_s=0.0, after_s=0.0)
+    assert watch.stopped({1: pid, 0: os.getpid()}) == [1]
+    said = str(find(folder, [read_beats(folder)[1]], waiting(folder, "start", 0)))
+    assert "has stopped it waiting for the samples of step 4; its stack" in said
+    until(lambda: process_state(pid)[0] != "T")
+    assert str(watch.why(7, os.getpid())).endswith("has stopped it while it started"), "before its first heartbeat"
+
+
+def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
+    folder, pid, _ = patient
+    torch = "/site-packages/torch/distributed/distributed_c10d.py"
+    lines = [f'  File "{torch}", line 9 in broadcast', '  File "/home/me/own.py", line 41 in loss']
+    stack_file(tmp_path, 1).write_text("Thread 0x1 (most recent call first):\n" + "\n".join(lines) + "\n")
+    other = Beat(1, read_beats(folder)[1].host, pid, process_state(pid)[1], 3, "step", 0.0)
+    mine = waiting(tmp_path)
+    said = str(find(tmp_path, [other], mine))
+    assert said.startswith("the ranks wait for each other in different collectives: rank 1 on ")
+    assert "in broadcast, called by loss (own.py:41), in step 4; rank 0 waited in all_reduce, called by finish" in said
+    assert find(tmp_path, [other], Waiting(mine.beat, "broadcast, called by loss (own.py:41)")) is None
+    far = Beat(1, "elsewhere", pid, 1, 3, "step", 0.0)
+    said = str(find(tmp_path, [far], Waiting(mine.beat, "broadcast, called by loss (own.py:41)")))
+    assert "look at the network between elsewhere and " in said
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    for error in (RunFailed("the disk is full"), RuntimeError("connection closed by peer"), RankSilent(1, "gone")):
+        assert named(error, tmp_path, TWO) is error
+
+
+def test_a_process_that_gives_no_stack_is_left_alone(patient):
+    assert asked_of(os.getpid()) == []
+    assert asked_of(1) == []
+
+
+def test_of_several_stacks_the_first_counts(tmp_path):
+    def dump(*functions):
+        threads = [
+            f'Thread 0x{i} (most recent call first):\n  File "a.py", line 1 in {f}' for i, f in enumerate(functions)
+        ]
+        return "\n\n".join(threads) + "\n"
+
+    (tmp_path / "stack").write_text(dump("data", "main") + "Timeout (0:00:06)!\n" + dump("data", "later"))
+    assert [stack[0].function for stack in read_stacks(tmp_path / "stack")] == ["main", "data"]
+
+
+def test_where_a_stack_is():
+    own, torch = Frame("/home/me/own.py", 3, "batch"), "/x/site-packages/torch/distributed/distributed_c10d.py"
+    assert where((Frame("/usr/lib/python3.11/queue.py", 1, "get"), own)) == "batch (own.py:3)"
+    gathering = (Frame(torch, 1, "all_gather"), Frame(torch, 2, "all_gather_object"), own)
+    assert where(gathering) == "all_gather_object, called by batch (own.py:3)"
+    assert collective((own,)) == ""

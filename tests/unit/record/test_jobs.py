@@ -1,0 +1,100 @@
+"""What a run folder says of its jobs, and whether it wants another attempt."""
+
+import pytest
+
+from paceline.record.events import EventWriter
+from paceline.record.jobs import Next, device_seconds, is_job, jobs_of, note, outcome, scheduler_job
+from paceline.record.run_dir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path):
+    found = RunDir(tmp_path / "line")
+    found.checkpoints.mkdir(parents=True)
+    return found
+
+
+def attempt(run, *, step=0, status=None, why="", job="7"):
+    """The traces of one: a start, a checkpoint, and an end where it came to say so."""
+    with EventWriter(run.events_file(0)) as events:
+        events.write("start", job=job, ranks=2)
+        if step:
+            (run.checkpoints / f"step-{step:08d}").mkdir()
+        if status:
+            events.write("end", status=status, why=why)
+
+
+def ended(run, asked=""):
+    """What follows, noted as the batch script notes it."""
+    found = outcome(run, asked, attempts=3, job="7")
+    note(run, "ended", job="7", step=found.step, next=found.next, why=found.why)
+    return found
+
+
+def test_a_finished_run_is_done_whatever_came_last(run):
+    attempt(run, step=9, status="finished")
+    assert [ended(run, asked).next for asked in ("", "USR1", "TERM")] == [Next.DONE] * 3
+
+
+def test_the_time_limit_leads_to_another_job_for_as_long_as_there_is_progress(run):
+    for step in (10, 20, 30, 40, 50):
+        attempt(run, step=step, status="stopped")
+        found = ended(run, "USR1")
+        assert found.next == Next.AGAIN
+        assert found.why == f"the time limit is near; the next one goes on from step {step}"
+
+
+def test_a_crash_loop_ends_with_the_reason(run):
+    attempt(run, step=10, status="failed", why="a bad sample")
+    assert ended(run).next == Next.AGAIN
+    for expected in (Next.AGAIN, Next.AGAIN, Next.ENOUGH):
+        attempt(run, status="failed", why="a bad sample")
+        found = ended(run)
+        assert found.next == expected
+    assert found.why == "3 attempts in a row came no further than step 10: a bad sample"
+    note(run, "submit", job="8")  # somebody has mended it and sends it again
+    attempt(run)
+    assert ended(run).next == Next.AGAIN
+
+
+def test_machines_that_are_taken_away_are_nobodys_failure(run):
+    for _ in range(5):
+        attempt(run, status="stopped")
+        assert ended(run, "TERM").next == Next.LEFT
+    attempt(run)
+    assert ended(run).next == Next.AGAIN
+
+
+def test_a_cancelled_job_is_not_tried_again_but_another_one_is(run):
+    attempt(run, step=10, status="stopped")
+    note(run, "cancel", job="7")
+    assert outcome(run, "USR1", job="7").next == Next.LEFT
+    assert outcome(run, "USR1", job="8").next == Next.AGAIN
+
+
+def test_a_folder_knows_its_jobs_and_reads_them_as_data(run):
+    note(run, "submit", job="12")
+    attempt(run, job="12")
+    attempt(run, job="13")
+    note(run, "submit", job="$(id)")
+    note(run, "submit", job=["14"])
+    with open(run.jobs_file, "ab") as file:
+        file.write(b'{"kind":"ended","job":\n\xff\n[1]\n')
+    assert jobs_of(run) == ["12", "13"]
+    assert is_job("12_3")
+    assert not any(map(is_job, ("12;id", "١٢", "")))
+
+
+def test_what_was_used_is_counted_over_all_attempts(run):
+    lines = [("start", 0, 2), ("step", 10, 0), ("start", 100, 1), ("step", 130, 0)]
+    run.events.mkdir()
+    text = "".join(f'{{"kind":"{kind}","t":{t},"ranks":{ranks}}}\n' for kind, t, ranks in lines)
+    run.events_file(0).write_text(text)
+    assert device_seconds(run) == 10 * 2 + 30 * 1
+
+
+def test_the_job_of_this_process():
+    assert scheduler_job({}) == {}
+    assert scheduler_job({"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "2"}) == {"job": "5", "restarts": 2}
+    array = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1"}
+    assert scheduler_job(array)["job"] == "5_1"

@@ -1,0 +1,120 @@
+"""What a job asks for, with reasons; and what is refused before anything is sent."""
+
+import subprocess
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import UserError
+from paceline.spec import build
+from paceline.submitting.request import request_of
+from paceline.submitting.site_file import SiteFile
+from paceline.submitting.slurm import Partition
+from paceline.submitting.submit import submit
+
+HERE = {
+    "gpu": Partition("gpu", 24.0, 8, 64, 500_000, 4, "a100"),
+    "cpu": Partition("cpu", None, 4, 32, 64_000, 0, ""),
+}
+LM = {
+    "name": "lm",
+    "workload": "lm",
+    "model": {"preset": "1b"},
+    "data": {"sequence": 1024, "vocab": 32000},
+    "train": {"steps": 20_000, "global_batch": 64, "precision": "bf16"},
+}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return build(LM)
+
+
+def asked(spec, site=None, anyway=False, **words):
+    return request_of(spec, site or SiteFile(partition="gpu"), words, HERE, anyway=anyway)
+
+
+def test_the_plan_fills_in_what_nobody_asked_for(lm):
+    made = asked(lm, nodes="2", gpus_per_node=4)
+    assert (made.nodes, made.per_node, made.gpus, made.ranks) == ("2", 4, "a100:4", 8)
+    assert made.spec.parallel.ranks == 8
+    assert made.spec.parallel.strategy == made.plan.chosen.price.layout.strategy != "auto"
+    assert made.hours == pytest.approx(min(24, made.plan.chosen.hours * 1.3))
+    assert made.options == {"partition": "gpu"}
+    chosen = request_of(lm, SiteFile(partition="gpu", cluster="2x4xA100"), {}, HERE)
+    assert int(chosen.nodes) * chosen.per_node == chosen.plan.chosen.devices
+
+
+def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
+    made = asked(lm, SiteFile(partition="gpu", time_limit="2h"), nodes=1, gpus_per_node=4)
+    jobs = -(-made.plan.chosen.hours * 1.3 // 2)
+    assert made.hours == 2
+    assert f"2 h 00 min for a job: the limit here, in about {jobs:.0f} jobs, one after the other" in made.reasons
+
+
+def test_a_job_on_cores_asks_for_memory(small):
+    made = asked(small, SiteFile(partition="cpu", cpus_per_rank=2), nodes="2")
+    assert (made.gpus, made.ranks, made.options["cpus-per-task"]) == ("", 2, "2")
+    assert 2000 < int(made.options["mem"].removesuffix("M")) < 10_000
+
+
+def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
+    made = asked(small, SiteFile(partition="cpu", fewer_nodes=True), nodes="2")
+    assert made.nodes == "1-2"
+    assert asked(small, nodes="1-2", ranks_per_node=2).nodes == "1-2"
+    with pytest.raises(UserError, match="is not a multiple of"):
+        asked(small.replace({"parallel.strategy": "ddp", "parallel.tensor": 2}), nodes="1-2", anyway=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"partition": "gpus"}, "--partition gpus: there is no such partition, did you mean 'gpu'? There are gpu, cpu"),
+        ({"nodes": 1, "gpus_per_node": 8}, "--gpus-per-node 8: a node has 4 of partition gpu; use 4, or more nodes"),
+        ({"nodes": "0"}, "--nodes 0: this is not a number of nodes"),
+        ({"nodes": "3-2"}, "write it as  --nodes 2,  or  --nodes 1-2"),
+        ({"nodes": 9, "gpus_per_node": 4}, "--nodes 9: there are 8 for a job here"),
+        ({"nodes": 1, "gpus_per_node": 4, "time": "48h"}, "a job may take 1 d 00 h here"),
+        ({"nodes": 1, "gpus_per_node": 4, "time": "1m"}, "a job of 1 min 00 s would end before its first checkpoint"),
+        ({"nodes": 1, "gpus_per_node": 2, "ranks_per_node": 4}, "each rank has a GPU, and --gpus-per-node is 2"),
+    ],
+)
+def test_what_cannot_work_is_refused(lm, words, why):
+    with pytest.raises(UserError) as refused:
+        asked(lm, **words)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_does_not_fit_is_refused_unless_the_user_insists(lm):
+    large = lm.replace({"model.preset": "7b", "parallel.strategy": "ddp", "parallel.checkpointing": "none"})
+    with pytest.raises(
+        UserError, match=r"the plan says that this cannot work: .*; submit it all the same with  --anyway"
+    ):
+        asked(large, nodes=1, gpus_per_node=1)
+    sent = asked(large, nodes=1, gpus_per_node=1, anyway=True, time="1h")
+    assert (sent.plan, sent.hours, sent.spec.parallel.strategy) == (None, 1.0, "ddp")
+
+
+def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp_path, monkeypatch):
+    folder = tmp_path / 'it\'s "a" $HOME folder'
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = submit(small, nodes=1, time="10m", dry_run=True, site=SiteFile(options={"comment": 'say "hi"'}))
+    subprocess.run(["bash", "-n"], input=found.script, text=True, check=True)
+    assert f'#SBATCH --output="{folder}/runs/small/slurm-%j.out"'.replace('"a"', '\\"a\\"') in found.script
+    assert '#SBATCH --comment="say \\"hi\\""' in found.script
+    assert "#SBATCH --time=0-00:10:00\n" in found.script
+    assert not list(folder.iterdir())
+
+
+def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("name: line\n")
+    with pytest.raises(SystemExit) as left:
+        main(["submit", "run.yaml", "--nodes", "2"])
+    assert left.value.code == 2
+    assert "there is no Slurm here (sbatch is not found)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
