@@ -24,7 +24,7 @@ from pathlib import Path
 from paceline.errors import RankSilent
 from paceline.launch import blame
 from paceline.launch.environment import Place
-from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, process_state, read_beats
+from paceline.launch.heartbeat import SILENT, STOPPED, Beat, Heartbeat, process_state, read_beats
 from paceline.launch.stacks import ASKING, Frame, Stack, asked_of, children, read_stacks, stack_file
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -134,6 +134,14 @@ class Watch:
         still = {number: pid for number, pid in pids.items() if process_state(pid)[0] == STOPPED}
         self._since = {number: self._since.get(number, now) for number in still}
         return [number for number, since in self._since.items() if now - since >= self.timeout_s + self.after_s]
+
+    def waited_for(self, rank: int) -> RankSilent | None:
+        """Whom a rank waited for that has ended without a word: NCCL aborts a process whose time is over."""
+        beats = {beat.rank: beat for beat in read_beats(self.folder)}
+        mine = beats.pop(rank, None)
+        if mine is None or time.time() - mine.t < SILENT * self.timeout_s:
+            return None
+        return find(self.folder, [beat for beat in beats.values() if beat.phase != "failed"], Waiting(mine, ""))
 
     def why(self, rank: int, pid: int) -> RankSilent:
         for beat in read_beats(self.folder):
