@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ASKING = signal.SIGUSR2
+PACKAGE = str(Path(__file__).parents[1])
 ROOM = "paceline-stack"
 ANSWER_S = 0.5
 MOST_BYTES = 1 << 18
@@ -34,6 +35,8 @@ class Frame:
     @property
     def library(self) -> bool:
         """Whether the file is of the interpreter or of an installed package, and not ours or the user's."""
+        if self.file.startswith(PACKAGE):
+            return False
         return "/site-packages/" in self.file or "/lib/python" in self.file or self.file.startswith("<")
 
 
