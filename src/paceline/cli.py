@@ -124,9 +124,11 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
+    from paceline.record.run_dir import spec_to_look_at
     from paceline.training import explain as of
 
-    spec = _recorded(arguments) or _load(arguments.words, "explain")
+    looked_at = None if arguments.data else spec_to_look_at(arguments.words)
+    spec = looked_at or _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
@@ -143,14 +145,6 @@ def do_explain(arguments: argparse.Namespace) -> int:
     show.print(of.explain(spec))
     show.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
     return 0
-
-
-def _recorded(arguments: argparse.Namespace) -> RunSpec | None:
-    """The spec of a run that is there, for who only looks at it."""
-    from paceline.record.run_dir import RunDir
-
-    run = RunDir.named(Path(*arguments.words[:1]))
-    return run.recorded_spec() if len(arguments.words) == 1 and not arguments.data and run.begun else None
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:

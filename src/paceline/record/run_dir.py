@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -224,6 +224,12 @@ class RunDir:
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
         return values, origins
+
+
+def spec_to_look_at(words: Sequence[str]) -> RunSpec | None:
+    """The spec of a run that is there, where its folder is all that was typed: who looks executes nothing."""
+    run = RunDir.named(Path(*words[:1]))
+    return run.recorded_spec() if len(words) == 1 and run.begun else None
 
 
 def trust(run: str | Path) -> None:

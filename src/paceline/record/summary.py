@@ -212,7 +212,7 @@ def _say_trained(trained: Trained) -> str:
 def _say_evaluated(evaluation: Evaluation) -> str:
     if not evaluation.evaluated:
         return ""
-    of = f" of {evaluation.held_out:,}" if (evaluation.held_out or 0) > evaluation.evaluated else ""
+    of = f" of {evaluation.held_out:,}" if evaluation.held_out and evaluation.held_out > evaluation.evaluated else ""
     return f"  ({evaluation.evaluated:,}{of} samples)"
 
 
@@ -252,7 +252,7 @@ def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
         part = share[name]
         needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])
         if part is not None and not needless:
-            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * min(part, 1))}".rstrip()
+            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * min(max(part, 0), 1))}".rstrip()
     if share["comm"]:
         hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
         yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
