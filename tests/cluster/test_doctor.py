@@ -27,7 +27,7 @@ def examined(three, tmp_path, before=None):
     command = [sys.executable, "-m", "paceline", "doctor", "--out", str(tmp_path / "runs"), "--json"]
     ranks = three.start_ranks(command, before=before)
     told = [rank.communicate(timeout=300)[0] for rank in ranks]
-    read = [json.loads(text[text.index("{") :]) if text.strip() else None for text in told]
+    read = [json.loads(text[text.index("{") :]) if "{" in text else None for text in told]
     return [(rank.returncode, one) for rank, one in zip(ranks, read, strict=True)]
 
 

@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # it warns of addresses without names, which are looked at here
     place = detect(os.environ) or ALONE
     if arguments.nodes and place is not ALONE:
         raise UserError(
