@@ -3,11 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test test-cluster lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
+.PHONY: demo test test-cluster test-soak lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
 	$(BIN)/paceline explain $(RUN)
+	@echo "── measure this machine, about 20 s: the plan is then made for it"
+	$(BIN)/paceline calibrate --ranks 1,2
 	@echo "── before anything is trained: does a second rank pay on this machine?"
 	$(BIN)/paceline plan $(RUN) --devices 1,2
 	@echo "── train on 2 local ranks"
@@ -23,6 +25,11 @@ demo: .venv/ready
 # the long files, tests/dist, come first, so that no core is idle at the end.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# What takes hours: many examples of what  make test  tries with a few, a thousand faults in running trainings (FAULTS=100
+# tries fewer), and hostile pages in a browser.
+test-soak: .venv/ready-dev
+	$(BIN)/python -m pytest tests/soak --import-mode=importlib -rA
 
 # On a Slurm of two nodes, which is started on this machine and stopped again. It needs root.
 test-cluster: .venv/ready-dev

@@ -3,12 +3,14 @@ from paceline.adopting.adopt import adopt as adopt
 from paceline.classification import class_sums as class_sums
 from paceline.errors import RunFailed as RunFailed
 from paceline.errors import UserError as UserError
+from paceline.examining.examine import doctor as doctor
 from paceline.measuring.outside.sweep import measure_command as measure_command
 from paceline.measuring.result import Measurement as Measurement
 from paceline.measuring.sweep import measure as measure
 from paceline.parity import check as check
 from paceline.planning.plan import Plan as Plan
 from paceline.planning.plan import plan as plan
+from paceline.record.run_dir import trust as trust
 from paceline.reporting.report import report as report
 from paceline.script.run import run as run
 from paceline.spec import RunSpec as RunSpec

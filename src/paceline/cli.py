@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline import __version__, registry
 from paceline.errors import UserError
 from paceline.planning.options import plan_arguments
+from paceline.terminal import console
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
-COLUMNS = 100
 RUN_A_COMMAND = ("launch", "measure", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
@@ -49,13 +49,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error("what to do? the verbs are listed by  paceline --help")
     options = [word for word in extra if word.startswith("-") or not hasattr(arguments, "words")]
     if options:
-        commands.error(f"unknown argument {options[0]!r}; see  paceline {arguments.verb} --help")
+        from paceline.spec.keys import meant_by_option
+
+        after = words[words.index(options[0]) + 1 :][:1]
+        hint = meant_by_option(options[0], *after) if hasattr(arguments, "words") else ""
+        commands.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
-    from paceline.launch.blame import exit_code_of_errors
+    from paceline.launch.edge import nothing_passes
+    from paceline.record.run_dir import trust_code
 
     try:
-        with exit_code_of_errors():
+        with nothing_passes():
+            if getattr(arguments, "trust", False):
+                trust_code(vars(arguments))
             sys.exit(arguments.do(arguments))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -75,12 +82,14 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
     parser.add_argument("--again", action="store_true", help="begin, go on or be done: the same command each time")
     parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
+    parser.add_argument("--changed-code", action="store_true", help="resume although your own code has changed")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def do_train(arguments: argparse.Namespace) -> int:
+    from paceline.launch.leaving import leave
     from paceline.training.run import resumed_spec, started_spec
-    from paceline.verbs import train
+    from paceline.verbs import is_rank, train
 
     words, resume, start = arguments.words, arguments.resume, arguments.start
     if resume and start:
@@ -91,8 +100,10 @@ def do_train(arguments: argparse.Namespace) -> int:
         spec = resumed_spec(resume, words) if resume else started_spec(start, words)
     else:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
-    result = train(spec, arguments.out, resume=resume, again=arguments.again, show=not arguments.quiet)
-    return 0 if result.status in ("finished", "stopped") else 1
+    ways = {"again": arguments.again, "changed_code": arguments.changed_code, "show": not arguments.quiet}
+    result = train(spec, arguments.out, resume=resume, **ways)
+    code = 0 if result.status in ("finished", "stopped") else 1
+    return leave(code) if is_rank() else code
 
 
 def _load(words: Sequence[str], verb: str) -> RunSpec:
@@ -107,13 +118,6 @@ def _load(words: Sequence[str], verb: str) -> RunSpec:
     return load(words[0], words[1:])
 
 
-def _console() -> Any:
-    """As wide as the terminal; in a pipe, as wide as our tables may be."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
-
-
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
@@ -122,7 +126,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.training import explain as of
 
-    spec = _load(arguments.words, "explain")
+    spec = _recorded(arguments) or _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
@@ -135,10 +139,18 @@ def do_explain(arguments: argparse.Namespace) -> int:
             samples = sample_count(workload)
             more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
     how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
-    console = _console()
-    console.print(of.explain(spec))
-    console.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
+    show = console()
+    show.print(of.explain(spec))
+    show.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
     return 0
+
+
+def _recorded(arguments: argparse.Namespace) -> RunSpec | None:
+    """The spec of a run that is there, for who only looks at it."""
+    from paceline.record.run_dir import RunDir
+
+    run = RunDir.named(Path(*arguments.words[:1]))
+    return run.recorded_spec() if len(arguments.words) == 1 and not arguments.data and run.begun else None
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +177,7 @@ def do_check(arguments: argparse.Namespace) -> int:
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
     if not parity.rows:
         return 0
-    _console().print(table(parity))
+    console().print(table(parity))
     if not parity.holds:
         worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
         by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
@@ -181,7 +193,7 @@ def do_plan(arguments: argparse.Namespace) -> int:
     from paceline.planning.verb import run, spec_of_options
 
     spec = spec_of_options(arguments) or _load(arguments.words, "plan")
-    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, _console())
+    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, console())
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -197,10 +209,10 @@ def do_calibrate(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None:
         from paceline.measuring.verb import run_recalibrate
 
-        return run_recalibrate(arguments, _console())
+        return run_recalibrate(arguments, console())
     from paceline.planning.verb import calibrate
 
-    return calibrate(arguments, _console())
+    return calibrate(arguments, console())
 
 
 def measure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -221,10 +233,10 @@ def do_measure(arguments: argparse.Namespace) -> int:
     from paceline.measuring.verb import run, run_command, run_links
 
     if arguments.links:
-        return run_links(arguments, _console())
+        return run_links(arguments, console())
     if arguments.command:
-        return run_command(arguments, _console())
-    return run(_load(arguments.words, "measure"), arguments, _console())
+        return run_command(arguments, console())
+    return run(_load(arguments.words, "measure"), arguments, console())
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +249,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 def do_report(arguments: argparse.Namespace) -> int:
     from paceline.reporting.report import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,7 +293,7 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
 def do_predict(arguments: argparse.Namespace) -> int:
     from paceline.using.verb import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -302,10 +314,16 @@ def do_export(arguments: argparse.Namespace) -> int:
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="store_true", help="execute the code that a run folder from elsewhere names")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    _add_trust(parser)
 
 
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
@@ -327,6 +345,13 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[
 }
 """Name: what it is for, its arguments, what it does."""
 LATER = {
+    "runs": registry.Verb(
+        "list the runs of a folder, or compare them", "paceline.reporting.listing", "paceline runs runs --compare"
+    ),
+    "keys": registry.Verb(
+        "what a run file may say: meaning, unit, default, limits", "paceline.keys", "paceline keys train.lr"
+    ),
+    "completion": registry.Verb("complete words in bash, zsh or fish", "paceline.completion"),
     "adopt": registry.Verb(
         "make a run file of what other tools have: configurations, job scripts, commands", "paceline.adopting.verb"
     ),
@@ -338,6 +363,11 @@ LATER = {
     "jobs": registry.Verb("the jobs of your runs: state, step, time left, cost so far", "paceline.submitting.jobs"),
     "logs": registry.Verb("what the jobs of a run have printed", "paceline.submitting.logs"),
     "cancel": registry.Verb("end the jobs of a run", "paceline.submitting.cancel"),
+    "doctor": registry.Verb(
+        "look at this machine, or all nodes of a job, for what makes runs fail or slow",
+        "paceline.examining.verb",
+        "paceline doctor recipes/classifier_docstrings.yaml",
+    ),
     "sweep": registry.Verb(
         "train a run file with several values of its keys, and say which did best",
         "paceline.sweeping.verb",
@@ -345,6 +375,10 @@ LATER = {
     ),
 }
 """Verbs whose options are in their own modules, imported when one of them is typed."""
+
+
+def verb_names() -> list[str]:
+    return [*VERBS, *LATER, *registry.verbs()]
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -367,5 +401,5 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         if name in argv:
             module = import_module(verb.module)
             module.add_arguments(one)
-            one.set_defaults(do=lambda arguments, run=module.run: run(arguments, _console()))
+            one.set_defaults(do=lambda arguments, run=module.run: run(arguments, console()))
     return top

@@ -22,6 +22,7 @@ from paceline.launch.environment import Place, as_one_rank, detect
 from paceline.layout import SPREADING, from_words, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
+from paceline.record.tabular import Tabular
 from paceline.registry import one_line
 from paceline.spec import Parallel, RunSpec, Source, spec_of
 from paceline.training.run import RunResult, train
@@ -90,14 +91,27 @@ class LayoutDifference:
         return all(d <= tolerance for d in (self.loss, self.grad_norm or 0.0, self.weights, self.evaluation))
 
 
-@dataclass(frozen=True)
-class Parity:
+@dataclass(frozen=True, repr=False)
+class Parity(Tabular):
+    """Whether the answer is the same on every layout, and by how much it differs."""
+
     rows: list[LayoutDifference]
     """Empty on ranks of a launcher that only help the main one, which compares."""
     tolerance: float
     steps: int
     causes: tuple[str, ...] = ()
     """Why the answer depends on the layout, and what to do about it; a sentence each."""
+
+    @property
+    def headline(self) -> str:
+        same = "the answer is the same" if self.holds else "the answer depends on the layout"
+        return f"{same} within {self.tolerance:g} over {self.steps} steps on {', '.join(row.name for row in self.rows)}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        names = ("name", "ranks", "accumulate", "loss", "grad_norm", "weights", "evaluation")
+        return [
+            {**{name: getattr(row, name) for name in names}, "agrees": row.agrees(self.tolerance)} for row in self.rows
+        ]
 
     @property
     def holds(self) -> bool:

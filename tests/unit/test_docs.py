@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import re
 import shlex
 from functools import cache
@@ -204,3 +206,30 @@ def test_run_files_on_pages_are_valid(page, tmp_path):
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
         paceline.load(file)
+
+
+def test_the_page_of_python_is_what_the_docstrings_say():
+    api = _module(DOCS / "api.py")
+    assert api.PAGE.read_text(encoding="utf-8") == api.page(), "docs/api.md is old; run  python docs/api.py"
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Each cell, with what a notebook shows of its last line."""
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((DOCS / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    space, shown = {}, []
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        *before, last = ast.parse("".join(cell["source"])).body
+        exec(compile(ast.Module([*before], []), "cell", "exec"), space)
+        if isinstance(last, ast.Expr):
+            shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), space))
+        else:
+            exec(compile(ast.Module([last], []), "cell", "exec"), space)
+    plan, speedups, result, metrics, predictions = shown
+    assert repr(plan).startswith("<Plan: notebook: ")
+    assert speedups[0] == (1, 1.0)
+    assert repr(result).startswith("<RunResult: notebook finished after ")
+    assert f"<td>{result.summary.trained.samples}</td>" in result._repr_html_()
+    assert "accuracy" in metrics
+    assert len(predictions) == 1
+    assert not list(tmp_path.iterdir())

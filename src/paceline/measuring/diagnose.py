@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 
-from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
+from paceline.measuring.rows import Done, FailedRow, MeasuredRow, TimedRow, done, recommended, reference
 
 NOTABLE = 0.1
 """Of a step: a part that is smaller is not named as a cause."""
@@ -145,7 +145,7 @@ class Decision:
 def decide(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
     """None where nothing was measured."""
     measured, base = done(rows), reference(rows)
-    best = next((row for row in measured if row.recommended), None)
+    best = recommended(measured)
     if base is None or best is None:
         return None
     doubtful = [row for row in measured if row is not base and _doubtful(row, base)]
@@ -155,6 +155,14 @@ def decide(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
     if best is base or best.speedup <= base.ranks:
         return Decision(Choice.STAY, max(measured, key=lambda row: row.ranks), base)
     return Decision(Choice.TAKE, best, base)
+
+
+def settled(rows: Sequence[Done | FailedRow]) -> list[Done | FailedRow]:
+    """The rows, with a mark at the one to take, or to stay on; at none where the measurement does not decide."""
+    found = decide(rows)
+    chosen = {Choice.TAKE: found.row, Choice.STAY: found.base}.get(found.choice) if found is not None else None
+    label = chosen.label if chosen is not None else None
+    return [row if isinstance(row, FailedRow) else replace(row, recommended=row.label == label) for row in rows]
 
 
 def _doubtful(row: TimedRow, base: TimedRow) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.measuring.compare import Planned, compare, with_mfu
-from paceline.measuring.diagnose import diagnose
+from paceline.measuring.diagnose import diagnose, settled
 from paceline.measuring.rows import (
     FailedRow,
     MeasuredRow,
@@ -23,6 +23,7 @@ from paceline.measuring.rows import (
 from paceline.measuring.scaling import LawFit, fit_laws, law_fit_from_json
 from paceline.measuring.words import Finding, finding, notes, verdict
 from paceline.record.files import from_flat, read_json
+from paceline.record.tabular import Tabular
 from paceline.spec import RunSpec
 
 FORMAT = 1
@@ -49,8 +50,10 @@ class Conclusions:
         return next((row for row in done(self.rows) if row.recommended), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Conclusions):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Measurement(Tabular, Conclusions):
+    """A run file or a command on several layouts: how long a step took, what follows, and where it is written."""
+
     folder: Path
     workload: str
     steps: int
@@ -60,6 +63,13 @@ class Measurement(Conclusions):
     """Empty where a command was measured."""
     command: tuple[str, ...] = ()
     """What was measured from outside, word by word, in place of a spec."""
+
+    @property
+    def headline(self) -> str:
+        return f"{self.name}: {self.verdict[0]}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        return [row_to_json(row) for row in self.rows]
 
     @property
     def weak(self) -> bool:
@@ -114,6 +124,7 @@ def concluded(
 
 def explained(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
     """The conclusions that follow from compared rows alone."""
+    rows = settled(rows)
     on_cores = cores and not any(row.resources.device for row in done(rows) if isinstance(row, MeasuredRow))
     laws = laws_of(rows, weak=kind == "weak", most=cores if on_cores else None)
     findings = tuple(map(finding, diagnose(rows, cores)))

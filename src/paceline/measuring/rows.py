@@ -75,6 +75,7 @@ class TimedRow:
     """Once it was compared, see `with_speedups`."""
     cost: Cost = Cost()
     recommended: bool = False
+    """Once it was decided, see `settled`."""
 
     @property
     def speedup(self) -> float:
@@ -309,13 +310,9 @@ def reference(rows: Iterable[Done | FailedRow]) -> Done | None:
 def priced(
     rows: Sequence[Done | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
 ) -> list[Done | FailedRow]:
-    """Time, device-hours and cost of the whole run on each row, and the row to take."""
-    best = recommended(rows)
-    chosen = best.label if best is not None else None
+    """Time, device-hours and cost of the whole run on each row."""
     return [
-        row
-        if isinstance(row, FailedRow)
-        else replace(row, cost=_cost(row, total_samples, usd_per_device_hour), recommended=row.label == chosen)
+        row if isinstance(row, FailedRow) else replace(row, cost=_cost(row, total_samples, usd_per_device_hour))
         for row in rows
     ]
 

@@ -18,11 +18,10 @@ from paceline.measuring.diagnose import (
 )
 from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
 from paceline.measuring.scaling import LAWS, LawFit
+from paceline.record.environment import BUSY
 from paceline.record.units import duration, number, percent
 
 PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
-BUSY = 1.25
-"""Load over cores, from which on a machine is called busy."""
 LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
 NOT_SLOWER = "look for what else runs on these machines; nothing here is slower than the rest all the time"

@@ -14,6 +14,8 @@ from typing import Any
 
 from paceline import __version__
 
+BUSY = 1.25
+"""Load over cores, from which on a machine is called busy."""
 PACKAGES = ("torch", "numpy", "tokenizers")
 
 
@@ -31,6 +33,18 @@ def environment() -> dict[str, Any]:
         "gpus": gpu_names(),
         "commit": _commit(),
     }
+
+
+def busy_words(load: float, cores: int) -> str:
+    """A warning where other work fills the machine already; empty where it does not."""
+    if not cores or load <= BUSY * cores:
+        return ""
+    return f"this machine is busy: a load of {load:.1f} on {cores} cores, so steps take longer than they need to"
+
+
+def load_now() -> float:
+    """Processes that wanted a core in the last minute, on average."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def _version(package: str) -> str | None:

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from paceline import terminal
 from paceline.record.events import metrics_of
 from paceline.record.pauses import Pauses
 from paceline.record.per_class import baseline_words
 from paceline.record.timers import TIMES
-from paceline.record.units import COLUMNS, clock, metrics_text, number, percent, writable
+from paceline.record.units import clock, metrics_text, number, percent, writable
+from paceline.terminal import COLUMNS
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -31,6 +33,7 @@ LEAST_BAR, MOST_BAR = 5, 24
 MARK_S = 0.1
 SHARES = ("compute", "data", "exposed")
 PLAIN = (
+    (0, "percent step epoch rate loss when shares"),
     (0, "percent step rate loss when shares"),
     (0, "percent step short_rate loss when shares"),
     (0, "percent short_rate loss when shares"),
@@ -38,10 +41,13 @@ PLAIN = (
 )
 """The line in several lengths: columns of its bar at least, and parts."""
 LIVE = (
-    (LEAST_BAR, "percent rate loss when shares"),
-    (LEAST_BAR, "percent short_rate loss when shares"),
-    (0, "percent short_rate loss when shares"),
-    (LEAST_BAR, "percent rate loss when"),
+    (LEAST_BAR, "percent step epoch rate loss when shares"),
+    (LEAST_BAR, "percent step epoch short_rate loss when shares"),
+    (LEAST_BAR, "percent step rate loss when shares"),
+    (LEAST_BAR, "percent step short_rate loss when shares"),
+    (0, "percent step short_rate loss when shares"),
+    (LEAST_BAR, "percent step rate loss when"),
+    (0, "percent step short_rate loss when"),
     (0, "percent short_rate loss when"),
     (0, "percent when"),
     (0, "percent"),
@@ -139,7 +145,8 @@ class Progress:
         left = clock(self._left_s(int(event.get("step", 0)))) if pace.rate > 0 else "?"
         when = f"eta {left}" if rest > 0 and not self._ended else f"took {clock(now - self._began)}"
         done = min(1.0, pace.samples / self.total) if self.total > 0 else 1.0
-        parts = _parts(done, int(event.get("step", 0)), pace.rate, self._loss, when, pace.shares())
+        place = int(event.get("step", 0)), event.get("epoch") if "of_samples" not in event else None
+        parts = _parts(done, place, pace.rate, self._loss, when, pace.shares())
         if self._live is None:
             self.say("  ".join(text for text, _ in _chosen(parts, PLAIN, _columns(self.stream))[1]))
             return
@@ -200,11 +207,14 @@ class _Pace:
 
 
 def _parts(
-    done: float, step: int, rate: float, loss: float | None, when: str, shares: Mapping[str, float]
+    done: float, place: tuple[int, int | None], rate: float, loss: float | None, when: str, shares: Mapping[str, float]
 ) -> dict[str, Part]:
+    """`place` is the step, and the epoch from 0 where that is another number."""
+    step, epoch = place
     return {
         "percent": (f"{math.floor(100 * done):3} %", "bold"),
         "step": (f"step {step:,}", ""),
+        "epoch": (f"epoch {epoch + 1:,}" if epoch is not None else "", ""),
         "rate": (f"{number(rate, 3)} samples/s", "cyan"),
         "short_rate": (f"{number(rate, 3)}/s", "cyan"),
         "loss": (f"loss {loss:.4f}" if loss is not None and abs(loss) < 1e4 else f"loss {number(loss)}", "green"),
@@ -251,8 +261,7 @@ def _live_line(stream: TextIO) -> Live | None:
     """A line that can be drawn over, where the stream is a terminal that can do so."""
     if not stream.isatty() or os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
         return None
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=stream, highlight=False)
+    console = terminal.console(file=stream)
     return Live(console=console, auto_refresh=False) if console.is_terminal else None

@@ -130,6 +130,8 @@ def _loss(contents: Contents) -> Chart:
     title, caption = "The same training", "Training loss of every run, drawn over each other."
     if len(runs) == 1:
         title, caption = "Training", "Training loss."
+    elif contents.experiments is not None:
+        title = "Training"
     return Chart("loss", title, caption, {"lines": lines}, _first_lines(runs), tall=True)
 
 

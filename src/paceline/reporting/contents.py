@@ -195,11 +195,13 @@ def _verdict(
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]
     if not ended:
         return (f"{runs[0].name} is {runs[0].status}.",)
+    if best and same is not None:
+        return (*best, same.text)
     lines = [line for name, told in ended[:MOST_NAMED] for line in _ended(name, told)]
     if (left := len(ended) - MOST_NAMED) > 0:
         lines.append(f"{left} more run{'s are' if left > 1 else ' is'} in the table.")
     more = "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2"
-    return (*best, *lines, same.text if same is not None else more)
+    return (*lines, same.text if same is not None else more)
 
 
 def _ended(name: str, told: Summary) -> list[str]:

@@ -15,19 +15,32 @@ from typing import Any
 from paceline.arguments import check_price
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
+from paceline.record.tabular import Tabular
 from paceline.record.units import wrapped
 from paceline.reporting.charts import charts
 from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import latex, markdown, page
 from paceline.reporting.tables import Table, tables
+from paceline.terminal import visible
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Tabular):
+    """What was written, and what it says."""
+
     folder: Path
     contents: Contents
     figures: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        return f"{self.page}: {self.contents.verdict[0]}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        """Those of the first table of the page, as they are shown."""
+        first = next(iter(tables(self.contents)), None)
+        return [dict(zip(first.head, row, strict=True)) for row in first.rows] if first is not None else []
 
     @property
     def page(self) -> Path:
@@ -37,7 +50,10 @@ class Report:
 def report(
     inputs: Sequence[str | Path], out: str | Path = "report", *, title: str = "", price: float | None = None
 ) -> Report:
-    """Write report.html, .md and .tex, figures/ and tables/ into `out`; `price` is in USD per device and hour."""
+    """Write report.html, report.md, report.tex, figures/ and tables/ into `out`.
+
+    `inputs` are runs, measurements, tables of times, or folders of runs; `price` is in USD per device and hour.
+    """
     folder = Path(out)
     contents = gather([Path(path) for path in inputs], title, price)
     _make(folder / "figures")
@@ -78,7 +94,7 @@ def _make(folder: Path) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
     for note in found.contents.left_out:
-        print(f"paceline: {note}", file=sys.stderr)
+        print(visible(f"paceline: {note}"), file=sys.stderr)
     for line in found.contents.verdict:
         for part in wrapped(line, ""):
             console.print(part)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.measuring.compare import with_mfu
+from paceline.measuring.diagnose import settled
 from paceline.measuring.links import Link, read_links
 from paceline.measuring.result import Conclusions, Measurement, explained, laws_of
 from paceline.measuring.rows import (
@@ -98,7 +99,7 @@ def from_times(name: str, timed: Sequence[TimesLine], file: Path, price: float |
         )
         rates[label] = [1 / line.seconds for line in found]
         sources[label] = FileLine(file, found[0].line)
-    compared = done(priced(with_speedups(rows, rates), 1, price))
+    compared = done(settled(priced(with_speedups(rows, rates), 1, price)))
     compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
     laws = laws_of(compared)
     return Series(

@@ -6,9 +6,7 @@ resumed, and shows the end when it is there. Ctrl-C leaves; the run does not not
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import terminal
 from paceline.launch.heartbeat import STOPPED, Beat, read_beats
-from paceline.record.events import metrics_of
+from paceline.record.events import event_of, metrics_of
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
-from paceline.record.units import COLUMNS, clock, duration, metrics_text, number, percent, size
+from paceline.record.units import clock, duration, metrics_text, number, percent, size
 from paceline.spec import RunSpec
 
 EVERY_S = 1.0
@@ -69,27 +68,25 @@ class Follower:
         self.place += len(added)
         *lines, self.rest = (self.rest + added).split(b"\n")
         for line in lines:
-            try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):  # torn by a kill
-                continue
+            if (event := event_of(line)) is not None:
+                self._take(event)
         return True
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["kind"]:
-            case "step":
+            case "step" if all(isinstance(event.get(name), int) for name in ("step", "epoch", "samples")):
                 self.steps.append(event)
             case "start":
                 self.start, self.end = event, {}
             case "resume":
-                while self.steps and self.steps[-1]["step"] > event["step"]:
+                while self.steps and self.steps[-1]["step"] > (event.get("step") or 0):
                     self.steps.pop()
             case "evaluate":
                 self.evaluation = event
             case "notice":
                 self.notices.append(str(event["text"]))
             case "checkpoint":
-                self.saved = event["step"]
+                self.saved = event.get("step") or 0
             case "end":
                 self.end = event
 
@@ -126,8 +123,9 @@ class View:
         """How long a run that has not ended has written nothing; 0 while that is not unusual."""
         if not self.ranks or not self.ranks[0].start or self.ranks[0].end:
             return 0.0
-        begun = float(self.ranks[0].start["t"])
-        quiet_s = time.time() - max((float(f.steps[-1]["t"]) for f in self.ranks if f.steps), default=begun)
+        begun = float(self.ranks[0].start.get("t") or 0)
+        newest = max((float(f.steps[-1].get("t") or 0) for f in self.ranks if f.steps), default=begun)
+        quiet_s = time.time() - newest
         return quiet_s if quiet_s > max(QUIET_S, 5 * self.step_s) else 0.0
 
     @property
@@ -148,12 +146,11 @@ class View:
 def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
     """Show a run until it ends; on something that is no terminal, or with `once`, show it one time."""
     import psutil
-    from rich.console import Console
     from rich.live import Live
 
     run = RunDir.open(path)
     view = View(run, run.recorded_spec())
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
+    console = terminal.console()
     view.look()
     psutil.cpu_percent(interval=0.1)  # its later answers count from here
     if once or not console.is_terminal:
@@ -195,7 +192,7 @@ def drawn(view: View) -> Any:
     body.add_row("step", _bar(main, step_s))
     if main.evaluation:
         metrics = metrics_text(metrics_of(main.evaluation))
-        body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
+        body.add_row("evaluation", f"{metrics}  (step {main.evaluation.get('step') or 0:,})")
         if words := baseline_words(main.evaluation):
             body.add_row("", words)
         for name, precision, recall, f1, support in (r.cells() for r in shown_results(main.evaluation)[0]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
 from paceline.record.pauses import Pauses
 from paceline.spec import RunSpec, Train
+from paceline.training.answer import answer_of
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.workload import BaseWorkload
@@ -72,6 +74,11 @@ class Job(ABC):
     facts: JobFacts
     evaluation: dict[str, Any] = field(default_factory=dict, init=False)
     """The newest metrics."""
+
+    @cached_property
+    def answer(self) -> dict[str, Any]:
+        """What determines it, for checkpoints to keep."""
+        return answer_of(self.workload)
 
     @property
     @abstractmethod

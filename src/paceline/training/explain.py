@@ -11,7 +11,7 @@ from paceline.execution import CPU, CUDA, compiling, execution_of
 from paceline.launch import network
 from paceline.launch.environment import LOCALHOST, Place, detect
 from paceline.layout import layout_of
-from paceline.registry import entry_of, is_script
+from paceline.registry import RECORDED, is_script
 from paceline.spec import DEFAULT, RunSpec, Section
 from paceline.training.optim.schedule import scaled_lr, warmup_samples
 from paceline.workload import BaseWorkload, Workload
@@ -23,7 +23,9 @@ OWN_MODEL = "samples have one shape and the model never waits for the device, an
 def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
     """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
     train, layout = spec.train, layout_of(spec)
-    if not entry_of(spec.workload).batched:
+    if spec.entry is RECORDED:
+        return [f"{spec.workload} is not executed to look at a run: what follows from its code is not shown"]
+    if not spec.entry.batched:
         return [] if samples is None else [shared(samples, layout.ranks, "samples")]
     lines = [] if layout.plain else [layout.grid()]
     lines.append(layout.equation())
@@ -82,8 +84,8 @@ def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
 
 def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
     """How a step runs and why, on the kinds of device that the run may be given."""
-    entry = entry_of(spec.workload)
-    if not entry.batched:
+    entry = spec.entry
+    if entry is RECORDED or not entry.batched:
         return []
     lines, layout = [], layout_of(spec)
     if spec.parallel.device != "cuda":

@@ -23,6 +23,7 @@ from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
 from paceline.spec import Train
+from paceline.training.answer import SEALED
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
 from paceline.training.checkpoints.kept import KEPT, Stateful, kept_tensors, kept_values, restore_kept
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
@@ -177,6 +178,7 @@ class GradientJob(Job):
             "stale": self.stale,
             "ended": self.ended,
             "callback_state": saved_state(self.workload),
+            SEALED: self.answer,
             **({KEPT: kept_values(self.kept)} if self.kept else {}),
         }
         tensors = {**self.state.tensors(), **({KEPT: kept_tensors(self.kept)} if self.kept else {})}
@@ -360,6 +362,7 @@ class FitJob(Job):
             if self.done or stopping or self.step % every == 0:
                 self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
+                meta[SEALED] = self.answer
                 self.context.checkpoints.save(self.passes.tensors(), meta)
                 self.context.event("checkpoint", step=self.step)
             if stopping and not self.done:

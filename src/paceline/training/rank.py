@@ -29,6 +29,7 @@ from paceline.record.summary import Summary, evaluation_of, read_summary, summar
 from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
+from paceline.terminal import console, visible
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, OwnLoop, Say, Workload, workload_of
@@ -46,7 +47,7 @@ SEEN_S = 5.0
 def say(text: str) -> None:
     """The story of a run goes to standard output; standard error is for what went wrong."""
     with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def silent(text: str) -> None:
@@ -241,9 +242,7 @@ def not_shared(run: RunDir, place: Place) -> RunFailed | None:
 
 
 def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
-    from rich.console import Console
-
-    show_summary(summary, Console())
+    show_summary(summary, console())
     say(f"run folder {run.path}")
     if summary.status == Status.STOPPED:
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"
@@ -288,17 +287,20 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
     """In the record of this rank; `say` is heard from the main one alone."""
     import torch
 
-    from paceline.record.environment import environment
+    from paceline.record.environment import busy_words, environment, load_now
 
     events, place, facts = job.context.events, job.context.place, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
     where |= scheduler_job(os.environ)
     told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
-    events.write("start", **environment(), **told, **facts.notes)
+    machine = environment()
+    events.write("start", **machine, **told, **facts.notes)
     if again:
         events.write("resume", step=first)
     say("\n  ".join([str(job.context.folder), *facts.equations]))
+    if busy := busy_words(load_now(), int(machine["cores"] or 0)):
+        say(f"  {busy}")
     if first:
         say(f"  going on from step {first} of {facts.steps}")
     elif again:

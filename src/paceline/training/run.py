@@ -20,10 +20,13 @@ from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
+from paceline.record.tabular import Tabular
+from paceline.record.units import duration, metrics_text, number
 from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
-from paceline.training.extension import LENGTHS, counted, extension_of
+from paceline.training.answer import same_answer, same_request
+from paceline.training.extension import counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import run_rank, say, silent
 from paceline.training.smaller import go_on, halved
@@ -33,25 +36,31 @@ from paceline.workload import BaseWorkload, Say, Workload, workload_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAY_CHANGE = (
-    "name",
-    "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite", "on_oom")),
-    *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
-)
-"""What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
-MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(Tabular):
     """A run that ended: its folder and its summary."""
 
     path: Path
     summary: Summary
+
+    @property
+    def headline(self) -> str:
+        told = self.summary
+        metrics = f"; evaluation: {metrics_text(self.metrics)}" if self.metrics else ""
+        return (
+            f"{told.name} {told.status} after {duration(told.seconds)}, {told.trained.steps:,} steps: "
+            f"last loss {number(told.loss_last)}{metrics}; {self.path}"
+        )
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        told = self.summary
+        numbers = {key: getattr(told, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
+        trained = {"samples": told.trained.samples, "steps": told.trained.steps}
+        return [{"name": told.name, "status": told.status, **trained, **numbers, **self.metrics}]
 
     @property
     def status(self) -> Status:
@@ -77,11 +86,13 @@ def train(
     *,
     resume: str | Path | None = None,
     again: bool = False,
+    changed_code: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a spec into a new folder below `out`, or go on with the run in `resume`.
 
     `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
+    `changed_code`: although the user's own code is not what the run was saved with.
     """
     place = detect(os.environ)
     if place is not None:
@@ -98,10 +109,11 @@ def train(
 
         def opened(say: Say) -> RunDir:  # by the main rank alone: others may not see yet what it sees
             there = _folder_again(spec, out, resume) if again else resume
-            return open_run(spec, Path(out), there, say, workload, exactly=again)[0]
+            return open_run(spec, Path(out), there, say, workload, exactly=again, changed_code=changed_code)[0]
 
         return RunResult(*run_rank(spec, show, opened, workload))
-    run, workload = open_run(spec, Path(out), folder, say if show else silent, exactly=again)
+    speak = say if show else silent
+    run, workload = open_run(spec, Path(out), folder, speak, exactly=again, changed_code=changed_code)
     try:
         return RunResult(*_trained(spec, show, run, workload))
     except UserError:
@@ -122,7 +134,7 @@ def _folder_again(spec: RunSpec, out: str | Path, resume: str | Path | None) -> 
 
 def _finished(run: RunDir, spec: RunSpec) -> Summary | None:
     """The summary of a run that has nothing left to do; a spec that would not give the same answer is refused."""
-    _same_answer(run, spec)
+    same_request(run, spec)
     if not run.summary_file.is_file() or extension_of(run, spec) is not None:
         return None
     summary = read_summary(run.summary_file)
@@ -158,7 +170,7 @@ def forget(run: RunDir) -> None:
         return
     for folder in (run.events, run.checkpoints, run.heartbeats, run.kept, run.pictures):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (run.spec_file, run.lock_file):
+    for file in (run.spec_file, run.summary_file, run.lock_file):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         run.path.rmdir()
@@ -190,7 +202,7 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     for key, *_ in changed.fields():
         if changed.origin(key) != COMMAND_LINE:
             changed._origins[key] = old.origin(key)
-    _same_answer(folder, changed)
+    same_request(folder, changed)
     return build(changed.dump(), changed._origins)
 
 
@@ -216,6 +228,7 @@ def open_run(
     workload: Workload | None = None,
     *,
     exactly: bool = False,
+    changed_code: bool = False,
 ) -> tuple[RunDir, Workload]:
     """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder.
 
@@ -233,7 +246,7 @@ def open_run(
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
-        _same_answer(run, spec)
+        same_request(run, spec)
     start = spec.start
     if run is None and start is not None:
         from paceline.training.start.weights import open_weights
@@ -247,12 +260,8 @@ def open_run(
         workload.prepare(say)
         if run is None and start is not None:
             same_vocabulary(workload, start, say)
-        began = {} if run is None else run.start()
-        if run is not None and "data" in began and began["data"] != workload.fingerprint():
-            raise UserError(
-                f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
-                "bring it back, or start a new run"
-            )
+        if run is not None:
+            same_answer(run, workload, say, changed_code)
     return run or RunDir.claim(out, spec.name, spec, exactly=exactly), workload
 
 
@@ -265,20 +274,6 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
         from paceline.training.checkpoints import ahead
 
         ahead.begin()
-
-
-def _same_answer(run: RunDir, spec: RunSpec) -> None:
-    """A run goes on as it began: whatever would change its answer is refused by name."""
-    entry = entry_of(spec.workload)
-    may_change = MAY_CHANGE + ("model.start",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
-    old = {key: value for key, value, _, _ in run.spec().fields()}
-    for key, value, _, _ in spec.fields():
-        if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
-            raise UserError(
-                f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
-                "leave it as it was, or start a new run"
-            )
-    extension_of(run, spec)
 
 
 def as_placed(spec: RunSpec, place: Place) -> RunSpec:

@@ -207,7 +207,7 @@
 
   const plain = (d) => {
     const made = curves(d, axis(d.label, { type: "linear", beginAtZero: Boolean(d.from_zero) }), 0, short, false);
-    if (d.marked) made.data.datasets.forEach((set) => { set.pointRadius = set.data.length <= 40 ? 3 : 0; });
+    if (d.marked) made.data.datasets.forEach((set) => { set.pointRadius = set.data.length <= 40 ? 3 : 0; set.pointStyle = "circle"; });
     made.options.plugins.legend.display = d.lines.length > 1 && d.lines.length <= 24;
     return made;
   };

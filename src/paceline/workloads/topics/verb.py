@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.terminal import visible
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 
@@ -161,6 +162,6 @@ def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) 
 
     columns = {"text": "column", "name": "name_column"}
     given = {columns.get(key, key): value for key, value in text.items() if value not in (None, "")}
-    say = None if arguments.quiet else lambda line: print(line, file=sys.stderr)
+    say = None if arguments.quiet else lambda line: print(visible(line), file=sys.stderr)
     convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
     console.print(f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20", soft_wrap=True)

@@ -1,6 +1,7 @@
 """Boosted trees on one rank: against the libraries themselves, on every kind of table, and after they are trained."""
 
 import json
+import os
 
 import lightgbm
 import numpy as np
@@ -233,8 +234,24 @@ def test_finished_trees_are_used_on_new_rows(spec, folder, tmp_path, library):
         paceline.open(run.path).predict([{"town": "Oslo"}])
 
 
+def test_threads_that_wait_let_others_run(spec):
+    assert spec().model.library == "xgboost"  # the run file was read, and torch reads this when it is loaded
+    assert os.environ["OMP_WAIT_POLICY"]
+
+
 def test_a_plan_knows_the_run_class_by_its_name():
     assert paceline.registry.entry_of("trees").run_class() is Trees
+
+
+def test_a_damaged_table_in_the_cache_is_read_again(spec):
+    wanted = spec(file="table.csv")
+    folder = table_of(wanted.data, lambda text: None).folder
+    content = (folder / "train.X.npy").read_bytes()
+    (folder / "train.X.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
+    said = []
+    table_of(wanted.data, said.append)
+    assert "damaged (train.X.npy is not what was written there" in said[0]
+    assert (folder / "train.X.npy").read_bytes() == content
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])

@@ -1,0 +1,64 @@
+"""The verb `keys`: what a run file may say, with unit, default, limits and meaning."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline import registry
+from paceline.errors import UserError, did_you_mean
+from paceline.record.files import print_json
+from paceline.spec.keys import Key, all_keys, sections_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="SECTION|KEY|WORD", help="train, train.lr, or a word to look for")
+    parser.add_argument(
+        "--workload", default=registry.DEFAULT_WORKLOAD, metavar="NAME", help="whose model and data (classifier)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    known = all_keys(arguments.workload)
+    exact = [key for key in known if key.name in arguments.words]
+    found = exact or [key for key in known if not arguments.words or _asked_for(key, arguments.words)]
+    if not found:
+        word = arguments.words[0]
+        names = [*sections_of(arguments.workload), *(key.name for key in known)]
+        hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections_of(arguments.workload))}"
+        raise UserError(f"no key of a run file of {arguments.workload} is called {word!r} or speaks of it{hint}")
+    if arguments.json:
+        print_json([{**asdict(key), "allowed": key.allowed} for key in found])
+        return 0
+    for key in found:
+        console.print(_lines(key), soft_wrap=False)
+    if not arguments.words:
+        workloads = ", ".join(registry.BUILT_IN)
+        console.print(f"model and data are those of {arguments.workload}; --workload takes {workloads}")
+    return 0
+
+
+def _asked_for(key: Key, words: Sequence[str]) -> bool:
+    """A section, a key, or else a word of its name or meaning."""
+    for word in words:
+        if word == "run" and "." not in key.name:
+            return True
+        if key.name == word or key.name.startswith(f"{word}.") or key.name.endswith(f".{word}"):
+            return True
+        if len(word) > 2 and word.lower() in f"{key.name} {key.meaning}".lower() and word not in ("run", "train"):
+            return True
+    return False
+
+
+def _lines(key: Key) -> Any:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    default = f"  {key.default}" if key.default else "  none"
+    head = Text.assemble((key.name, "bold"), default, (f" {key.unit}" if key.unit else "", "dim"))
+    allowed = f" ({key.allowed})" if key.allowed else ""
+    return Group(head, Padding(Text(f"{key.meaning}{allowed}"), (0, 0, 0, 4)))

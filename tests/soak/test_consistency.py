@@ -1,0 +1,19 @@
+"""The same as tests/unit/reporting/test_consistency.py, for 300 run files: through plan, measure and report."""
+
+from hypothesis import HealthCheck, given, settings
+
+from consistency import CLUSTERS, check_measurement, check_plan, measurements, run_files
+
+MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@given(measurements())
+@MANY
+def test_measurements(tmp_path, made):
+    check_measurement(tmp_path, made)
+
+
+@given(run_files(), CLUSTERS)
+@MANY
+def test_plans(values, cluster):
+    check_plan(values, cluster)

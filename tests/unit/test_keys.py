@@ -1,0 +1,83 @@
+"""`paceline keys`, completion, and the hint after an option that a verb does not have."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from paceline.cli import main, parser, verb_names
+from paceline.completion import script
+from paceline.record.environment import busy_words
+from paceline.spec import build
+from paceline.spec.keys import all_keys, meant_by_option
+
+
+def said(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    told = capsys.readouterr()
+    return end.value.code, told.out, told.err
+
+
+def test_every_key_of_a_spec_is_known_with_its_default():
+    known = {key.name: key for key in all_keys()}
+    spec = {key: value for key, value, *_ in build({}).fields()}
+    assert spec.keys() <= known.keys()
+    assert known["train.lr"].default == str(spec["train.lr"])
+    assert all(key.meaning for key in known.values())
+
+
+def test_a_section_a_key_and_a_word(capsys):
+    _, out, _ = said(capsys, "keys", "train.lr")
+    assert [line.split()[0] for line in out.splitlines()] == ["train.lr", "peak"]
+    assert "> 0" in out
+    rows = json.loads(said(capsys, "keys", "parallel", "--json")[1])
+    assert all(row["name"].startswith("parallel.") for row in rows)
+    assert "model.k" in said(capsys, "keys", "model", "--workload", "topics")[1]
+    code, _, err = said(capsys, "keys", "trian.lr")
+    assert code == 2
+    assert "did you mean 'train.lr'?" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--ranks", "2"], "parallel.ranks=2"),
+        (["--batch-size=64"], "train.global_batch=64"),
+        (["--learning_rate", "1e-3"], "train.lr=1e-3"),
+        (["--lr", "--quiet"], "train.lr=VALUE"),
+    ],
+)
+def test_an_option_that_is_a_key_is_answered_with_the_key(words, meant, capsys):
+    assert f"typed as  {meant}" in meant_by_option(*words)
+    code, _, err = said(capsys, "train", "run.yaml", *words)
+    assert code == 2
+    assert meant in err
+
+
+def test_what_no_key_is_near_to_has_no_hint():
+    assert meant_by_option("--zzzzqq") == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_that_its_shell_takes(shell):
+    text = script(shell, parser(verb_names()), [key.name for key in all_keys()])
+    assert "train.lr" in text
+    assert all(verb in text for verb in verb_names())
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=text, text=True, capture_output=True).stderr == ""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_verbs_options_and_keys(tmp_path):
+    text = script("bash", parser(verb_names()), [key.name for key in all_keys()])
+    ask = 'COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _paceline 2>/dev/null; echo "${{COMPREPLY[@]}}"\n'
+    asked = "".join(map(ask.format, ("paceline exp", "paceline measure --rep", "paceline train train.warmup_s")))
+    out = subprocess.run(["bash"], input=text + asked, text=True, capture_output=True, cwd=tmp_path).stdout
+    assert out.splitlines() == ["explain export", "--repeats", "train.warmup_steps= train.warmup_shape="]
+
+
+def test_a_busy_machine_is_said():
+    assert busy_words(1.0, 2) == ""
+    assert "a load of 7.6 on 2 cores" in busy_words(7.6, 2)
