@@ -23,8 +23,8 @@ run file, its content as a dict, a `RunSpec` or a `Workload` class. This page is
 import paceline
 
 plan = paceline.plan("recipes/classifier_docstrings.yaml", cluster="8xA100")
-plan                      # one line; a table in a notebook
-plan.table()              # rows as dicts, or a DataFrame with frame=True
+plan  # one line; a table in a notebook
+plan.table()  # rows as dicts, or a DataFrame with frame=True
 ```
 """
 
