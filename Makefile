@@ -36,6 +36,10 @@ test-cluster: .venv/ready-dev
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
 	$(BIN)/python -m pytest tests/cluster --import-mode=importlib -rA
 
+# Hours: thousands of damaged files, a thousand faults in running trainings, hostile pages in a browser.
+test-soak: .venv/ready-dev
+	$(BIN)/python -m pytest tests/soak -rA
+
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

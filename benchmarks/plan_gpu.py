@@ -1,12 +1,12 @@
 """Is the plan right on this CUDA device? Step time and peak memory of a few runs, planned and measured.
 
-    python benchmarks/plan_gpu.py [--set fresh|seen] [--out plan_gpu.json] [--data AG_NEWS_FOLDER]
+    python benchmarks/plan_gpu.py [--set fresh|seen|own] [--out plan_gpu.json] [--data AG_NEWS_FOLDER]
 
 It calibrates first (under a minute), plans each run with that calibration and with the catalogue alone, then trains it
 for a few steps. The formulas were revised with the `seen` runs in view; the six `fresh` ones were first planned
-and run after that, and are those that count. Texts are made up unless AG News is named. The
-last steps of a run are profiled, and not timed; `--out` gets every term of each plan and the time of each kernel.
-Runs are neither evaluated nor saved: neither is part of a step.
+and run after that, and are those that count. `own` are six modules as people write them (`own_modules.py`). Texts are
+made up unless AG News is named. The last steps of a run are profiled, and not timed; `--out` gets every term of each
+plan and the time of each kernel. Runs are neither evaluated nor saved: neither is part of a step.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
+from own_modules import NAMES
 
 import paceline
 from gpu import device_name
@@ -46,9 +47,10 @@ from paceline.training.checkpoints.writer import CheckpointWriter
 
 GIB = float(1 << 30)
 LM_STEPS, CLASSIFIER_STEPS = 16, 2000
-WINDOW = {"lm": 4, "classifier": 20}
+OWN_STEPS = 600
+WINDOW = {"lm": 4, "classifier": 20, "own": 20}
 """Steps between two readings of the clock."""
-WARM = {"lm": 4, "classifier": 1000}
+WARM = {"lm": 4, "classifier": 1000, "own": 300}
 """Steps that compile, record and warm up."""
 TEXT_BYTES = 2_200_000
 KERNELS_KEPT = 100
@@ -69,7 +71,9 @@ class Run:
     parallel: dict[str, Any] = field(default_factory=dict)
 
     def spec(self, texts: Path, data: Path | None) -> RunSpec:
-        steps = (LM_STEPS if self.workload == "lm" else CLASSIFIER_STEPS) + WINDOW[self.workload]
+        steps = {"lm": LM_STEPS, "classifier": CLASSIFIER_STEPS, "own": OWN_STEPS}[self.workload] + WINDOW[
+            self.workload
+        ]
         source: dict[str, Any] = {"source": "text", "path": str(texts / "text.txt"), "sequence": self.sequence}
         source |= {"vocab": 257, "test_fraction": 0.01}
         if self.workload == "classifier":
@@ -82,6 +86,9 @@ class Run:
         train |= {"evaluate_every": 1 << 20}
         whole = {"strategy": "single", "micro_batch": self.batch, "checkpointing": "none", "device": "cuda"}
         values = {"name": self.name, "workload": self.workload, "model": self.model, "data": source, "train": train}
+        if self.workload == "own":
+            file = Path(__file__).with_name("own_modules.py")
+            values = {"name": self.name, "workload": f"{file}:{self.name}", "train": train}
         return build({**values, "parallel": {**whole, **self.parallel}})
 
 
@@ -112,7 +119,8 @@ FRESH = (
     Run("classifier-448", "classifier", {"width": 448, "heads": 7, "layers": 3, "ffn": 1792, "dropout": 0.1}, 320),
     Run("classifier-deep", "classifier", {"width": 256, "heads": 4, "layers": 8, "ffn": 512, "dropout": 0.1}, 96),
 )
-SETS = {"fresh": FRESH, "seen": SEEN}
+OWN = tuple(Run(name, "own", {}, 256) for name in NAMES)
+SETS = {"fresh": FRESH, "seen": SEEN, "own": OWN}
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ def verdict(way: str, lines: Sequence[Line]) -> str:
 
 
 def named(names: Sequence[str]) -> list[Run]:
-    known = {run.name: run for run in (*FRESH, *SEEN)}
+    known = {run.name: run for run in (*FRESH, *SEEN, *OWN)}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"no run is called {', '.join(unknown)}; known: {', '.join(known)}")
     return [known[name] for name in names]
@@ -263,7 +271,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write every term, step and kernel there, as JSON")
     parser.add_argument("--data", type=Path, help="folder of AG News, for the classifiers")
     parser.add_argument("--set", choices=tuple(SETS), default="fresh", help="which runs")
-    parser.add_argument("--runs", default="", help="names of either set instead, with commas between them")
+    parser.add_argument("--runs", default="", help="names of any set instead, with commas between them")
     parser.add_argument("--calibration", type=Path, help="use this instead of calibrating now")
     asked = parser.parse_args()
     began = time.perf_counter()

@@ -4,6 +4,7 @@
     python benchmarks/plan_published.py MEASUREMENTS.csv --by source  # 68 folds, not 19: a quarter of an hour
     python benchmarks/plan_published.py MEASUREMENTS.csv --shipped    # with the numbers in physics.py, in a second
     python benchmarks/plan_published.py MEASUREMENTS.csv --fit        # fit to all rows and print the numbers
+    python benchmarks/plan_published.py MEASUREMENTS.csv --shipped --rows ROWS.csv   # and every row, with its source
 
 By default a fold leaves out everything that one group of people measured (`foundry`, `bloom`, …), which is harder than
 leaving out one of their tables (`--by source`).
@@ -14,6 +15,7 @@ all rows, play no part.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -109,7 +111,8 @@ def memory_ratios(rows: Sequence[Row], physics: Physics) -> Array:
 def _memory(row: Row, physics: Physics) -> float:
     assert row.model is not None
     priced = memory(row.model.blocks, row.placement, row.numbers, physics)
-    return priced.allocated_bytes if row.allocated else priced.total_bytes
+    without = {"whole": 0.0, "reserved": priced.context_bytes, "allocated": priced.total_bytes - priced.allocated_bytes}
+    return priced.total_bytes - without[row.counted]
 
 
 # ── rivals
@@ -235,6 +238,26 @@ def judge(whole: Evidence, physics: Callable[[Row], Physics]) -> list[Line]:
     return lines
 
 
+def write_rows(whole: Evidence, physics: Callable[[Row], Physics], path: Path) -> None:
+    """A row for each judged figure: who measured what, what is planned, and what the source left to be filled in."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(("id", "source", "model", "device", "kind", "unit", "measured", "planned", "ratio", "filled in"))
+        for kind, unit, rows, ratios, measured in (
+            ("step time", "s", whole.steps, step_ratios, lambda r: r.step_s),
+            ("memory", "bytes", whole.memories, memory_ratios, lambda r: r.memory_bytes),
+        ):
+            for row in rows:
+                ratio, device = float(ratios([row], physics(row))[0]), row.cluster.device.name if row.cluster else ""
+                figures = (f"{measured(row):.6g}", f"{measured(row) * ratio:.6g}", f"{ratio:.3f}")
+                table.writerow((row.id, row.source, row.model_name, device, kind, unit, *figures, " ".join(row.filled)))
+        for pair in whole.speedups:
+            row, ratio = pair.row, float(speedup_ratios([pair], physics(pair.row))[0])
+            figures = (f"{pair.speedup:.6g}", f"{pair.speedup * ratio:.6g}", f"{ratio:.3f}")
+            device = row.cluster.device.name if row.cluster else ""
+            table.writerow((row.id, row.source, row.model_name, device, "speed-up", "×", *figures, ""))
+
+
 def show(lines: Sequence[Line]) -> str:
     titles = {"step time": "50 % MFU", "speed-up": "linear", "memory": "states only"}
     out = []
@@ -252,21 +275,25 @@ def main() -> None:
     parser.add_argument("--by", choices=("family", "source"), default="family", help="what a fold leaves out")
     parser.add_argument("--shipped", action="store_true", help="price with physics.py instead of fitting")
     parser.add_argument("--fit", action="store_true", help="fit to all rows and print the numbers")
+    parser.add_argument("--rows", type=Path, metavar="ROWS.csv", help="write every row with its source and its error")
     asked = parser.parse_args()
     if not asked.measurements.is_file():
         parser.error(f"{asked.measurements} is not a file; give a table with a row per result")
     whole = evidence(asked.measurements)
+    priced_with: Callable[[Row], Physics]
     if asked.fit:
         found = fit(whole, rounds=40)
         for f in FITTED:
             print(f"{f.name:24s} {getattr(found, f.name):10.3g} {f.metadata['unit']:10s} {f.metadata['meaning']}")
-        print(show(judge(whole, lambda _: found)))
-        return
-    if asked.shipped:
-        print(show(judge(whole, lambda _: Physics())))
-        return
-    fits = left_out(whole, asked.by, lambda text: print(text, file=sys.stderr))
-    print(show(judge(whole, lambda row: fits[getattr(row, asked.by)])))
+        priced_with = lambda _: found  # noqa: E731
+    elif asked.shipped:
+        priced_with = lambda _: Physics()  # noqa: E731
+    else:
+        fits = left_out(whole, asked.by, lambda text: print(text, file=sys.stderr))
+        priced_with = lambda row: fits[getattr(row, asked.by)]  # noqa: E731
+    if asked.rows is not None:
+        write_rows(whole, priced_with, asked.rows)
+    print(show(judge(whole, priced_with)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from unknown_shapes import typical
 
@@ -26,6 +27,8 @@ from paceline.planning.formulas.shape import ModelShape
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""
 LOW_QUALITY = ("smallmlp", "colossal")
+NEEDED = ("hidden", "heads", "seq_len", "vocab", "tp", "pp", "microbatch", "global_batch", "activation_checkpointing")
+"""What a price depends on, beside device and precision."""
 KNOWN_SHAPES = {  # of public models whose rows give only the name
     "Transformer-XL base": ModelShape(16, 512, 8, 192, 32_000, 2048, memory_len=192, fused_attention=False),
     "Transformer-XL large": ModelShape(18, 1024, 16, 384, 32_000, 4096, memory_len=384, fused_attention=False),
@@ -50,13 +53,15 @@ class Row:
     numbers: Numbers
     step_s: float | None
     memory_bytes: float | None
-    allocated: bool
-    """The memory is what the allocator handed out, without what the driver and the libraries take."""
+    counted: Literal["whole", "reserved", "allocated"]
+    """What the memory is: of the whole device, of the framework's allocator, or of that what it handed out."""
     samples_s: float | None
     speedup: float | None
     strategy: str
     year: int
     low_quality: bool
+    filled: tuple[str, ...] = ()
+    """What its source does not say, and the rules below fill in."""
 
     @property
     def family(self) -> str:
@@ -100,7 +105,7 @@ def _row(raw: dict[str, str]) -> Row | None:
         numbers=numbers,
         step_s=step_s,
         memory_bytes=memory_gb * unit if memory_gb else None,
-        allocated="max_memory_allocated" in notes or "FSDP2" in notes,
+        counted=_counted(raw),
         samples_s=n["measured_samples_per_s"]
         or (n["measured_tokens_per_s_per_gpu"] or 0) * (n["gpu_count"] or 1)
         or None,
@@ -108,7 +113,20 @@ def _row(raw: dict[str, str]) -> Row | None:
         strategy=raw["strategy"],
         year=year,
         low_quality=raw["id"].startswith(LOW_QUALITY) or "LOW QUALITY" in notes,
+        filled=tuple(name for name in NEEDED if not raw[name]),
     )
+
+
+def _counted(raw: dict[str, str]) -> Literal["whole", "reserved", "allocated"]:
+    """torchtitan prints what its allocator has reserved; tools that watch the device see the driver too."""
+    if "torchtitan" in raw["source"]:
+        return "reserved"
+    return "allocated" if "max_memory_allocated" in raw["notes"] or "FSDP2" in raw["notes"] else "whole"
+
+
+def _sharded(raw: dict[str, str]) -> bool:
+    """Weights are gathered layer by layer. With a pipeline torchtitan gathers them once a step, as zero1 holds them."""
+    return raw["strategy"] == "fsdp" or ("torchtitan" in raw["source"] and raw["pp"] in ("", "1"))
 
 
 def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelShape | None:
@@ -168,10 +186,15 @@ def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
     name = name.replace("RTX 3090 24GB", "RTX 3090").replace("RTX 4090 24GB", "RTX 4090").replace("SXM4", "SXM")
     if not name:
         return None
+    cap = re.search(r"-(\d+)W$", name)
     try:
-        kind = device(name)
+        kind = device(name[: cap.start()].replace("-96GB", "") if cap else name)
     except UserError:
         return None
+    if cap:  # clocks follow the third root of the power
+        kind = replace(
+            kind.slower((kind.watts / float(cap[1])) ** (1 / 3)), memory_bytes=96 * GB, bandwidth_bytes_s=2.4e12
+        )
     count = int(n["gpu_count"] or 8)
     per_node = min(count, int(n["gpus_per_node"] or kind.per_node))
     link, text = kind.link_bytes_s, raw["intra_node"]
@@ -189,13 +212,15 @@ def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
 
 
 def _numbers(raw: dict[str, str], cluster: Cluster | None) -> Numbers:
-    text, strategy = raw["precision"].lower(), raw["strategy"]
+    text = raw["precision"].lower()
+    if "rowwise" in text:  # with a scale for every row, products run at about the 16-bit rate
+        text = "bf16"
     if "fp8" in text or "float8" in text or text.startswith(("rowwise", "tensorwise")):
-        return NUMBERS["amp_fp8" if strategy == "fsdp" else "fp8"]
+        return NUMBERS["amp_fp8" if _sharded(raw) else "fp8"]
     if text in ("fp32", "fp32/tf32", "tf32", ""):
         has_tf32 = cluster is not None and "tf32" in cluster.device.flops_s
         return NUMBERS["tf32" if has_tf32 and text not in ("fp32", "") else "fp32"]
-    if text == "bf16" and strategy == "fsdp":
+    if text == "bf16" and _sharded(raw):
         return NUMBERS["pure_bf16" if "PURE" in raw["notes"] else "amp_bf16"]
     return NUMBERS[{"amp fp16": "amp_fp16", "amp_bf16": "amp_bf16", "fp16": "fp16"}.get(text, "bf16")]
 
@@ -238,6 +263,8 @@ def _spread(
     # a data-parallel script whose attention stores its scores has no other hand-made kernels either
     plain_script = strategy in ("ddp", "none") and model is not None and not model.fused_attention
     zero = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "": 3}.get(strategy, 0)
+    if _sharded(raw):
+        zero = 3
     if not zero and ("zero=1" in notes or "distributed" in raw["optimizer"] or (modern and strategy == "3d")):
         zero = 1
     group = re.search(r"FSDP group=(\d+)", notes)
@@ -245,8 +272,11 @@ def _spread(
     chunks = re.search(r"VP=(\d+)", notes)
     # frameworks since 2023 interleave their pipelines; where nothing is said, layer by layer
     interleaved = max(1, model.layers // pipeline) if modern and cluster and pipeline > 1 and model is not None else 1
-    if chunks is None and "VP=" in notes:
-        interleaved = 1
+    if chunks is None and ("VP=" in notes or "torchtitan" in raw["source"]):
+        interleaved = 2 if "Interleaved" in notes else 1
+    if "torchtitan" in raw["source"] and pipeline > 1 and whole:  # as many micro-batches as stages
+        accumulate = pipeline * interleaved
+        micro = whole / data / accumulate
     overlap = modern or strategy in ("ddp", "fsdp", "none")
     if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
         overlap = False
@@ -261,14 +291,19 @@ def _spread(
         zero=zero,
         sequence_parallel=tensor > 1 and modern,
         chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
-        runtime=Runtime(_kernels(notes, modern and strategy != "fsdp" and not plain_script), overlap=overlap),
+        runtime=Runtime(
+            _kernels(notes, modern and not _sharded(raw) and not plain_script),
+            overlap=overlap,
+            pieced_tensor="torchtitan" not in raw["source"] or bool(re.search("asyncTP=1|Async", notes)),
+            fused_loss="torchtitan" in raw["source"] and year >= 2025 and "compile=1" in notes,
+        ),
     )
     if model is not None and cluster is not None and data > 1 and placement.zero < 3:
         placement = _zero_that_fits(placement, model, cluster, numbers)
     if not whole and not n["microbatch"] and model is not None and cluster is not None:
         placement = _largest_that_fits(placement, model, cluster, numbers)
     recompute = raw["activation_checkpointing"]
-    if recompute == "selective" and model is not None and model.fused_attention and strategy != "fsdp":
+    if recompute == "selective" and model is not None and model.fused_attention and not _sharded(raw):
         recompute = "none"  # Megatron's recomputes the scores alone, which a fused kernel never stores
     if recompute in ("none", "selective", "full"):
         return replace(placement, recompute=recompute)  # type: ignore[arg-type]
@@ -276,7 +311,7 @@ def _spread(
 
 
 def _kernels(notes: str, megatron: bool) -> Kernels:
-    if re.search(r"compile=1|Paxml|Maxtext|MaxText", notes):
+    if re.search(r"compile=1|opt=Float8|Paxml|Maxtext|MaxText", notes):
         return "compiled"
     return "fused" if megatron else "eager"
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +26,9 @@ FOREIGN_FAMILIES = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_",
 for name in [n for n in os.environ if n in FOREIGN or n.startswith(FOREIGN_FAMILIES)]:
     del os.environ[name]
 os.environ["OMP_NUM_THREADS"] = "1"
+if "PYTEST_XDIST_WORKER" not in os.environ or "XDG_STATE_HOME" not in os.environ:
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="paceline-state-")  # not the state of who runs the tests
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 for number in (
     signal.SIGINT,

@@ -9,6 +9,7 @@ from paceline.measuring.sweep import measure as measure
 from paceline.parity import check as check
 from paceline.planning.plan import Plan as Plan
 from paceline.planning.plan import plan as plan
+from paceline.record.run_dir import trust as trust
 from paceline.reporting.report import report as report
 from paceline.script.run import run as run
 from paceline.spec import RunSpec as RunSpec

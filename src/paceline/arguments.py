@@ -8,15 +8,17 @@ from pathlib import Path
 from paceline.errors import UserError
 
 MOST_NUMBERS = 64
+MOST_DIGITS = 18
 
 
 def numbers(text: str, option: str, *, different: bool = False) -> list[int]:
     """`1,2,4` as numbers; where they must be `different`, they must be 1 or more too."""
     words = [word.strip() for word in text.split(",") if word.strip() or different]
-    found = [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
+    plain = all(word.lstrip("-").isdecimal() and len(word) < MOST_DIGITS for word in words)
+    found = [int(word) for word in words] if plain else []
     if not found or (different and (min(found) < 1 or len(set(found)) < len(found))):
         kind = "different whole numbers" if different else "numbers"
-        raise UserError(f"{option}: {text!r} is not a list of {kind}; write it as  {option} 1,2,4")
+        raise UserError(f"{option}: {text[:80]!r} is not a list of {kind}; write it as  {option} 1,2,4")
     if len(found) > MOST_NUMBERS and not different:
         raise UserError(f"{option}: {len(found)} numbers are too many; give at most {MOST_NUMBERS}")
     return found

@@ -23,6 +23,8 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
     layouts = [word for word in arguments.layouts.split(",") if word]
     say = partial(print, file=sys.stderr)
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
+    if not parity.rows:
+        return 0
     if arguments.json:
         held = {"holds": parity.holds, "tolerance": parity.tolerance, "steps": parity.steps}
         print_json({**held, "rows": parity.table(), "causes": parity.causes})

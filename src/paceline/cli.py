@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline import __version__, registry
 from paceline.errors import UserError
 from paceline.planning.options import plan_arguments
+from paceline.terminal import console
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
-COLUMNS = 100
 RUN_A_COMMAND = ("launch", "measure", "adopt")  # the verbs with a command of the user's after  --
 EXAMPLES = """examples:
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
@@ -57,10 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
-    from paceline.launch.blame import exit_code_of_errors
+    from paceline.launch.edge import nothing_passes
+    from paceline.record.run_dir import trust_code
 
     try:
-        with exit_code_of_errors():
+        with nothing_passes():
+            if getattr(arguments, "trust", False):
+                trust_code(vars(arguments))
             sys.exit(arguments.do(arguments))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -80,13 +83,15 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
     parser.add_argument("--again", action="store_true", help="begin, go on or be done: the same command each time")
     parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="begin with its weights")
+    parser.add_argument("--changed-code", action="store_true", help="resume although your own code has changed")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def do_train(arguments: argparse.Namespace) -> int:
+    from paceline.launch.leaving import leave
     from paceline.record.files import print_json, to_flat
     from paceline.training.run import resumed_spec, started_spec
-    from paceline.verbs import train
+    from paceline.verbs import is_rank, train
 
     words, resume, start = arguments.words, arguments.resume, arguments.start
     if resume and start:
@@ -97,12 +102,12 @@ def do_train(arguments: argparse.Namespace) -> int:
         spec = resumed_spec(resume, words) if resume else started_spec(start, words)
     else:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
-    result = train(
-        spec, arguments.out, resume=resume, again=arguments.again, show=not (arguments.quiet or arguments.json)
-    )
-    if arguments.json:
+    ways = {"again": arguments.again, "changed_code": arguments.changed_code}
+    result = train(spec, arguments.out, resume=resume, show=not (arguments.quiet or arguments.json), **ways)
+    if arguments.json and not is_rank():
         print_json({"path": result.path, **to_flat(result.summary)})
-    return 0 if result.status in ("finished", "stopped") else 1
+    code = 0 if result.status in ("finished", "stopped") else 1
+    return leave(code) if is_rank() else code
 
 
 def _load(words: Sequence[str], verb: str) -> RunSpec:
@@ -117,13 +122,6 @@ def _load(words: Sequence[str], verb: str) -> RunSpec:
     return load(words[0], words[1:])
 
 
-def _console() -> Any:
-    """As wide as the terminal; in a pipe, as wide as our tables may be."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
-
-
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
     _add_words(parser)
     parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
@@ -131,9 +129,9 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def do_explain(arguments: argparse.Namespace) -> int:
     from paceline.record.files import print_json
-    from paceline.training.explain import equations, evaluation_lines, execution_lines, explain, group_lines, values
+    from paceline.training import explain as of
 
-    spec = _load(arguments.words, "explain")
+    spec = _recorded(arguments) or _load(arguments.words, "explain")
     samples, workload, more = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import sample_count
@@ -144,15 +142,24 @@ def do_explain(arguments: argparse.Namespace) -> int:
             workload = workload_of(spec)
             workload.prepare(partial(print, file=sys.stderr))
             samples = sample_count(workload)
-            more = [*evaluation_lines(workload, samples), *group_lines(workload)]
-    derived = [*equations(spec, samples, workload), *more, *execution_lines(spec, samples)]
+            more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
+    how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
+    derived = [*of.equations(spec, samples, workload), *more, *how]
     if arguments.json:
-        print_json({"values": values(spec), "derived": derived})
+        print_json({"values": of.values(spec), "derived": derived})
         return 0
-    console = _console()
-    console.print(explain(spec))
-    console.print("", *derived, sep="\n")
+    show = console()
+    show.print(of.explain(spec))
+    show.print("", *derived, sep="\n")
     return 0
+
+
+def _recorded(arguments: argparse.Namespace) -> RunSpec | None:
+    """The spec of a run that is there, for who only looks at it."""
+    from paceline.record.run_dir import RunDir
+
+    run = RunDir.named(Path(*arguments.words[:1]))
+    return run.recorded_spec() if len(arguments.words) == 1 and not arguments.data and run.begun else None
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,14 +174,14 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 def do_check(arguments: argparse.Namespace) -> int:
     from paceline.checking import run
 
-    return run(_load(arguments.words, "check"), arguments, _console())
+    return run(_load(arguments.words, "check"), arguments, console())
 
 
 def do_plan(arguments: argparse.Namespace) -> int:
     from paceline.planning.verb import run, spec_of_options
 
     spec = spec_of_options(arguments) or _load(arguments.words, "plan")
-    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, _console())
+    return run(spec, Path(arguments.words[0] if arguments.words else ""), arguments, console())
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,10 +197,10 @@ def do_calibrate(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None:
         from paceline.measuring.verb import run_recalibrate
 
-        return run_recalibrate(arguments, _console())
+        return run_recalibrate(arguments, console())
     from paceline.planning.verb import calibrate
 
-    return calibrate(arguments, _console())
+    return calibrate(arguments, console())
 
 
 def measure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -214,10 +221,10 @@ def do_measure(arguments: argparse.Namespace) -> int:
     from paceline.measuring.verb import run, run_command, run_links
 
     if arguments.links:
-        return run_links(arguments, _console())
+        return run_links(arguments, console())
     if arguments.command:
-        return run_command(arguments, _console())
-    return run(_load(arguments.words, "measure"), arguments, _console())
+        return run_command(arguments, console())
+    return run(_load(arguments.words, "measure"), arguments, console())
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -230,7 +237,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 def do_report(arguments: argparse.Namespace) -> int:
     from paceline.reporting.report import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -274,7 +281,7 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
 def do_predict(arguments: argparse.Namespace) -> int:
     from paceline.using.verb import run
 
-    return run(arguments, _console())
+    return run(arguments, console())
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -296,10 +303,16 @@ def do_export(arguments: argparse.Namespace) -> int:
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     parser.add_argument("--code", type=Path, metavar="FILE.py", help="an own workload's file, where it is gone")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="store_true", help="execute the code that a run folder from elsewhere names")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    _add_trust(parser)
 
 
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
@@ -374,5 +387,5 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         if name in argv:
             module = import_module(verb.module)
             module.add_arguments(one)
-            one.set_defaults(do=lambda arguments, run=module.run: run(arguments, _console()))
+            one.set_defaults(do=lambda arguments, run=module.run: run(arguments, console()))
     return top

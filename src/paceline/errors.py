@@ -1,4 +1,4 @@
-"""The two ways a request ends badly, each with its exit code.
+"""The ways a request ends badly, each with its exit code.
 
 A message says what was given, what is allowed, and the line to type. A traceback reaches a user only for
 our own bugs.
@@ -28,8 +28,22 @@ class RunFailed(PacelineError, RuntimeError):
     exit_code = 1
 
 
+class Bug(RunFailed):
+    """A mistake of ours. The traceback is for us: it goes to a file, or to who catches this in Python."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+        self.add_note(traceback)
+
+
 class OutOfMemory(RunFailed):
     """There was no memory left for the run or, as far as one can tell, the system killed a rank for want of it."""
+
+    certain = True
+    """False where a rank was killed and nobody said why."""
 
 
 class RankSilent(RunFailed):

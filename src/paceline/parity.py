@@ -7,8 +7,10 @@ evaluation are compared with the first layout's.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunFailed, UserError
+from paceline.launch.environment import Place, as_one_rank, detect
 from paceline.layout import SPREADING, from_words, layout_of
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
@@ -93,6 +96,7 @@ class Parity(Tabular):
     """Whether the answer is the same on every layout, and by how much it differs."""
 
     rows: list[LayoutDifference]
+    """Empty on ranks of a launcher that only help the main one, which compares."""
     tolerance: float
     steps: int
     causes: tuple[str, ...] = ()
@@ -137,14 +141,24 @@ def check(
         name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
         variants.append(Variant(layout, name, passes, _variant_spec(spec, values, passes, steps)))
     _refuse_impossible(variants)
-    with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
-        results = []
-        for variant in variants:
-            say(f"training {steps} steps on {variant.name}")
-            results.append(train(variant.spec, out or scratch, show=False))
-            if (status := results[-1].status) != "finished":
-                raise RunFailed(f"the run on {variant.name} was {status}: nothing is proved")
-        rows = [_compare(results[0], result, variant) for variant, result in zip(variants, results, strict=True)]
+    place = detect(os.environ)
+    if place is not None:
+        _refuse_other_ranks(variants, place)
+    main, helps = place is None or place.rank == 0, place is not None and place.rank > 0
+    # Ranks of a launcher may be on several machines: they share the folder that they were started in, not /tmp.
+    with tempfile.TemporaryDirectory(prefix="paceline-check-", dir="." if place is not None else None) as scratch:
+        results: dict[str, RunResult] = {}
+        for variant in sorted(variants, key=lambda variant: variant.spec.parallel.ranks == 1):  # one rank alone, last
+            if variant.spec.parallel.ranks == 1 and helps:
+                continue
+            if main:
+                say(f"training {steps} steps on {variant.name}")
+            with as_one_rank() if place is not None and variant.spec.parallel.ranks == 1 else nullcontext():
+                result = results[variant.name] = train(variant.spec, out or scratch, show=False)
+            if result.status != "finished":
+                raise RunFailed(f"the run on {variant.name} was {result.status}: nothing is proved")
+        first = results.get(variants[0].name)
+        rows = [_compare(first, results[v.name], v) for v in variants] if main and first is not None else []
     parity = Parity(rows, TOLERANCE[spec.train.precision], steps)
     return parity if parity.holds else replace(parity, causes=_causes(spec))
 
@@ -176,6 +190,16 @@ def _refuse_impossible(variants: Sequence[Variant]) -> None:
             raise UserError(
                 f"--accumulate {passes}: train.global_batch={batch} on {n} rank{'s' * (n > 1)} cannot be divided into "
                 f"{passes} passes; use {batch // n} or less"
+            )
+
+
+def _refuse_other_ranks(variants: Sequence[Variant], place: Place) -> None:
+    """Under a launcher there are as many ranks as it started; one of them can also train alone."""
+    for variant in variants:
+        if variant.spec.parallel.ranks not in (1, place.world):
+            raise UserError(
+                f"check on {variant.name}: {place.launcher} started {place.world} ranks, and only layouts of 1 or "
+                f"{place.world} can be compared then; use  --ranks 1,{place.world}  or start check by itself"
             )
 
 

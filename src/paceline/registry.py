@@ -12,7 +12,7 @@ import importlib.util
 import sys
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
@@ -263,6 +263,10 @@ def function_of(reference: str, key: str) -> Any:
     raise UserError(f"{key}: {place!r} has no function {name!r}{have}")
 
 
+announce: Callable[[Path], None] = lambda file: None  # noqa: E731
+"""Told of each file of the user's own before it is executed; the command line says it."""
+
+
 def module_of(reference: str, key: str, what: str) -> Any:
     """The module before the colon of a reference; the user's own code is executed here."""
     place = reference.rpartition(":")[0]
@@ -324,6 +328,7 @@ def _module_from_file(file: Path) -> Any:
         sys.modules[name] = module
         if (folder := str(file.resolve().parent)) not in sys.path:
             sys.path.append(folder)
+        announce(file.resolve())
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import OutOfMemory, UserError
 from paceline.hardware.catalogue import cluster
 from paceline.launch.environment import detect
+from paceline.planning.out_of_memory import ways_out
 from paceline.planning.plan import applied
 from paceline.spec import RunSpec, Source, spec_of
 from paceline.training import run
@@ -22,6 +23,7 @@ def train(
     resume: str | Path | None = None,
     start: str | Path | None = None,
     again: bool = False,
+    changed_code: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or go on with
@@ -29,6 +31,7 @@ def train(
 
     `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
     `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
+    `changed_code` goes on although the run's own code is not what its last checkpoint was made with.
     `parallel: auto` on a named cluster is the layout that the plan chooses.
     """
     spec = spec_of(spec)
@@ -38,7 +41,19 @@ def train(
     chosen = applied(spec, place.world if place is not None else None)
     if chosen is not spec and place is None:
         _devices_are_here(chosen)
-    return run.train(chosen, out, resume=resume, again=again, show=show)
+    try:
+        return run.train(chosen, out, resume=resume, again=again, changed_code=changed_code, show=show)
+    except OutOfMemory as failed:
+        if show and (ways := ways_out(chosen)):
+            first, *rest = str(failed).split("\n")
+            failed.args = ("\n".join([first, ways, *rest]),)
+        raise
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    place = detect(os.environ)
+    return place is not None and place.world > 1
 
 
 def _devices_are_here(spec: RunSpec) -> None:
@@ -56,9 +71,9 @@ def _devices_are_here(spec: RunSpec) -> None:
         )
 
 
-def resume(run: str | Path, overrides: Any = (), *, show: bool = True) -> RunResult:
+def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: bool = True) -> RunResult:
     """Go on with a run from its newest whole checkpoint, on the same or another number of ranks.
 
     `{"train.epochs": "+2"}` goes on beyond its first length.
     """
-    return train(resumed_spec(run, overrides), resume=run, show=show)
+    return train(resumed_spec(run, overrides), resume=run, changed_code=changed_code, show=show)

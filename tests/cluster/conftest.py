@@ -50,6 +50,6 @@ def run_file(lab, tmp_path, monkeypatch):
         file.write_text(yaml.safe_dump(values))
         return file
 
-    lab.until_ready()
     until("no job is left", lambda: not lab.ask("squeue", "-h").strip(), 120)
+    lab.until_ready()
     return make

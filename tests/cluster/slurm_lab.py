@@ -6,7 +6,6 @@ are symbolic links to /dev/null. It needs root and the packages slurmctld, slurm
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -14,10 +13,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare")
 BASE_PORT = 26817
+HELD_S = 10
 CONFIGURATION = """ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
@@ -79,6 +80,9 @@ class Lab:
 
     def __init__(self, root: Path, nodes: int = 2) -> None:
         self.root, self.nodes = root, [f"n{i + 1}" for i in range(nodes)]
+        self._held_since: dict[str, float] = {}
+        self.shared = root / "shared"
+        """A small disk that all nodes see."""
         self.environ = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
 
     def start(self) -> None:
@@ -86,14 +90,16 @@ class Lab:
         munged = ("munged", "--key-file=munge.key", "--socket=munge.socket", "--pid-file=munged.pid")
         inside = [word.replace("=", f"={self.root}/", 1) if "=" in word else word for word in munged]
         self._run(*inside, f"--log-file={self.root}/munged.log", f"--seed-file={self.root}/seed")
-        self._run("slurmctld", "-i", "-f", str(self.root / "slurm.conf"))
+        self.start_controller()
         for node in self.nodes:
             self.start_node(node)
         self.until_ready()
 
     def _configure(self) -> None:
-        for name in ("ctld", "dev", *self.nodes):
+        for name in ("ctld", "dev", "shared", *self.nodes):
             (self.root / name).mkdir(parents=True, exist_ok=True)
+        # before the nodes have namespaces of their own, which would not see it
+        self._run("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(self.shared))
         self.root.chmod(0o755)
         key = self.root / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -114,15 +120,20 @@ class Lab:
         hosts = ["127.0.0.1 localhost", f"127.0.0.1 {socket.gethostname()}", *known]
         (self.root / "hosts").write_text("\n".join(hosts) + "\n")
 
+    def start_controller(self) -> None:
+        self._run("slurmctld", "-i", "-f", str(self.root / "slurm.conf"))
+
+    def kill_controller(self) -> None:
+        os.kill(int((self.root / "slurmctld.pid").read_text()), signal.SIGKILL)
+
     def start_node(self, node: str) -> None:
         slurmd = ("slurmd", "-N", node, "-f", str(self.root / "slurm.conf"))
         namespace = ("unshare", "--uts", "--mount", "--", "sh", "-c", IN_NAMESPACE, "_")
         self._run(*namespace, str(self.root / "hosts"), node, *slurmd)
 
-    def until_ready(self) -> None:
-        """All nodes answer."""
-        states = ("idle", "allocated", "mixed")
-        listed = ("sinfo", "-h", "-N", "-p", "debug", "-t", ",".join(states), "-o", "%N")
+    def until_ready(self, states: str = "idle") -> None:
+        """All nodes answer, and have nothing to do."""
+        listed = ("sinfo", "-h", "-N", "-p", "debug", "-t", states, "-o", "%N")
         until("all nodes are up", lambda: len(set(self.ask(*listed).split())) == len(self.nodes))
 
     def ask(self, *command: str) -> str:
@@ -133,8 +144,10 @@ class Lab:
         return self.ask("squeue", "-h", "--states=all", "-j", job, "-o", "%T").strip()
 
     def hurry(self, job: str) -> None:
-        """A job that was requeued is held for two minutes, which nobody waits for here."""
-        if self.ask("squeue", "-h", "-j", job, "-o", "%r").strip() == "BeginTime":
+        """A job that was requeued is held for two minutes. Here a few seconds are enough for its credential to go."""
+        if self.ask("squeue", "-h", "-j", job, "-o", "%r").strip() != "BeginTime":
+            self._held_since.pop(job, None)
+        elif time.monotonic() - self._held_since.setdefault(job, time.monotonic()) > HELD_S:
             self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def kill_slurmd(self, node: str) -> None:
@@ -144,11 +157,13 @@ class Lab:
     def crash(self, node: str) -> None:
         """The daemon and everything that its jobs have started on the node, at once."""
         self.kill_slurmd(node)
-        for process in self._processes_of(node):
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for process in list(self._processes_of(node)):
+            _kill(process)
+
+    def ranks(self, node: str) -> list[int]:
+        """The processes of a node that train."""
+        there = self._processes_of(node)
+        return [process for process in there if b"train" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")]
 
     def _processes_of(self, node: str) -> Iterator[int]:
         """Tasks of jobs on a node, and the slurmstepd above them, whose own environment does not say it."""
@@ -173,6 +188,7 @@ class Lab:
                 _kill(process)
         for file in self.root.glob("*.pid"):
             _kill(int(file.read_text() or 0))
+        subprocess.run(["umount", "--lazy", str(self.shared)], check=False)
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
@@ -181,5 +197,5 @@ class Lab:
 
 def _kill(process: int) -> None:
     if process > 1:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

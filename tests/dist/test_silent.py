@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 def freeze_one():
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(1.5)
+    time.sleep(1.0)
 
 
 def test_a_launcher_ends_a_run_of_which_a_process_stays_stopped(tmp_path):
@@ -50,7 +50,7 @@ def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place
     assert said.startswith("rank 1 on ")
     assert "a signal such as SIGSTOP has stopped it at the end, after step 2; its stack" in said
     (run,) = tmp_path.iterdir()
-    assert "in reached" in (run / "heartbeats" / "rank1.stack").read_text()
+    assert "in reached" in (run / "heartbeats" / "rank1.asked").read_text()
     (end,) = read_events(RunDir(run).events_file(0), "end")
     assert end["status"] == "failed"
 

@@ -40,10 +40,11 @@ def test_report_and_watch_read_the_spec_as_data(workload, hostile, monkeypatch, 
     RunDir(run).spec_file.write_text("\n".join([*lines[: at + 1], "  wings: [1, 2]", *lines[at + 1 :]]))
     made = report([run], tmp_path / "report")
     assert {("workload", workload), ("model.wings", "[1, 2]"), ("model.width", "64")} <= set(made.contents.spec)
-    with pytest.raises(SystemExit) as left:
-        main(["watch", str(run), "--once"])
-    assert left.value.code == 0
-    assert "copied" in capsys.readouterr().out
+    for words in (["watch", str(run), "--once"], ["explain", str(run)], ["explain", str(run / "spec.yaml")]):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 0
+        assert "copied" in capsys.readouterr().out
     assert not mark.exists()
 
 

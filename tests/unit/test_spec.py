@@ -267,7 +267,7 @@ ALIASES = "k0: &k0 x\n" + "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}
         ("train: {steps: 0x_}", r"'0x_' cannot be read as int"),
         (f"train: {{steps: {'9' * 6000}}}", r"'9{40}' cannot be read as int"),
         (ALIASES, "has more than 100,000 values once its aliases are followed"),
-        ("a: &a {b: *a}", "is nested without end"),
+        ("a: &a {b: *a}", "holds itself, at line 1"),
         (f"data: {'{a: ' * 3000}1{'}' * 3000}", "is nested without end"),
         ("train: {lr: !!python/object/apply:os.system [ls]}", "could not determine a constructor"),
         ("workload: lm\nmodel: {width: 2147483648, heads: 2147483647}", "heads=2147483647 does not divide"),

@@ -8,10 +8,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,15 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.errors import RunFailed, UserError
+from paceline.launch.environment import detect
 from paceline.workload import Say
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+class Damaged(Exception):
+    """An entry that is not whole, or not what was written: it is built again."""
 
 
 @contextmanager
@@ -146,6 +153,59 @@ def write_synced(path: Path, content: bytes) -> dict[str, Any]:
         file.write(content)
         _sync(file)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+_verified: set[tuple[object, ...]] = set()
+"""What was verified by this process, as it was then."""
+
+
+def verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare every file of an entry with its checksum, on all cores and once in a process; `Damaged` names the first.
+
+    `files` is what `ArrayWriter` and `write_synced` said of them. For ranks that we start, the process that starts them
+    has done it.
+    """
+    place = detect(os.environ)
+    if place is not None and place.launcher == "paceline":
+        return
+    about = [(folder / name).stat() for name in files]
+    state = (folder, *((found.st_size, found.st_mtime_ns, found.st_ino) for found in about))
+    if state in _verified:
+        return
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        sums = pool.map(_checksum, (folder / name for name in files))
+        for (name, facts), found in zip(files.items(), sums, strict=True):
+            if found != facts["sha256"]:
+                raise Damaged(f"{name} is not what was written there: its checksum differs")
+    _verified.add(state)
+
+
+def _checksum(path: Path) -> str:
+    """Of an array its numbers, of any other file all of it."""
+    if path.suffix == ".npy":
+        return hashlib.sha256(map_array(path).data).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def array_facts(path: Path) -> dict[str, Any]:
+    """What `ArrayWriter` says of a file, where it was changed afterwards."""
+    return {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with a checksum of themselves, for the file that says what is in an entry."""
+    return {**facts, "seal": _seal(facts)}
+
+
+def unsealed(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts of `sealed`, unless somebody changed them."""
+    if facts.pop("seal", None) != _seal(facts):
+        raise Damaged("the file that says what is in it was changed")
+    return facts
+
+
+def _seal(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(file: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
 import io
 import json
+import shlex
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -54,7 +56,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     except UnicodeDecodeError:
         raise UserError(
             f"{path} {_first_line_not_utf8(path)}: the text is not UTF-8; "
-            f"convert it with  iconv -f LATIN1 -t UTF-8 {path.name} > utf8-{path.name}"
+            f"convert it with  iconv -f {_encoding(path)} -t UTF-8 {path.name} > utf8-{path.name}"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: the gzip data is broken ({error}); copy the file again") from None
@@ -72,6 +74,9 @@ def json_lines(path: Path, hint: str = "") -> Iterator[tuple[int, str, Any]]:
                 except json.JSONDecodeError as error:
                     said = f"not JSON ({error.msg} at column {error.colno}){hint}"
                     raise UserError(f"{path} line {number}: {said}") from None
+                except (ValueError, RecursionError):
+                    said = "a number of thousands of digits, or brackets without end"
+                    raise UserError(f"{path} line {number}: not JSON that can be read ({said})") from None
                 yield number, line, value
 
 
@@ -93,6 +98,19 @@ def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             ) from None
 
 
+def no_header_again(
+    records: Iterable[tuple[int, list[str]]], header: Sequence[str], path: Path
+) -> Iterator[tuple[int, list[str]]]:
+    """The records, none of which says what the columns are called: files that were joined have such rows."""
+    for number, fields in records:
+        if fields == list(header):
+            awk, name = "awk 'NR == 1 { h = $0 } NR == 1 || $0 != h'", shlex.quote(path.name)
+            raise UserError(
+                f"{path} row {number} repeats the header; leave such rows out, with  {awk} {name} > joined-{name}"
+            )
+        yield number, fields
+
+
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """A `pyarrow.parquet.ParquetFile`. What goes wrong inside is the user's file, and is said so."""
@@ -105,6 +123,11 @@ def open_parquet(path: Path) -> Iterator[Any]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: a text in it is not UTF-8 (byte {error.object[error.start]:#04x}); write its columns again as "
+            "strings, decoded from what they are"
+        ) from None
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or ["damaged"])[0]
         raise UserError(f"{path}: not a readable Parquet file ({reason}); write it again or copy it again") from None
@@ -136,6 +159,15 @@ def _open_bytes(path: Path) -> BinaryIO:
     with path.open("rb") as file:
         zipped = path.suffix == ".gz" or file.read(2) == GZIP_MAGIC
     return gzip.open(path, "rb") if zipped else path.open("rb")  # type: ignore[return-value]
+
+
+def _encoding(path: Path) -> str:
+    """What the first bytes say, as Windows writes them, or the most usual."""
+    with _open_bytes(path) as raw:
+        first = raw.read(4)
+    marks = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16"}
+    marks[codecs.BOM_UTF16_BE] = "UTF-16"
+    return next((name for mark, name in marks.items() if first.startswith(mark)), "LATIN1")
 
 
 def _first_line_not_utf8(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import PARQUET_BATCH_ROWS, check_file, csv_records, json_lines, open_parquet
+from paceline.data.files import PARQUET_BATCH_ROWS, check_file, csv_records, json_lines, no_header_again, open_parquet
 from paceline.errors import UserError, did_you_mean
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -107,6 +107,7 @@ def rows_of(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterat
     else:
         records = csv_records(file, "\t" if kind == "tsv" else ",")
         header = next(records, (0, []))[1] if names is None else names
+        records = no_header_again(records, header, file) if names is None else records
         for number, fields in records:
             if len(fields) != len(header):
                 raise UserError(
@@ -135,3 +136,15 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _word(value: Any) -> str:
     """3 means the same in every kind of file."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def word(value: Any) -> str:
+    """A class by its name: 4, 4.0 and " 4" are the same one, in whatever kind of file they are."""
+    text = "" if value is None else str(value).strip()
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.careful_yaml import parsed, text_of
 from paceline.errors import UserError, did_you_mean
 
 GB = 1e9
@@ -265,10 +266,10 @@ def read_cluster(path: Path) -> Cluster:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parsed(text_of(path))
     except FileNotFoundError:
         raise UserError(f"cluster file {str(path)!r} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"cluster file {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict) or "device" not in values:
         raise UserError(f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB")

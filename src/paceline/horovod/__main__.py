@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.launch.blame import exit_code_of_errors
+from paceline.launch.edge import exit_code_of_errors
 
 STAND_IN = Path(__file__).with_name("stand_in")
 USAGE = "python -m paceline.horovod SCRIPT.py [ARGUMENTS …]"

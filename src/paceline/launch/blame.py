@@ -6,19 +6,15 @@ person who reads them. The cause is the earliest failure that is not an echo.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.errors import OutOfMemory, PacelineError, RankSilent, RunFailed, UserError
-from paceline.launch.environment import detect
+from paceline.errors import Bug, OutOfMemory, PacelineError, RankSilent, RunFailed, UserError
 
 ECHO_TYPES = {"DistNetworkError", "DistStoreError", "DistQueueEmptyError"}
 ECHO_WORDS = re.compile(
@@ -99,39 +95,10 @@ def as_error(failure: Failure) -> PacelineError:
         case "run":
             return RunFailed(f"rank {failure.rank}: {failure.message}")
         case "died":
-            return (OutOfMemory if failure.signal == signal.SIGKILL else RunFailed)(failure.message)
+            if failure.signal != signal.SIGKILL:
+                return RunFailed(failure.message)
+            killed = OutOfMemory(failure.message)
+            killed.certain = False
+            return killed
         case "bug":
-            return RunFailed(f"rank {failure.rank} failed with {failure.message}\n\n{failure.traceback.rstrip()}")
-
-
-@contextmanager
-def exit_code_of_errors() -> Iterator[None]:
-    """Ends the process as its errors say, each in one line; around all that a command does."""
-    try:
-        yield
-    except PacelineError as error:
-        say_why(error)
-        sys.exit(error.exit_code)
-
-
-def say_why(error: PacelineError) -> None:
-    """The end of this process, in one line. What is wrong with a request is the same on every rank, and the main one
-    says it; a run may fail on any."""
-    try:
-        place = detect(os.environ)
-    except UserError:
-        place = None
-    if place is None or place.world == 1 or isinstance(error, RankSilent):
-        who = "paceline"
-    elif isinstance(error, RunFailed):
-        who = f"paceline: rank {place.rank}"
-    elif place.rank == 0:
-        who = "paceline"
-    else:
-        return
-    sys.stderr.write(_visible(f"{who}: {error}") + "\n")  # in one piece: the ranks share a terminal
-
-
-def _visible(text: str) -> str:
-    """The text with its control characters spelt out: what was read from a file does not steer the terminal."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+            return Bug(f"rank {failure.rank} failed with {failure.message}", failure.traceback)

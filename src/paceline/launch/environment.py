@@ -7,9 +7,11 @@ These variables say where a rank is; none of them changes what a run computes.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.errors import UserError
@@ -57,6 +59,23 @@ def detect(environ: Mapping[str, str]) -> Place | None:
             "started this process; type  unset WORLD_SIZE  to start the ranks here"
         )
     return None
+
+
+@contextmanager
+def as_one_rank() -> Iterator[None]:
+    """While entered, this process stands alone, whatever its launcher has started."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    changed = {**alone, "MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(USUAL_PORT)}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _torchrun(environ: Mapping[str, str]) -> Place:

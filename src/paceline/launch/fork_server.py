@@ -13,7 +13,6 @@ This file runs as a script, before the package can be imported: at the top it us
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import gc
@@ -80,6 +79,8 @@ def _report(launcher: Connection, pids: dict[int, int]) -> int:
 
 def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
     """Be one rank, until its worker returns or fails."""
+    from paceline.launch.leaving import leave, leave_at_once
+
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     _write_whole_lines()
     threading.Thread(target=_end_with_launcher, args=(pipe,), daemon=True).start()
@@ -88,18 +89,15 @@ def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...])
         outcome = pickle.dumps((worker(*args),))
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-            _leave_at_once(error.code or 0)
+            leave_at_once(error.code or 0)
         outcome = pickle.dumps(_failure(rank, error))
         code = 1
     _ignore_stop_signals()  # the work is done: a late one must not take its outcome away
     with contextlib.suppress(OSError):
         pipe.send_bytes(outcome)
-    if code == 0:
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
-    _leave_at_once(code)
+    if code:
+        leave_at_once(code)
+    leave(0)
 
 
 def _write_whole_lines() -> None:
@@ -123,15 +121,6 @@ def _failure(rank: int, error: BaseException) -> Any:
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
         error = error.with_traceback(error.__traceback__.tb_next)  # begin with the work, not with this file
     return blame.of_exception(rank, error)
-
-
-def _leave_at_once(code: int) -> NoReturn:
-    """Without the interpreter's farewell: it takes a tenth of a second, and after a failure it would wait for
-    collectives that the peers never join."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
 
 
 def _end_with_launcher(pipe: Connection) -> None:

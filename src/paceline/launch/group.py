@@ -5,10 +5,13 @@ A world of one has no process group at all; the loop must work without. Where a 
 
 from __future__ import annotations
 
+import errno
 import gc
+import itertools
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, RunFailed, UserError, listed
 from paceline.launch import network
 from paceline.launch.environment import Place
 
@@ -29,6 +32,7 @@ BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """With GPUs, small CPU tensors can be reduced as well."""
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 ALONE_S = 1800.0  # for what a device is still at: in a group of one nobody waits for another
+JOINED = itertools.count()  # how often this process has joined others: each time they meet under another name
 LEAVE_S = 1.0  # for closing connections after a failure
 
 
@@ -160,27 +164,53 @@ def _join(place: Place, own: torch.device, timeout_s: float, carrier: str) -> No
             ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RunFailed(
-            f"rank {place.rank} could not join the {place.world} ranks at {place.address}:{place.port} "
-            f"within {timeout_s:g} s: {reason}"
+            f"could not join the {place.world} ranks at {place.address}:{place.port} within {timeout_s:g} s: {reason}"
         ) from error
 
 
 def _store(place: Place, timeout_s: float) -> dist.Store:
-    """Where the ranks meet: with the main rank, or with torchrun, whose store outlives its restarts, with the addresses
-    of ranks that are gone."""
+    """Where the ranks meet, when all of them are there: with the main rank, or with torchrun, whose store outlives its
+    restarts, with the addresses of ranks that are gone."""
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     main = ours and place.rank == 0
     if not main:
         network.reach(place, timeout_s)
-    store = dist.TCPStore(
+    limit = timedelta(seconds=timeout_s)
+    everyone = dist.TCPStore(
         place.address,
         place.port,
         place.world,
         is_master=main,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=network.listening(place).detach() if main else None,
+        timeout=limit,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=_listening(place) if main else None,
     )
-    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    start, time_ = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), next(JOINED)
+    store = dist.PrefixStore(f"start {start} join {time_}", everyone)
+    store.set(f"rank {place.rank}", socket.gethostname())
+    _wait_for_all(store, place.world, timeout_s)
+    return store
+
+
+def _listening(place: Place) -> int | None:
+    """A socket for the ranks to meet at; None where this process has one already, from when it joined before."""
+    try:
+        return network.listening(place).detach()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None  # torch shares what it has there, and complains if that is somebody else's
+
+
+def _wait_for_all(store: dist.Store, world: int, timeout_s: float) -> None:
+    wanted = [f"rank {rank}" for rank in range(world)]
+    deadline, pause_s = time.monotonic() + timeout_s, 0.001
+    while not store.check(wanted):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"timed out waiting for {listed([name for name in wanted if not store.check([name])])}")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
 
 
 def gather_objects(mine: T, group: dist.ProcessGroup | None = None) -> list[T]:

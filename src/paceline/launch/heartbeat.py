@@ -1,7 +1,8 @@
-"""What each rank is at, in the run folder: written over in place at every change, read by whoever wonders.
+"""What each rank is at, in the run folder while it runs: written over in place, and read by whoever wonders.
 
     heartbeats/rank0.json    one line: step, phase, time, host, process
     heartbeats/rank0.stack   its Python stack, if it was silent for most of the time that a collective may take
+    heartbeats/rank0.asked   the same, when another process asked for it
 
 The stack is written by a thread of the interpreter that needs no lock of it, so that a rank which hangs in compiled
 code, in a collective or in the user's own code leaves it too. Only a rank that does not run at all cannot.
@@ -21,7 +22,7 @@ from typing import Literal, get_args
 
 from paceline.errors import UserError
 from paceline.launch.environment import Place
-from paceline.launch.stacks import give_no_more, give_when_asked
+from paceline.launch.stacks import give_no_more, give_when_asked, stack_file
 from paceline.record.files import from_flat, read_json
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
@@ -30,6 +31,8 @@ LINE_BYTES = 384
 SILENT = 0.8
 """Of the time that a collective may take: then a rank leaves its stack, before its peers give up."""
 ARMED_EVERY_S = 1.0
+KEPT_S = 30.0
+"""A stack, for those who are about to read it."""
 STOPPED = "T"
 """The state of a process that a signal has stopped, in Linux's word."""
 
@@ -47,6 +50,8 @@ class Beat:
     """Steps that are done."""
     phase: Phase
     t: float
+    busy_s: float = 0.0
+    """How long it works on a step, where that was measured: all but waiting for others."""
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -81,33 +86,47 @@ class Heartbeat:
 
     def __init__(self, folder: Path, place: Place, timeout_s: float) -> None:
         self._files: list[int] = []
+        self._paths: list[Path] = []
         self._armed_until = 0.0
         self._patience_s = SILENT * timeout_s if place.world > 1 else 0.0
         _, born = process_state(os.getpid())
         host = json.dumps(socket.gethostname()[:64])
         self._who = f'"rank": {place.rank}, "host": {host}, "pid": {os.getpid()}, "born": {born}'
-        self._step = 0
+        self._phase: Phase = "start"
+        self._step, self._busy_s = 0, 0.0
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            for ending, flags in (("json", 0), ("stack", os.O_APPEND | os.O_TRUNC)):
-                file = folder / f"rank{place.rank}.{ending}"
+            added = os.O_APPEND | os.O_TRUNC
+            stacks = ((stack_file(folder, place.rank, asked), added) for asked in (False, True))
+            for file, flags in ((folder / f"rank{place.rank}.json", 0), *stacks):
+                self._paths.append(file)
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
-        self._gives_stack = place.world > 1 and len(self._files) == 2 and give_when_asked(self._files[1])
+        self._gives_stack = place.world > 1 and len(self._files) == 3 and give_when_asked(self._files[2])
         self("start", 0)
 
-    def __call__(self, phase: Phase, step: int | None) -> None:
-        """Note what this rank is at, after so many steps (None: as many as before)."""
+    def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
+        """Note what this rank is at, after so many steps, and how long it works on one; None is as before."""
+        self._phase = phase = self._phase if phase is None else phase
         self._step = step = self._step if step is None else step
-        if len(self._files) < 2:
+        self._busy_s = self._busy_s if busy_s is None else busy_s
+        if len(self._files) < 3:
             return
-        line = f'{{"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, {self._who}}}'
+        now = f'"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, "busy_s": {self._busy_s:.6f}'
         with suppress(OSError):
-            os.pwrite(self._files[0], line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
-            if phase != "failed" and self._patience_s and (now := time.monotonic()) > self._armed_until:
-                if os.fstat(self._files[1]).st_size:  # it was silent for long, and is not any more
+            os.pwrite(self._files[0], f"{{{now}, {self._who}}}".encode().ljust(LINE_BYTES - 1) + b"\n", 0)
+            if phase != "failed" and self._patience_s and (clock := time.monotonic()) > self._armed_until:
+                written = os.fstat(self._files[1])
+                if written.st_size and written.st_mtime < time.time() - KEPT_S:  # it is not silent any more
                     os.ftruncate(self._files[1], 0)
                 faulthandler.dump_traceback_later(self._patience_s, file=self._files[1])
-                self._armed_until = now + min(ARMED_EVERY_S, self._patience_s / 20)
+                self._armed_until = clock + min(ARMED_EVERY_S, self._patience_s / 20)
+
+    def remove(self) -> None:
+        """The run has come to its end: nobody wonders any more where its ranks are."""
+        with suppress(OSError):
+            for path in self._paths:
+                path.unlink(missing_ok=True)
+            self._paths[0].parent.rmdir()  # by the last of them
 
     def __enter__(self) -> Heartbeat:
         return self
@@ -137,8 +156,9 @@ def read_beats(folder: Path) -> list[Beat]:
 
 def _possible(beat: Beat) -> bool:
     """A rank may have been killed in the middle of a line, or somebody else wrote the file."""
-    numbers = (beat.rank, beat.pid, beat.born, beat.step)
-    return all(isinstance(n, int) for n in numbers) and beat.phase in get_args(Phase) and isinstance(beat.host, str)
+    whole = all(isinstance(n, int) for n in (beat.rank, beat.pid, beat.born, beat.step))
+    numbers = isinstance(beat.t, float) and isinstance(beat.busy_s, float)
+    return whole and numbers and beat.phase in get_args(Phase) and isinstance(beat.host, str)
 
 
 def process_state(pid: int) -> tuple[str, int]:

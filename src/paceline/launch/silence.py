@@ -83,14 +83,15 @@ def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | No
     if not there:
         return None
     last = min(there, key=lambda beat: beat.position)
-    stack = _relevant(read_stacks(stack_file(folder, last.rank)), last)
+    file = stack_file(folder, last.rank)
+    stack = _relevant(read_stacks(file), last)
     who = f"rank {last.rank} on {last.host} (pid {last.pid})"
     if last.position < mine.beat.position or (stack and not collective(stack)):
-        at = _in_worker(last) or _shown(folder, last, stack) or NO_STACK
+        at = _in_worker(last) or _shown(file, stack) or NO_STACK
         return RankSilent(last.rank, f"{who} did not answer in time: it is {last.place}{at}\n  {mine}")
     if (other := where(stack)) and mine.where and other != mine.where:
         said = f"the ranks wait for each other in different collectives: {who} in {other}, {last.place}; {mine}"
-        return RankSilent(last.rank, f"{said}{_shown(folder, last, stack)}")
+        return RankSilent(last.rank, f"{said}{_shown(file, stack)}")
     if last.host == mine.beat.host:
         return None
     said = f"nothing came from {who} for as long as a collective may take, and both wait in the same place"
@@ -99,7 +100,7 @@ def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | No
 
 def stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankSilent:
     """A rank that a signal has stopped. The run ends for it, so it may run again: that is how it leaves its stack."""
-    file = stack_file(folder, beat.rank)
+    file = stack_file(folder, beat.rank, asked=True)
     with suppress(OSError):
         os.kill(beat.pid, ASKING)  # it comes first when the process goes on
         os.kill(beat.pid, signal.SIGCONT)
@@ -108,7 +109,7 @@ def stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankSilent:
         time.sleep(0.02)
     time.sleep(0.05)  # for the rest of it
     said = f"rank {beat.rank} on {beat.host} (pid {beat.pid}) did not answer in time: {BY_SIGNAL} {beat.place}"
-    return RankSilent(beat.rank, f"{said}{_shown(folder, beat, _relevant(read_stacks(file), beat))}{waited}")
+    return RankSilent(beat.rank, f"{said}{_shown(file, _relevant(read_stacks(file), beat))}{waited}")
 
 
 @dataclass
@@ -185,10 +186,9 @@ def _in_worker(beat: Beat) -> str:
     return ""
 
 
-def _shown(folder: Path, beat: Beat, stack: Stack) -> str:
+def _shown(file: Path, stack: Stack) -> str:
     if not stack:
         return ""
-    file = stack_file(folder, beat.rank)
     return f"; its stack, the newest call first (all of it: {file}):{_lines(stack)}"
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 ASKING = signal.SIGUSR2
 ROOM = "paceline-stack"
 ANSWER_S = 0.5
-LAST_BYTES = 1 << 16
+MOST_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,27 @@ Stack = tuple[Frame, ...]
 """The newest call first."""
 
 
-def stack_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.stack"
+def stack_file(folder: Path, rank: int, asked: bool = False) -> Path:
+    """Where a rank writes its stack: by itself when it is silent for long, or when it is asked."""
+    return folder / f"rank{rank}.{'asked' if asked else 'stack'}"
 
 
 def read_stacks(file: Path) -> list[Stack]:
-    """Those of the threads of a process, the main one first; nothing where nothing was written."""
+    """Those of the threads of a process, the main one first; nothing where nothing was written.
+
+    There may be more than one writing, and the process may have gone on after the first, which is what counts.
+    """
     try:
-        text = file.read_bytes()[-LAST_BYTES:].decode("utf-8", "replace")
+        text = file.read_bytes()[:MOST_BYTES].decode("utf-8", "replace")
     except OSError:
         return []
-    threads = re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE)[1:]
-    return [stack for part in reversed(threads) if (stack := tuple(_frames(part)))]
+    found: dict[str, Stack] = {}
+    for part in re.split(r"^(?:Current thread|Thread) ", text, flags=re.MULTILINE)[1:]:
+        thread = part.split(maxsplit=1)[0]
+        if thread in found:
+            break
+        found[thread] = tuple(_frames(part))
+    return [stack for stack in reversed(found.values()) if stack]
 
 
 def _frames(text: str) -> Iterator[Frame]:

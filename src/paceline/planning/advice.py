@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
-from paceline.planning.candidates import MEMORY_BAND, Price, family_name
+from paceline.planning.candidates import MEMORY_BAND, Limits, Price, family_name
 from paceline.planning.formulas.placement import Reduction
+from paceline.planning.search import search
 from paceline.record.units import duration, percent, size
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
     assert plan.chosen is not None
     assert plan.base is not None
     chosen, most = plan.chosen, plan.rows[-1]
-    if plan.base.devices > 1 or plan.base.layout.offload:
+    if _misses_memory(subject, plan):
         yield _too_large(plan, plan.base)
     if most.devices == 1:
         yield f"One device: a step of {subject.global_batch:,} samples takes {duration(most.price.step_s)}."
@@ -66,6 +67,15 @@ def over(base: Price) -> str:
     if base.layout.offload:
         layout += ", states in host memory"
     return "one device" if layout == "single" else f"{_few(n)} ({layout})"
+
+
+def _misses_memory(subject: TrainingSubject, plan: Plan) -> bool:
+    """Whether one device is too small, and not only other than what the run file insists on."""
+    assert plan.base is not None
+    if plan.base.devices == 1 and not plan.base.layout.offload:
+        return False
+    alone = search(replace(subject, context=1), 1, plan.site.at(1), Limits()).chosen
+    return alone is None or alone.layout.offload
 
 
 def _pays(chosen: PlannedRow, base: Price) -> str:
@@ -107,10 +117,8 @@ def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str
     p, n = most.price, most.devices
     name = family_name(p.layout)
     assert plan.base is not None
-    said = (
-        f"{name} on {n} devices will run at {times(most.speedup)} the speed of {over(plan.base)}: each step computes "
-    )
-    said += duration(p.time.compute_s)
+    said = f"{name} on {n} devices will run at {times(most.speedup)} the speed of {over(plan.base)}: "
+    said += f"each step computes {duration(p.time.compute_s)}"
     fixed = p.time.update_s + p.time.overhead_s
     if p.time.exposed_s >= fixed:
         said += f" and communicates {duration(p.time.comm_s)}"
@@ -120,25 +128,22 @@ def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str
         said += f"; {_few(plan.base.devices)} need{'s' * (plan.base.devices == 1)} "
         said += f"{duration(plan.base.step_s)} in all"
     assert plan.chosen is not None
-    chosen, wiser = plan.chosen, plan.choice.knee
-    ways = []
+    chosen, knee, ways = plan.chosen, plan.choice.knee, list[str]()
     if chosen.devices < n:
         alone = chosen.devices == 1
-        ways = ["Stay on one device" if alone else f"Use {chosen.devices} devices ({times(chosen.speedup)})"]
-    elif wiser is not None and wiser.devices < n:
-        ways = [f"It is the fastest, and {_few(wiser.devices)} at {times(wiser.speedup)} cost the least for the time"]
-    ways += [*_raised(subject, plan, most, plan.base), *_looser(subject, plan.base, most)]
-    if not ways:
-        return f"{said}."
-    ways[0] = ways[0][0].upper() + ways[0][1:]
-    return f"{said}. {', or '.join(ways)}."
+        ways = ["stay on one device" if alone else f"use {chosen.devices} devices ({times(chosen.speedup)})"]
+    elif knee is not None and knee.devices < n:
+        said += f". That is the fastest; {_few(knee.devices)} ({times(knee.speedup)}) have the least time × money"
+    ways += [*_raised(subject, most, plan.base), *_looser(subject, plan.base, most)]
+    do = ", or ".join(ways)
+    return f"{said}. {do[0].upper()}{do[1:]}." if do else f"{said}."
 
 
 def _few(devices: int) -> str:
     return "one device" if devices == 1 else f"{devices:,} devices"
 
 
-def _raised(subject: TrainingSubject, plan: Plan, most: PlannedRow, base: Price) -> Iterator[str]:
+def _raised(subject: TrainingSubject, most: PlannedRow, base: Price) -> Iterator[str]:
     """The smallest larger batch with which as many devices are worth it, else the best of those tried."""
     tried = []
     for factor in BATCHES:
@@ -188,9 +193,9 @@ def _too_large(plan: Plan, base: Price) -> str:
     said = f"It does not fit on one {where.name}"
     if plan.rows[0].devices == 1:  # its states in host memory
         said = f"It fits on one {where.name} only with its states in host memory"
-    rest = (
-        f" of {size(where.memory_bytes)}" if states > where.memory_bytes else ", and activations do not fit beside them"
-    )
+    rest = f" of {size(where.memory_bytes)}"
+    if states <= where.memory_bytes:
+        rest = ", and activations do not fit beside them"
     host = f" and {size(base.memory.host_bytes)} of host memory" if base.layout.offload else ""
     least = f"{family_name(base.layout)} on {_few(n)} needs {size(base.memory.total_bytes)}{host} on each."
     return f"{said}: weights, gradients and optimiser states take {size(states)}{rest}. {least}"

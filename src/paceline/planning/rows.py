@@ -203,8 +203,8 @@ class Choice:
         return any(other.run_s <= row.run_s and self.paid_s(other) < self.paid_s(row) for other in self.rows)
 
     def verdict(self, row: PlannedRow) -> str:
-        """A few words on a row, beside the others."""
-        if missed := self.wishes.missed_by(row):
+        """A few words on a row, beside the others; one alone needs none."""
+        if (missed := self.wishes.missed_by(row)) or len(self.rows) == 1:
             return missed
         best = {"fastest": self.fastest}
         if not self.one_machine:

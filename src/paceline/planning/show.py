@@ -150,14 +150,16 @@ def _compared(plan: Plan) -> Iterator[str]:
     assert base is not None
     if len(plan.rows) > 1:
         best = {"fastest": choice.fastest, "cheapest": choice.cheapest, "most efficient": choice.most_efficient}
-        best["knee, the least time × money:"] = choice.knee
+        best["knee of time and money"] = choice.knee
         if choice.one_machine:
             best = {"fastest": choice.fastest}
         names = {row.devices: [name for name, other in best.items() if other is row] for row in plan.rows}
         rows = sorted((row for row in plan.rows if names[row.devices]), key=lambda row: row.run_s)
-        yield from wrapped("; ".join(f"{_and(names[row.devices])} {_who(row)}" for row in rows), "")
+        yield from wrapped("; ".join(f"{_and(names[row.devices])}: {_who(row)}" for row in rows), "")
     yield from wrapped(_wished(plan), "")
-    fewest = ", the fewest that hold it" * (base.devices > 1)
+    fewest = ", the fewest that hold it" * (base.devices > 1) + " as the run file insists" * (
+        base.devices > 1 and bool(plan.limits.words())
+    )
     yield from wrapped(f"speed-ups are over {over(base)}{fewest}{'; cost is over the cheapest' * _costs(plan)}", "")
     if plan.rates.spot_usd is not None and plan.subject.steps is not None:
         yield "spot devices may be taken away: what was done since the last checkpoint is then done again"
@@ -182,8 +184,10 @@ def _wished(plan: Plan) -> str:
     asked += [f"a budget of {amount(wishes.budget_usd)} USD"] * (wishes.budget_usd is not None)
     if wishes.min_efficiency is not None:
         asked.append(f"an efficiency of at least {percent(wishes.min_efficiency)}")
-    if not asked or chosen is None:
+    if chosen is None:
         return ""
+    if not asked:
+        return "" if chosen is plan.choice.fastest else "✓ is as fast as any within 5 %, with the fewest devices"
     if not plan.choice.kept:
         return f"no row keeps to {_and(asked)}; ✓ comes nearest"
     what = "cheapest" if wishes.deadline_h is not None else "fastest"

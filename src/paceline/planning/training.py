@@ -259,6 +259,7 @@ class TrainingSubject(Subject):
         return Runtime(
             kernels="compiled" if execution.compiled else "eager",
             recorded=execution.recorded,
+            pieced_tensor=False,
             fused_update=True,
             stops_early=True,
             fresh_gradients=one_pass and (sharded or layout.strategy == "single"),

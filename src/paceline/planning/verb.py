@@ -70,6 +70,7 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
     if arguments.page is not None:
         from paceline.planning.page.page import page
 
+        print(f"planning every setting of {arguments.page}", file=sys.stderr)
         write_atomic(arguments.page, page(found, ask, _command(arguments)))
     files: dict[str, str] = {}
     if arguments.emit:
@@ -105,6 +106,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
         "--min-efficiency": arguments.min_efficiency,
         "--calibration": arguments.calibration,
     }
+    given |= {option: vars(arguments)[what.key] for option, (_, what) in registry.plan_options().items()}
     said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return ["paceline", "plan", *arguments.words, *said]
 

@@ -11,6 +11,7 @@ every few seconds), resume, extend (the run became longer), done (early, and why
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -26,6 +27,16 @@ from paceline.record.files import as_json, finite
 HELD = 1000
 """Steps that are kept in memory at most."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
+
+PLACES = ("step", "epoch", "samples", "tokens")
+"""Values that are whole numbers."""
+AMOUNTS = (
+    *PLACES,
+    *("t", "loss", "grad_norm", "lr", "batch"),
+    *(f"{name}_s" for name in ("load", "step", "data", "compute", "comm", "exposed")),
+)
+"""Values that are numbers, or not known."""
+LARGEST = 1e300
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=as_json).encode
 _decode = json.JSONDecoder().decode
@@ -52,8 +63,11 @@ class EventWriter:
         self._held: list[str] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.open(path, flags, 0o666)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise RunFailed(f"{path} is a link, and events are not written to another place; remove it") from None
             raise RunFailed(f"cannot write {path}: {error.strerror}") from error
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
@@ -112,14 +126,25 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
         return
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            try:
-                event = _decode(line.decode())
-            except (ValueError, RecursionError):
-                event = None
-            if isinstance(event, dict) and "kind" in event:
+            event = event_of(line)
+            if event is not None or line.strip():
                 yield number, event
-            elif line.strip():
-                yield number, None
+
+
+def event_of(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None where it was torn by a kill or damaged, and values are not of the kind they must be."""
+    try:
+        event = _decode(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+        return None
+    whole = all(isinstance(event[name], int) for name in PLACES if event.get(name) is not None)
+    return event if whole and all(map(_is_amount, (event.get(name) for name in AMOUNTS))) else None
+
+
+def _is_amount(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not abs(value) > LARGEST)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
@@ -147,6 +172,7 @@ def steps_that_count(events: Iterable[dict[str, Any]], kind: str = "step") -> li
 def metrics_of(event: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of an "evaluate" event: its numbers, without those that say when and on how much."""
     values = event.get("metrics", event)
+    values = values if isinstance(values, Mapping) else event
     return {
         name: math.nan if value is None else float(value)
         for name, value in values.items()
@@ -162,6 +188,6 @@ def seconds_of(path: Path) -> float:
     for event in read_events(path):
         if event["kind"] == "start":
             total += last - began
-            began = event["t"]
-        last = event["t"]
+            began = event.get("t") or last
+        last = event.get("t") or last
     return total + last - began

@@ -12,12 +12,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar, get_type_hints
 
 from paceline.errors import RunFailed, UserError
 
 T = TypeVar("T")
+MOST_DIGITS = 19
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
@@ -53,18 +55,25 @@ def print_json(value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read back what `write_json` wrote."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number, parse_constant=_whole_number)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is damaged: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds a {type(value).__name__}, not a set of named values")
     return value
+
+
+def _whole_number(digits: str) -> int:
+    """Nothing that is counted here has more digits, and what is not finite is written as null."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"{digits[:20]}… is too large")
+    return int(digits)
 
 
 def finite(value: Any) -> Any:
@@ -116,8 +125,22 @@ def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
             given[name] = from_flat(hint, values)
         elif name in values:
             is_enum = isinstance(hint, type) and issubclass(hint, Enum)
-            given[name] = hint(values[name]) if is_enum else _as_tuple(values[name])
+            given[name] = hint(values[name]) if is_enum else _checked(hint, _as_tuple(values[name]))
     return kind(**given)
+
+
+def _checked(hint: Any, value: T) -> T:
+    """The value, if it is of its kind; ValueError if it is not. Numbers in a table may be missing."""
+    known = {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+    _adapter(hint).validate_python(known, strict=True)
+    return value
+
+
+@cache
+def _adapter(hint: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint)
 
 
 def _as_tuple(value: Any) -> Any:

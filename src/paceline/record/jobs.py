@@ -35,7 +35,7 @@ class Next(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ending:
     """What the folder says after an attempt, and why."""
 
     next: Next
@@ -56,7 +56,7 @@ def note(run: RunDir, kind: str, **values: Any) -> None:
         events.write(kind, **values)
 
 
-def outcome(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") -> Outcome:
+def outcome(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") -> Ending:
     """Whether a run is to be tried again: its folder decides, whatever the exit code of its ranks was.
 
     `asked` is the signal that ended the attempt: USR1 (the time limit is near), TERM (somebody takes the machines), or
@@ -65,18 +65,18 @@ def outcome(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") ->
     step = newest_step(run)
     failed = _last_end(run)
     if failed is not None and failed.get("status") == Status.FINISHED:
-        return Outcome(Next.DONE, "the run is finished", step)
+        return Ending(Next.DONE, "the run is finished", step)
     records = list(read_events(run.jobs_file))
     if any(record["kind"] == "cancel" and record.get("job") == job for record in records):
-        return Outcome(Next.LEFT, "the job was cancelled", step)
+        return Ending(Next.LEFT, "the job was cancelled", step)
     if asked == "TERM":
-        return Outcome(Next.LEFT, f"the machines were taken away at step {step:,}", step)
+        return Ending(Next.LEFT, f"the machines were taken away at step {step:,}", step)
     vain = _attempts_in_vain(records, step)
     if vain >= attempts:
         why = f": {failed['why']}" if failed is not None and failed.get("why") else ""
-        return Outcome(Next.ENOUGH, f"{vain} attempts in a row came no further than step {step:,}{why}", step)
+        return Ending(Next.ENOUGH, f"{vain} attempts in a row came no further than step {step:,}{why}", step)
     because = "the time limit is near" if asked else "the attempt ended before the run did"
-    return Outcome(Next.AGAIN, f"{because}; the next one goes on from step {step:,}", step)
+    return Ending(Next.AGAIN, f"{because}; the next one goes on from step {step:,}", step)
 
 
 def newest_step(run: RunDir) -> int:

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from paceline import terminal
 from paceline.record.events import metrics_of
 from paceline.record.pauses import Pauses
 from paceline.record.per_class import baseline_words
 from paceline.record.timers import TIMES
-from paceline.record.units import COLUMNS, clock, metrics_text, number, percent, writable
+from paceline.record.units import clock, metrics_text, number, percent, writable
+from paceline.terminal import COLUMNS
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -259,8 +261,7 @@ def _live_line(stream: TextIO) -> Live | None:
     """A line that can be drawn over, where the stream is a terminal that can do so."""
     if not stream.isatty() or os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
         return None
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=stream, highlight=False)
+    console = terminal.console(file=stream)
     return Live(console=console, auto_refresh=False) if console.is_terminal else None

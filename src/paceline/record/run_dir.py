@@ -11,21 +11,22 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from paceline import __version__
+from paceline import __version__, trusting
+from paceline.careful_yaml import parsed, text_of
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
 from paceline.record.files import write_atomic
 from paceline.registry import is_script
 from paceline.spec import DEFAULT, RunSpec, build, recorded
-from paceline.spec.yaml_file import parsed
 from paceline.workload import Say
 
 COMMENT_COLUMN = 44
@@ -58,6 +59,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def begun(self) -> bool:
+        """Whether this is the folder of a run; a name that no file can have is none."""
+        return os.path.isfile(self.spec_file) and os.path.isdir(self.events)
 
     @property
     def heartbeats(self) -> Path:
@@ -98,13 +104,16 @@ class RunDir:
             out.mkdir(parents=True, exist_ok=True)
             run = cls(out / name if exactly else _first_free(out, name))
             run.path.mkdir(exist_ok=True)
-        except OSError as error:
-            raise _unwritable(out, error.strerror or str(error)) from None
+        except (OSError, ValueError) as error:
+            raise _unwritable(out, getattr(error, "strerror", None) or str(error)) from None
         try:
             run.events.mkdir(exist_ok=exactly)
             run.checkpoints.mkdir(exist_ok=exactly)
+            if (origin := trusting.sign(run.path, _anchored(spec))) is not None:
+                write_atomic(run.path / trusting.ORIGIN, origin)
             write_atomic(run.spec_file, _write_spec(spec, run.spec_file))
         except (OSError, RunFailed) as error:
+            (run.path / trusting.ORIGIN).unlink(missing_ok=True)
             for folder in (run.events, run.checkpoints, run.path):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -112,10 +121,17 @@ class RunDir:
         return run
 
     @classmethod
+    def named(cls, path: Path) -> RunDir:
+        """What somebody means who types the folder of a run, or its spec.yaml."""
+        if "\0" in str(path):
+            raise UserError(f"{str(path)!r} is not a path: no file has such a name")
+        return cls(path.parent if path.name == "spec.yaml" else path)
+
+    @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run. The path of its spec.yaml is understood too."""
-        path = path.parent if path.name == "spec.yaml" else path
-        run = cls(path)
+        """An existing run."""
+        run = cls.named(path)
+        path = run.path
         if run.spec_file.is_file():
             return run
         if not path.exists():
@@ -130,7 +146,11 @@ class RunDir:
     @contextlib.contextmanager
     def held(self, say: Say) -> Iterator[None]:
         """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
-        with open(self.lock_file, "a+") as file:
+        try:
+            handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written to: {error.strerror}; make it writable first") from None
+        with open(handle, "r+") as file:
             for waited_s in count():
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,13 +176,24 @@ class RunDir:
     def spec(self, code: Path | None = None) -> RunSpec:
         """The spec as it was when the run began or was extended, each value with the origin it had then.
 
-        `code` is a file that has the run's own workload class, instead of the one it was trained from.
+        Its own code is executed: that of a run from elsewhere needs `trust`. `code` is a file that has the run's own
+        workload class, instead of the one it was trained from; who names it has read it.
         """
         values, origins = self._read_spec()
         if code is not None:
             cls = "" if is_script(workload := str(values.get("workload"))) else f":{workload.rpartition(':')[2]}"
             values["workload"] = f"{code.resolve()}{cls}"
+        else:
+            trusting.check(self.path, values)
         return self._built(build, values, origins)
+
+    def spec_like(self, other: RunSpec) -> RunSpec:
+        """The spec as it was, read by the code of `other`: what would be executed anyway."""
+        return self._built(partial(build, entry=other.entry), *self._read_spec())
+
+    def trust(self) -> None:
+        """This user trusts the code that the run names, from now on."""
+        trusting.remember(self.path, self._read_spec()[0])
 
     def recorded_spec(self) -> RunSpec:
         """The same for those who look at a run: as data, with none of its code executed."""
@@ -177,7 +208,7 @@ class RunDir:
     def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
         origins: dict[str, str] = {}
         try:
-            text = self.spec_file.read_text(encoding="utf-8")
+            text = text_of(self.spec_file)
             values = parsed(text, lambda node: origins.update(_read_origins(node, "", text.split("\n"))))
         except OSError as error:
             raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None
@@ -188,6 +219,21 @@ class RunDir:
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
         return values, origins
+
+
+def trust(run: str | Path) -> None:
+    """This user trusts the code that a run folder from elsewhere names: verbs may execute it from now on."""
+    RunDir.open(Path(run)).trust()
+
+
+def trust_code(arguments: Mapping[str, Any]) -> None:
+    """`--trust`: the code of the runs that are named after a verb may be executed, now and later."""
+    named = [arguments.get("resume"), arguments.get("start"), arguments.get("run"), *arguments.get("words", [])[:1]]
+    runs = [run for word in named if word and (run := RunDir.named(Path(word))).begun]
+    if not runs:
+        raise UserError("--trust is for the code of a run folder, and none is named")
+    for run in runs:
+        run.trust()
 
 
 def _first_free(out: Path, name: str) -> Path:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import UserError
 from paceline.record.events import metrics_of
 from paceline.record.files import from_flat, read_json
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.timers import TIMES
-from paceline.record.units import COLUMNS, duration, metrics_text, number, percent, size, writable
+from paceline.record.units import duration, metrics_text, number, percent, size, writable
 from paceline.spec import RunSpec
+from paceline.terminal import COLUMNS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +26,8 @@ LAST = 10
 BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
+SHARES = ("compute", "data", "exposed", "other", "comm")
+"""Parts of a step; the last is beside the others."""
 Step = Mapping[str, Any]
 
 
@@ -92,7 +96,11 @@ class Summary:
 
 def read_summary(file: Path) -> Summary:
     """What a run wrote when it ended; UserError where there is none, or it is damaged."""
-    return from_flat(Summary, {name: value for name, value in read_json(file).items() if value is not None})
+    values = {name: value for name, value in read_json(file).items() if value is not None}
+    try:
+        return from_flat(Summary, values)
+    except (TypeError, ValueError):
+        raise UserError(f"{file} is damaged: its values are not those of a summary") from None
 
 
 def summarise(
@@ -225,7 +233,7 @@ def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     """The median step, and the parts of the mean one, which add up."""
-    step_s, share = summary.median.get("step_s"), summary.share
+    step_s, share = summary.median.get("step_s"), {**dict.fromkeys(SHARES), **summary.share}
     if step_s is None:
         return
     scale, unit = (1, "s") if step_s >= 1 else (1000, "ms")
@@ -240,24 +248,27 @@ def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     mean_s = summary.mean.get("step_s")
     average = "" if mean_s is None else f"; {time(mean_s).strip()} on average, of which"
     yield "step", f"{time(step_s)}  median{average}"
-    for name in ("compute", "data", "exposed", "other"):
+    for name in SHARES[:4]:
         part = share[name]
         needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])
         if part is not None and not needless:
-            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * part)}".rstrip()
+            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * min(part, 1))}".rstrip()
     if share["comm"]:
         hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
         yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
 
 
 def _say_difference(differs: Mapping[str, Any]) -> str:
-    tried = differs["on_test_task"]
-    every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
-    return (
-        f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the final loss "
-        f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by {100 * tried['accuracy']:+.1f} "
-        "points (docs/saving_communication.md)"
-    )
+    try:
+        tried = differs["on_test_task"]
+        every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
+        return (
+            f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the final loss "
+            f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by "
+            f"{100 * tried['accuracy']:+.1f} points (docs/saving_communication.md)"
+        )
+    except (KeyError, TypeError, ValueError):  # what a damaged file says of it
+        return "not the answer of plain DDP"
 
 
 def rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:

@@ -7,8 +7,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 
-COLUMNS = 100
-"""Of all that is shown on a terminal or in a log."""
 TEXT_COLUMNS = 98
 PLAIN = str.maketrans({"×": "x", "≈": "~", "…": "...", "→": ">"})
 

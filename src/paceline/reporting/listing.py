@@ -17,6 +17,7 @@ from paceline.record.summary import Summary, read_summary
 from paceline.record.units import duration, metrics_text, number, wrapped
 from paceline.reporting.experiments import MOST_KEYS, Experiments, cells, experiments, head, more_keys
 from paceline.reporting.run_view import read_run
+from paceline.terminal import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     console.print(_table(found))
     for one in found:
         if one.problem:
-            print(f"paceline: {one.run.path}: {one.problem}", file=sys.stderr)
+            print(visible(f"paceline: {one.run.path}: {one.problem}"), file=sys.stderr)
     return 0
 
 

@@ -22,6 +22,7 @@ from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import latex, markdown, page
 from paceline.reporting.tables import Table, tables
+from paceline.terminal import visible
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +94,7 @@ def _make(folder: Path) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
     for note in found.contents.left_out:
-        print(f"paceline: {note}", file=sys.stderr)
+        print(visible(f"paceline: {note}"), file=sys.stderr)
     if arguments.json:
         print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
         return 0

@@ -16,8 +16,8 @@ from paceline.record.events import metrics_of, read_lines, steps_that_count
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import Summary, read_summary
 from paceline.spec import RunSpec
+from paceline.training.answer import MAY_CHANGE, MUST_STAY
 from paceline.training.extension import LENGTHS
-from paceline.training.run import MAY_CHANGE, MUST_STAY
 
 SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
 """Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""

@@ -6,9 +6,7 @@ resumed, and shows the end when it is there. Ctrl-C leaves; the run does not not
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.record.events import metrics_of
+from paceline import terminal
+from paceline.launch.heartbeat import STOPPED, Beat, read_beats
+from paceline.record.events import event_of, metrics_of
 from paceline.record.files import print_json
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
-from paceline.record.units import COLUMNS, clock, duration, metrics_text, number, percent, size
+from paceline.record.units import clock, duration, metrics_text, number, percent, size
 from paceline.spec import RunSpec
 
 EVERY_S = 1.0
@@ -29,6 +29,7 @@ WINDOW = 200
 """Steps over which rates and times are taken."""
 KEPT = 4000
 MOST_RANKS = 16
+NOTICES = 3
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 40
@@ -50,6 +51,7 @@ class Follower:
     evaluation: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     saved: int = 0
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
 
     def look(self) -> bool:
         """Take in what is new; True if anything was."""
@@ -67,25 +69,25 @@ class Follower:
         self.place += len(added)
         *lines, self.rest = (self.rest + added).split(b"\n")
         for line in lines:
-            try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):  # torn by a kill
-                continue
+            if (event := event_of(line)) is not None:
+                self._take(event)
         return True
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["kind"]:
-            case "step":
+            case "step" if all(isinstance(event.get(name), int) for name in ("step", "epoch", "samples")):
                 self.steps.append(event)
             case "start":
                 self.start, self.end = event, {}
             case "resume":
-                while self.steps and self.steps[-1]["step"] > event["step"]:
+                while self.steps and self.steps[-1]["step"] > (event.get("step") or 0):
                     self.steps.pop()
             case "evaluate":
                 self.evaluation = event
+            case "notice":
+                self.notices.append(str(event["text"]))
             case "checkpoint":
-                self.saved = event["step"]
+                self.saved = event.get("step") or 0
             case "end":
                 self.end = event
 
@@ -122,8 +124,9 @@ class View:
         """How long a run that has not ended has written nothing; 0 while that is not unusual."""
         if not self.ranks or not self.ranks[0].start or self.ranks[0].end:
             return 0.0
-        begun = float(self.ranks[0].start["t"])
-        quiet_s = time.time() - max((float(f.steps[-1]["t"]) for f in self.ranks if f.steps), default=begun)
+        begun = float(self.ranks[0].start.get("t") or 0)
+        newest = max((float(f.steps[-1].get("t") or 0) for f in self.ranks if f.steps), default=begun)
+        quiet_s = time.time() - newest
         return quiet_s if quiet_s > max(QUIET_S, 5 * self.step_s) else 0.0
 
     @property
@@ -144,12 +147,11 @@ class View:
 def watch(path: Path, *, once: bool = False, as_json: bool = False, every_s: float = EVERY_S) -> int:
     """Show a run until it ends; on something that is no terminal, with `once` or as JSON, show it one time."""
     import psutil
-    from rich.console import Console
     from rich.live import Live
 
     run = RunDir.open(path)
     view = View(run, run.recorded_spec())
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else COLUMNS)
+    console = terminal.console()
     view.look()
     if as_json:
         print_json(_state(view))
@@ -211,15 +213,18 @@ def drawn(view: View) -> Any:
     body.add_row("step", _bar(main, step_s))
     if main.evaluation:
         metrics = metrics_text(metrics_of(main.evaluation))
-        body.add_row("evaluation", f"{metrics}  (step {main.evaluation['step']:,})")
+        body.add_row("evaluation", f"{metrics}  (step {main.evaluation.get('step') or 0:,})")
         if words := baseline_words(main.evaluation):
             body.add_row("", words)
         for name, precision, recall, f1, support in (r.cells() for r in shown_results(main.evaluation)[0]):
             body.add_row("", f"{name:24.24}  precision {precision}  recall {recall}  F1 {f1}  of {support}")
     if main.saved:
         body.add_row("checkpoint", f"step {main.saved:,}")
+    for text in main.notices:
+        body.add_row("noticed", text)
+    silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
     for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):
-        body.add_row(f"rank {rank}", _rank(follower))
+        body.add_row(f"rank {rank}", _rank(follower) + (f"; {_silent(silent[rank])}" if rank in silent else ""))
     body.add_row("machine", _machine(main.start))
     return Group(head, body)
 
@@ -230,6 +235,12 @@ def _rank(follower: Follower) -> str:
     step_s = follower.mean("step_s") or 1.0
     busy, exposed = follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s
     return f"step {follower.steps[-1]['step']:,}, works {percent(busy)}, waits {percent(exposed)}"
+
+
+def _silent(beat: Beat) -> str:
+    """What a rank of a run without news was at, and what became of its process."""
+    stopped = ", stopped by a signal" if beat.state == STOPPED else ""
+    return f"{beat.place} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
 
 
 def _bar(main: Follower, step_s: float) -> str:

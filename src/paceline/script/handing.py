@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline import registry
 from paceline.errors import RunFailed, UserError
 from paceline.spec import RunSpec
 
@@ -52,6 +53,7 @@ def execute(spec: RunSpec, given: Handed) -> None:
     for seed in (torch.manual_seed, np.random.seed, random.seed):  # what it draws before `paceline.run`
         seed(spec.train.seed)
     script = script_of(spec)
+    registry.announce(script.resolve())
     _handed.append(given)
     try:
         with _as_started(script, list(getattr(spec.data, "arguments", ()))):

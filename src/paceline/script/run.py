@@ -66,16 +66,16 @@ def _by_hand(
     spec = spec_of(file, overrides, script, sys.argv[1:])
     resume = _newest_unfinished(out, spec.name) if resume == AUTO else resume
     if resume is not None:
-        before = RunDir.open(Path(resume)).spec()
+        before = RunDir.open(Path(resume)).recorded_spec()
         spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, HERE)
     spec = applied(spec, place.world if place is not None else None)
     speak = say if show and (place is None or place.rank == 0) else silent
     if place is None:
         _refuse_ranks(spec, file, script)
-        start = RankStart(spec, show, open_run(spec, out, resume, speak)[0])
+        start = RankStart(spec, show, open_run(spec, out, resume, speak, changed_code=True)[0])
     else:
         spec = as_placed(spec, place)
-        start = RankStart(spec, show, lambda speak: open_run(spec, out, resume, speak)[0])
+        start = RankStart(spec, show, lambda speak: open_run(spec, out, resume, speak, changed_code=True)[0])
     try:
         with start.opened() as found:
             yield found

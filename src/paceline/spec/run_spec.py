@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
 
+from paceline import trusting
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, RECORDED, Entry, entry_of, is_script, reference_of
@@ -146,6 +147,8 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
     for given, folder, _ in folders:
         _anchor_names(given, folder)
+    if file.name == "spec.yaml" and (file.parent / "events").is_dir() and "workload" not in over:  # of a run folder
+        trusting.check(file.parent, values)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
     for given, folder, known in folders:
         _spell_out(given, sections, known)
@@ -303,14 +306,18 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
         inside = values.get(section)
         for key in kind.paths():
             if isinstance(inside, dict) and (isinstance(given := inside.get(key), str) or _are_words(given)):
-                try:
-                    found = [str((folder / Path(word).expanduser()).resolve()) for word in _as_list(given)]
-                except (RuntimeError, ValueError, OSError) as error:
-                    raise UserError(f"{section}.{key}: {given!r} is not a path: {error}") from None
+                found = [_absolute(word, folder, f"{section}.{key}") for word in _as_list(given)]
                 inside[key] = found[0] if isinstance(given, str) else found
         for key in kind.references:
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
                 inside[key] = _anchored(inside[key], folder)
+
+
+def _absolute(path: str, folder: Path, key: str) -> str:
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"{key}: {path!r} is not a path: {error}") from None
 
 
 def _are_words(value: Any) -> bool:
@@ -325,10 +332,10 @@ def _anchor_names(values: dict[str, Any], folder: Path) -> None:
     """The same for a cluster file and a workload of the user's own, which may be names instead."""
     cluster = values.get("cluster")
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
-        values["cluster"] = str((folder / Path(cluster).expanduser()).resolve())
+        values["cluster"] = _absolute(cluster, folder, "cluster")
     workload = values.get("workload")
     if isinstance(workload, str) and is_script(workload):
-        values["workload"] = str((folder / Path(workload).expanduser()).resolve())
+        values["workload"] = _absolute(workload, folder, "workload")
     elif isinstance(workload, str) and ":" in workload:
         values["workload"] = _anchored(workload, folder)
 

@@ -66,6 +66,9 @@ class Train(Section):
     loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
     loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
+    on_oom: Literal["stop", "retry"] = field(
+        "stop", "", "no memory is left: stop, or go on from the last checkpoint with half the micro-batch"
+    )
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
     evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from paceline.careful_yaml import TooMuch, parsed, text_of
 from paceline.errors import UserError, did_you_mean
+
+MOST_SECTIONS = 16
+"""Around a value, for an override."""
 
 
 def overrides_of(given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -24,84 +27,23 @@ def _split(text: str) -> tuple[str, Any]:
     if not value.strip():
         raise UserError(f"{text!r} has no value; write it as  {key}=VALUE,  or  {key}=null  for none")
     try:
-        return key, yaml.load(value, _Loader)
+        return key, parsed(value)
     except yaml.YAMLError:
         return key, value
+    except TooMuch as error:
+        raise UserError(f"{key}: {value[:40]!r}… {error}") from None
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
+    if len(sections) > MOST_SECTIONS:
+        raise UserError(f"{key[:40]}… has {len(sections)} dots; no key has more than {MOST_SECTIONS}")
     for section in sections:
         inner = values.setdefault(section, {})
         if not isinstance(inner, dict):
             raise UserError(f"{section}={inner} and {key}={value} contradict each other; leave one of them out")
         values = inner
     values[last] = value
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values.
-
-    `+2` is a word too: it adds to something.
-    """
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, OverflowError, TypeError, KeyError) as error:
-            shown = f"{node.value:.40}" if isinstance(node.value, str) else "this"
-            why = f"{shown!r} cannot be read as {node.tag.rpartition(':')[2]}"
-            raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from error
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, form)
-        for tag, form in forms
-        if not tag.endswith((":bool", ":timestamp")) and not (first == "+" and tag.endswith(":int"))
-    ]
-    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
-
-
-MOST_VALUES = 100_000
-"""In a run file; a few lines of aliases to aliases can stand for billions."""
-
-
-OPEN = -1
-"""In place of the number of values of a node that is being counted."""
-
-
-def _expanded(node: Any, known: dict[int, int]) -> int:
-    """How many values a node stands for, with its aliases followed; each is counted once, so this takes no time."""
-    if node is None:
-        return 0
-    if known.get(id(node)) == OPEN:
-        raise RecursionError(f"line {node.start_mark.line + 1} holds itself")
-    if id(node) not in known:
-        known[id(node)] = OPEN
-        inside = node.value if isinstance(node.value, list) else []
-        parts = [part for item in inside for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
-    return known[id(node)]
-
-
-class TooMuch(ValueError):
-    """More than anybody writes."""
-
-
-def parsed(text: str, look: Callable[[Any], None] = lambda node: None) -> Any:
-    """The values of a document. Of one that stands for too much, nothing is made.
-
-    `look` is given the root node as it is written; merged mappings are one once the values are made.
-    """
-    loader = _Loader(text)
-    node = loader.get_single_node()
-    if _expanded(node, {}) > MOST_VALUES:
-        raise TooMuch(f"has more than {MOST_VALUES:,} values once its aliases are followed")
-    look(node)
-    return loader.construct_document(node) if node else None
 
 
 def read_yaml(
@@ -111,8 +53,7 @@ def read_yaml(
     given = f"{kind} {str(file)!r}"
     origins: dict[str, str] = {}
     try:
-        text = file.read_text(encoding="utf-8")
-        values = parsed(text, lambda node: _note_lines(node, "", file.name, origins))
+        values = parsed(text_of(file), lambda node: _note_lines(node, "", file.name, origins))
     except FileNotFoundError:
         near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
         raise UserError(f"{given} does not exist{did_you_mean(file.name, [p.name for p in near])}") from None
@@ -129,10 +70,12 @@ def read_yaml(
         parts = [getattr(error, part, None) for part in ("context", "problem")]
         why = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
         raise UserError(f"{given} is not YAML{at}: {why}") from None
-    except RecursionError:
-        raise UserError(f"{given} is nested without end") from None
     except TooMuch as error:
         raise UserError(f"{given} {error}") from None
+    except UserError:
+        raise
+    except ValueError as error:  # a path that no file can have
+        raise UserError(f"{given} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{given} holds no sections; start it with  {example}")
     return values, origins

@@ -40,7 +40,7 @@ class Asked(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Shape:
+class Machines:
     """Machines, as far as somebody has asked for them."""
 
     least: int | None
@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass
-class Request:
+class JobRequest:
     """A job that can be sent, and why it is as it is."""
 
     spec: RunSpec
@@ -80,7 +80,7 @@ class Request:
 
 def request_of(
     spec: RunSpec, site: SiteFile, asked: Asked, known_here: Mapping[str, Partition], *, anyway: bool = False
-) -> Request:
+) -> JobRequest:
     """Decide what to ask for, or say why it cannot work. `known_here` is what Slurm says of its partitions."""
     partition = _partition(asked.get("partition") or site.partition, known_here)
     shape = _shape(spec, site, asked, partition)
@@ -96,7 +96,7 @@ def request_of(
     overrides = found.overrides() if found is not None and chosen is not None else {}
     ready = spec.replace({**overrides, "parallel.ranks": most * per_node}, "paceline submit")
     layout_of(ready.replace({"parallel.ranks": least * per_node}))  # what cannot work with the fewest is said now
-    made = Request(ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found)
+    made = JobRequest(ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found)
     made.usd_per_device_hour = found.usd_per_device_hour if found is not None else site.price
     ways = f"{made.nodes} node{'s' * (made.nodes != '1')} × {per_node} rank{'s' * (per_node > 1)}"
     by = "asked for" if shape.ranks else "what the plan chooses"
@@ -119,7 +119,7 @@ def _partition(name: str | None, known_here: Mapping[str, Partition]) -> Partiti
     return known_here[name]
 
 
-def _shape(spec: RunSpec, site: SiteFile, asked: Asked, partition: Partition | None) -> Shape:
+def _shape(spec: RunSpec, site: SiteFile, asked: Asked, partition: Partition | None) -> Machines:
     text = str(asked.get("nodes", ""))
     numbers = [int(word) for word in text.split("-")] if re.fullmatch(r"\d{1,6}(-\d{1,6})?", text) else []
     if text and (not numbers or numbers[0] < 1 or numbers[-1] < numbers[0]):
@@ -150,10 +150,10 @@ def _shape(spec: RunSpec, site: SiteFile, asked: Asked, partition: Partition | N
     if per_node is None and (numbers or named is None):
         per_node = 1
     nodes = numbers or ([1] if per_node is not None else [])
-    return Shape(nodes[0] if nodes else None, nodes[-1] if nodes else None, per_node, on_gpu)
+    return Machines(nodes[0] if nodes else None, nodes[-1] if nodes else None, per_node, on_gpu)
 
 
-def _planned(spec: RunSpec, site: SiteFile, shape: Shape, partition: Partition | None, anyway: bool) -> Plan | None:
+def _planned(spec: RunSpec, site: SiteFile, shape: Machines, partition: Partition | None, anyway: bool) -> Plan | None:
     """The plan on the machines that were asked for; None where nobody knows the devices, or it is sent anyway."""
     text = _cluster_text(spec, site, shape, partition)
     if text is None:
@@ -169,7 +169,7 @@ def _planned(spec: RunSpec, site: SiteFile, shape: Shape, partition: Partition |
     return found if found.chosen is not None else None
 
 
-def _cluster_text(spec: RunSpec, site: SiteFile, shape: Shape, partition: Partition | None) -> str | None:
+def _cluster_text(spec: RunSpec, site: SiteFile, shape: Machines, partition: Partition | None) -> str | None:
     """The cluster to plan for, in the planner's short form or as a file."""
     named = site.cluster or (spec.cluster if spec.cluster != LOCAL else None)
     if named is not None:
@@ -189,7 +189,7 @@ def _layout_words(found: Plan | None) -> str:
     return f"; {price.layout.strategy}, {memory}, {duration(price.step_s)} per step"
 
 
-def _set_time(made: Request, site: SiteFile, asked: Asked, partition: Partition | None, anyway: bool) -> None:
+def _set_time(made: JobRequest, site: SiteFile, asked: Asked, partition: Partition | None, anyway: bool) -> None:
     """The limit of one job; a run that needs more goes on in another."""
     chosen = made.plan.chosen if made.plan is not None else None
     need = None if chosen is None or chosen.hours is None else chosen.hours * SPARE
@@ -224,7 +224,7 @@ def _set_time(made: Request, site: SiteFile, asked: Asked, partition: Partition 
         )
 
 
-def _set_options(made: Request, site: SiteFile, asked: Asked, partition: Partition | None) -> None:
+def _set_options(made: JobRequest, site: SiteFile, asked: Asked, partition: Partition | None) -> None:
     """What else sbatch is told."""
     given: dict[str, Any] = {
         "partition": asked.get("partition") or site.partition,

@@ -23,7 +23,7 @@ from paceline.registry import is_script
 from paceline.spec import RunSpec, Source, load, spec_of
 from paceline.submitting import slurm
 from paceline.submitting.finding import RUNS
-from paceline.submitting.request import Asked, Request, request_of
+from paceline.submitting.request import Asked, JobRequest, request_of
 from paceline.submitting.site_file import SiteFile, read_site
 
 SCRIPT = "job.sbatch"
@@ -87,7 +87,7 @@ def _run_there(run: Source) -> RunDir | None:
     return found
 
 
-def _script(request: Request, run: RunDir, site: SiteFile) -> str:
+def _script(request: JobRequest, run: RunDir, site: SiteFile) -> str:
     folder = run.path.resolve()
     logs = site.logs or folder
     return batch_script(
@@ -110,7 +110,7 @@ def _script(request: Request, run: RunDir, site: SiteFile) -> str:
     )
 
 
-def _sent(request: Request, run: RunDir, site: SiteFile) -> Submitted:
+def _sent(request: JobRequest, run: RunDir, site: SiteFile) -> Submitted:
     text = _script(request, run, site)
     logs = site.logs or run.path.resolve()
     make_folder(logs)

@@ -61,7 +61,7 @@ def verdict(sweep: Sweep) -> str:
     if best is None:
         return f"None of {len(sweep.trials)} trials has a score yet."
     by = "lowest" if sweep.score.startswith("-") else "highest"
-    what = f"{by} {sweep.metric} of {done} trials: {number(best.score, 5)}"
+    what = f"{by} {sweep.metric} of {done} trial{'s' * (done > 1)}: {number(best.score, 5)}"
     return f"{what} with {shown_values(best, sweep.keys)} (trial {best.number})"
 
 
@@ -102,19 +102,23 @@ def picture(sweep: Sweep) -> bytes:
         if way:
             _draw_way(panels.pop(), sweep)
         for axes, key in zip(panels, keys, strict=True):
-            _draw_key(axes, key, rows)
+            _draw_key(axes, key, rows, str(sweep.asked.get("keys", {}).get(key, "")).endswith(":log"))
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=130)
     return content.getvalue()
 
 
-def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow]) -> None:
+def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     values = [row.values[key] for row in rows]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     if numbers:
         places = values
-        if min(values) > 0 and max(values) >= FAR * min(values):
+        if log or (min(values) > 0 and max(values) >= FAR * min(values)):
             axes.set_xscale("log")
+        elif all(isinstance(value, int) for value in values):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         words = sorted({_cell(value) for value in values})
         places = [words.index(_cell(value)) for value in values]
@@ -132,5 +136,8 @@ def _draw_way(axes: Any, sweep: Sweep) -> None:
             ours = best is not None and row.number == best.number
             colour, width = (COLOURS[1], 2.0) if ours else (FAINT, 0.9)
             axes.plot(*zip(*row.history, strict=True), color=colour, linewidth=width, marker="o", markersize=3)
+    lengths = sorted({length for row in sweep.trials for length, _ in row.history})
     axes.set_xscale("log")
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
     axes.set_xlabel("length of the training")

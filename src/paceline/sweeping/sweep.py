@@ -46,8 +46,8 @@ def sweep(
     from paceline.sweeping.page import write_page
 
     plan = plan_of(spec, values, out, choices)
-    make_folder(plan.folder)
     jobs = checked_jobs(choices.get("jobs", 1), plan.spec)
+    make_folder(plan.folder)
     with RunDir(plan.folder).held(say):
         begun = begun_in(plan, retry=choices.get("retry", False))
         found = _halved(plan, begun, jobs, say) if plan.halving else _trained_all(plan, begun, jobs, say)
@@ -72,9 +72,10 @@ def begun_in(plan: SweepPlan, retry: bool = False) -> Sweep:
     before, now = _flat(found.asked), _flat(plan.asked())
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) != now.get(key):
+            name = key.removeprefix("keys.").removeprefix("spec.")
             raise UserError(
-                f"{file} was begun with {key}={before.get(key)}, and this is {key}={now.get(key)}; sweep into another "
-                "folder with  --out FOLDER"
+                f"{file} was begun with {name}={before.get(key)}, and this is {name}={now.get(key)}; sweep into "
+                "another folder with  --out FOLDER"
             )
     fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
     return replace(found, score=plan.score, trials=tuple(_looked_at(plan, row) for row in fresh))

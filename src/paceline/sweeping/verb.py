@@ -93,12 +93,12 @@ def _one(plan: SweepPlan, number: int) -> int:
     if plan.halving or plan.search == "optuna":
         kind = "--halving" if plan.halving else "--optuna"
         raise UserError(f"--trial: with {kind} the next trials depend on those before; leave one of them out")
+    if not 1 <= number <= plan.trials:
+        raise UserError(f"--trial {number}: there are {plan.trials} trials, from 1 to {plan.trials}")
     make_folder(plan.folder)
     begun = begun_in(plan)
-    if not 1 <= number <= len(begun.trials):
-        raise UserError(f"--trial {number}: there are {len(begun.trials)} trials, from 1 to {len(begun.trials)}")
     row = begun.trials[number - 1]
-    print(f"trial {number} of {len(begun.trials)}: {shown_values(row, begun.keys)}", flush=True)
+    print(f"trial {number} of {plan.trials}: {shown_values(row, begun.keys)}", flush=True)
     result = train(plan.spec_of(row, plan.lengths[-1]), plan.folder, again=True)
     return 0 if result.status in ("finished", "stopped") else 1
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import paceline.tinytopics
 from paceline.errors import UserError
-from paceline.launch.blame import exit_code_of_errors
+from paceline.launch.edge import exit_code_of_errors
 
 
 def main(words: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 
 from paceline.data.order import Order
 from paceline.launch.environment import Place
-from paceline.launch.heartbeat import Phase
 from paceline.launch.signals import StopRequest
 from paceline.record.events import EventWriter, Status
 from paceline.record.pauses import Pauses
 from paceline.spec import RunSpec, Train
+from paceline.training.answer import answer_of
 from paceline.training.checkpoints.saved import Checkpoint
 from paceline.training.checkpoints.writer import CheckpointWriter
 from paceline.workload import BaseWorkload
@@ -36,8 +37,8 @@ class RunContext:
     stop: StopRequest
     checkpoint: Checkpoint | None = None
     """Where a run goes on that was begun before."""
-    beat: Callable[[Phase, int | None], None] = lambda phase, step: None
-    """Leaves in the run folder what this rank is at, and after how many steps."""
+    beat: Callable[..., None] = lambda phase, step, busy_s=None: None
+    """Leaves in the run folder what this rank is at (launch/heartbeat.py)."""
     shown: Callable[[dict[str, Any]], None] = lambda event: None
     """Told of every event, on the main rank: the progress bar, the loggers."""
 
@@ -73,6 +74,11 @@ class Job(ABC):
     facts: JobFacts
     evaluation: dict[str, Any] = field(default_factory=dict, init=False)
     """The newest metrics."""
+
+    @cached_property
+    def answer(self) -> dict[str, Any]:
+        """What determines it, for checkpoints to keep."""
+        return answer_of(self.workload)
 
     @property
     @abstractmethod

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+from paceline.errors import listed
 from paceline.execution import CPU, CUDA, compiling, execution_of
+from paceline.launch import network
+from paceline.launch.environment import LOCALHOST, Place, detect
 from paceline.layout import layout_of
-from paceline.registry import entry_of, is_script
+from paceline.registry import RECORDED, is_script
 from paceline.spec import DEFAULT, RunSpec, Section
 from paceline.training.optim.schedule import scaled_lr, warmup_samples
 from paceline.workload import BaseWorkload, Workload
@@ -18,7 +23,9 @@ OWN_MODEL = "samples have one shape and the model never waits for the device, an
 def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
     """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
     train, layout = spec.train, layout_of(spec)
-    if not entry_of(spec.workload).batched:
+    if spec.entry is RECORDED:
+        return [f"{spec.workload} is not executed to look at a run: what follows from its code is not shown"]
+    if not spec.entry.batched:
         return [] if samples is None else [shared(samples, layout.ranks, "samples")]
     lines = [] if layout.plain else [layout.grid()]
     lines.append(layout.equation())
@@ -77,8 +84,8 @@ def evaluation_lines(workload: BaseWorkload, samples: int) -> list[str]:
 
 def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
     """How a step runs and why, on the kinds of device that the run may be given."""
-    entry = entry_of(spec.workload)
-    if not entry.batched:
+    entry = spec.entry
+    if entry is RECORDED or not entry.batched:
         return []
     lines, layout = [], layout_of(spec)
     if spec.parallel.device != "cuda":
@@ -94,6 +101,19 @@ def execution_lines(spec: RunSpec, samples: int | None = None) -> list[str]:
             lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {OWN_MODEL}"
         if spec.parallel.backend == "gloo" and layout.ranks > 1:
             lines.append(f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them: {IN_TURNS}")
+    return lines
+
+
+def network_lines(spec: RunSpec) -> list[str]:
+    """What is chosen for the messages between ranks, and why: under a launcher, or of those that we would start."""
+    ranks = spec.parallel.ranks
+    place = detect(os.environ) or Place(0, ranks, 0, ranks, "paceline", LOCALHOST, 0)
+    if place.world == 1:
+        return []
+    cuda = spec.parallel.device == "cuda" or (spec.parallel.device == "auto" and any(Path("/dev").glob("nvidia[0-9]")))
+    lines = [str(setting) for setting in network.settings(place, os.environ, cuda)]
+    if cuda and (ports := network.fabric()):
+        lines.append(f"{listed(ports)} of InfiniBand or RoCE: NCCL uses them by itself")
     return lines
 
 

@@ -49,7 +49,7 @@ class Extension:
 
 def extension_of(run: RunDir, spec: RunSpec) -> Extension | None:
     """What a spec adds to the length of the run in a folder. It must not be shorter, nor count otherwise."""
-    old = run.spec()
+    old = run.recorded_spec()
     (key, before), (new_key, now) = length_of(old.train), length_of(spec.train)
     entry = entry_of(spec.workload)
     if (key, before) == (new_key, now) or not (entry.batched or entry.extends):
@@ -69,4 +69,4 @@ def extension_of(run: RunDir, spec: RunSpec) -> Extension | None:
 
 def write_longer(run: RunDir, extension: Extension) -> None:
     """The run's own spec says the new length, and what it was before."""
-    run.rewrite(run.spec().replace({extension.key: extension.now}, f"extended from {extension.before}"))
+    run.rewrite(run.recorded_spec().replace({extension.key: extension.now}, f"extended from {extension.before}"))

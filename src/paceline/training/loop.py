@@ -24,11 +24,13 @@ from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
 from paceline.spec import Train
+from paceline.training.answer import SEALED
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
 from paceline.training.checkpoints.kept import KEPT, Stateful, kept_tensors, kept_values, restore_kept
 from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
 from paceline.training.context import Job
 from paceline.training.evaluation import HeldOut, evaluate
+from paceline.training.noticing import Noticing
 from paceline.training.optim.schedule import change_of_schedule, schedule_of
 from paceline.training.pictures import write_pictures
 from paceline.training.steps.step import State, Step
@@ -177,6 +179,7 @@ class GradientJob(Job):
             "stale": self.stale,
             "ended": self.ended,
             "callback_state": saved_state(self.workload),
+            SEALED: self.answer,
             **({KEPT: kept_values(self.kept)} if self.kept else {}),
         }
         tensors = {**self.state.tensors(), **({KEPT: kept_tensors(self.kept)} if self.kept else {})}
@@ -215,6 +218,7 @@ class StepLog:
         self.device_use = DeviceUse.of(self.context.device)
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
+        self.noticing = Noticing(self.context)
         self.resume()
 
     def resume(self) -> None:
@@ -287,6 +291,7 @@ class StepLog:
         for _ in range(len(self.known) if most is None else min(most, len(self.known))):
             event = self.known.popleft()
             self.context.event("step", **event)
+            self.noticing.step(event)
             self._watch(event)
             if why := told_of_step(self.job.workload, event, self.context.device):
                 self.job.ended = why
@@ -361,6 +366,7 @@ class FitJob(Job):
             if self.done or stopping or self.step % every == 0:
                 self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
+                meta[SEALED] = self.answer
                 self.context.checkpoints.save(self.passes.tensors(), meta)
                 self.context.event("checkpoint", step=self.step)
             if stopping and not self.done:

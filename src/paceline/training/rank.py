@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import shlex
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ from paceline.record.summary import Summary, evaluation_of, read_summary, summar
 from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
+from paceline.terminal import console, visible
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, OwnLoop, Say, Workload, workload_of
@@ -37,10 +40,14 @@ if TYPE_CHECKING:
     from paceline.training.context import Job, RunContext
 
 
+SEEN_S = 5.0
+"""For a file that one machine has written to be seen on another."""
+
+
 def say(text: str) -> None:
     """The story of a run goes to standard output; standard error is for what went wrong."""
     with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def silent(text: str) -> None:
@@ -184,7 +191,7 @@ def rank_work(
     run: RunDir, spec: RunSpec, place: Place, device: torch.device, stop: StopRequest, show: bool
 ) -> Iterator[RankWork]:
     """The run's folder held and its record open; a failure is noted there, an end is shown."""
-    from paceline.launch.group import from_main
+    from paceline.launch.group import from_main, raise_on_all
     from paceline.training.checkpoints.saved import newest
     from paceline.training.checkpoints.writer import CheckpointWriter
     from paceline.training.context import RunContext
@@ -198,6 +205,7 @@ def rank_work(
     ):
         work: RankWork | None = None
         try:
+            raise_on_all(not_shared(run, place))
             checkpoint = from_main(lambda: newest(run.checkpoints, speak))
             context = RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint, beat)
             work = RankWork(run, context, show)
@@ -205,6 +213,7 @@ def rank_work(
                 yield work
             mine = work.summary
             work.summary = from_main(lambda: mine)
+            beat.remove()
         except Exception as error:
             told = named(error, run.heartbeats, place)
             beat("failed", None)
@@ -219,10 +228,21 @@ def rank_work(
         _show_end(run, work.ended, speak)
 
 
-def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
-    from rich.console import Console
+def not_shared(run: RunDir, place: Place) -> RunFailed | None:
+    """What is wrong where this rank does not see the folder that the main one has made."""
+    deadline = time.monotonic() + SEEN_S  # network file systems take their time
+    while not run.spec_file.is_file():
+        if time.monotonic() > deadline:
+            return RunFailed(
+                f"rank {place.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}: all ranks must "
+                "share the run folder; type  --out FOLDER  with one that every machine has, or mount it there"
+            )
+        time.sleep(0.1)
+    return None
 
-    show_summary(summary, Console())
+
+def _show_end(run: RunDir, summary: Summary, say: Say) -> None:
+    show_summary(summary, console())
     say(f"run folder {run.path}")
     if summary.status == Status.STOPPED:
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.layout import SPREADING, Layout, layout_of
 from paceline.record.events import Status
@@ -25,24 +25,17 @@ from paceline.record.units import duration, metrics_text, number
 from paceline.registry import entry_of
 from paceline.spec import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build, load, overrides_of
 from paceline.training import engines
-from paceline.training.extension import LENGTHS, counted, extension_of
+from paceline.training.answer import same_answer, same_request
+from paceline.training.extension import counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import run_rank, say, silent
+from paceline.training.smaller import go_on, halved
 from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
-from paceline.workload import Say, Workload, workload_of
+from paceline.workload import BaseWorkload, Say, Workload, workload_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAY_CHANGE = (
-    "name",
-    "parallel.",
-    *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite")),
-    *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
-)
-"""What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
-MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 PRELOAD = ("paceline.launch.group", "paceline.training.setup")
 """Imported once, before the ranks part ways."""
 
@@ -93,11 +86,13 @@ def train(
     *,
     resume: str | Path | None = None,
     again: bool = False,
+    changed_code: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a spec into a new folder below `out`, or go on with the run in `resume`.
 
     `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
+    `changed_code`: although the user's own code is not what the run was saved with.
     """
     place = detect(os.environ)
     if place is not None:
@@ -114,19 +109,13 @@ def train(
 
         def opened(say: Say) -> RunDir:  # by the main rank alone: others may not see yet what it sees
             there = _folder_again(spec, out, resume) if again else resume
-            return open_run(spec, Path(out), there, say, workload, exactly=again)[0]
+            return open_run(spec, Path(out), there, say, workload, exactly=again, changed_code=changed_code)[0]
 
         return RunResult(*run_rank(spec, show, opened, workload))
-    run, workload = open_run(spec, Path(out), folder, say if show else silent, exactly=again)
+    speak = say if show else silent
+    run, workload = open_run(spec, Path(out), folder, speak, exactly=again, changed_code=changed_code)
     try:
-        if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
-            return RunResult(*run_rank(spec, show, run, workload))
-        from paceline.launch.local import run_ranks
-        from paceline.launch.silence import Watch
-
-        preload = (*PRELOAD, *entry_of(spec.workload).preload)
-        watch = Watch(run.heartbeats, spec.parallel.timeout_s)
-        return RunResult(*run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0])
+        return RunResult(*_trained(spec, show, run, workload))
     except UserError:
         if folder is None:
             forget(run)
@@ -145,20 +134,43 @@ def _folder_again(spec: RunSpec, out: str | Path, resume: str | Path | None) -> 
 
 def _finished(run: RunDir, spec: RunSpec) -> Summary | None:
     """The summary of a run that has nothing left to do; a spec that would not give the same answer is refused."""
-    _same_answer(run, spec)
+    same_request(run, spec)
     if not run.summary_file.is_file() or extension_of(run, spec) is not None:
         return None
     summary = read_summary(run.summary_file)
     return summary if summary.status == Status.FINISHED else None
 
 
+def _trained(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    """By ranks that are started here; once more in smaller passes, where that is asked for and memory ran out."""
+    try:
+        return _attempt(spec, show, run, workload)
+    except OutOfMemory as error:
+        smaller = halved(spec, error)
+        if smaller is None:
+            raise
+    go_on(run, smaller, say if show else silent)  # what the error held on to is gone by now
+    return _trained(smaller, show, run, None)
+
+
+def _attempt(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
+        return run_rank(spec, show, run, workload)
+    from paceline.launch.local import run_ranks
+    from paceline.launch.silence import Watch
+
+    preload = (*PRELOAD, *entry_of(spec.workload).preload)
+    watch = Watch(run.heartbeats, spec.parallel.timeout_s)
+    return run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0]
+
+
 def forget(run: RunDir) -> None:
     """The request was wrong: nothing is left of it. What is not of a run was there before, and stays."""
     if any(run.checkpoints.glob("*")):
         return
-    for folder in (run.events, run.checkpoints, run.kept, run.pictures):
+    for folder in (run.events, run.checkpoints, run.heartbeats, run.kept, run.pictures):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (run.spec_file, run.lock_file):
+    for file in (run.spec_file, run.summary_file, run.lock_file):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         run.path.rmdir()
@@ -190,7 +202,7 @@ def resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     for key, *_ in changed.fields():
         if changed.origin(key) != COMMAND_LINE:
             changed._origins[key] = old.origin(key)
-    _same_answer(folder, changed)
+    same_request(folder, changed)
     return build(changed.dump(), changed._origins)
 
 
@@ -216,6 +228,7 @@ def open_run(
     workload: Workload | None = None,
     *,
     exactly: bool = False,
+    changed_code: bool = False,
 ) -> tuple[RunDir, Workload]:
     """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder.
 
@@ -233,7 +246,7 @@ def open_run(
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
-        _same_answer(run, spec)
+        same_request(run, spec)
     start = spec.start
     if run is None and start is not None:
         from paceline.training.start.weights import open_weights
@@ -247,12 +260,8 @@ def open_run(
         workload.prepare(say)
         if run is None and start is not None:
             same_vocabulary(workload, start, say)
-        began = {} if run is None else run.start()
-        if run is not None and "data" in began and began["data"] != workload.fingerprint():
-            raise UserError(
-                f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
-                "bring it back, or start a new run"
-            )
+        if run is not None:
+            same_answer(run, workload, say, changed_code)
     return run or RunDir.claim(out, spec.name, spec, exactly=exactly), workload
 
 
@@ -265,20 +274,6 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
         from paceline.training.checkpoints import ahead
 
         ahead.begin()
-
-
-def _same_answer(run: RunDir, spec: RunSpec) -> None:
-    """A run goes on as it began: whatever would change its answer is refused by name."""
-    entry = entry_of(spec.workload)
-    may_change = MAY_CHANGE + ("model.start",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
-    old = {key: value for key, value, _, _ in run.spec().fields()}
-    for key, value, _, _ in spec.fields():
-        if old.get(key) != value and (key in MUST_STAY or not key.startswith(may_change)):
-            raise UserError(
-                f"{run.path} was begun with {key}={old.get(key)} and cannot go on with {key}={value}; "
-                "leave it as it was, or start a new run"
-            )
-    extension_of(run, spec)
 
 
 def as_placed(spec: RunSpec, place: Place) -> RunSpec:

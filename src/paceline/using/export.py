@@ -42,7 +42,7 @@ def export(
     if out.suffix and out.suffix == _file_suffix(RunDir.open(Path(run))):
         return _export_alone(run, out, which, code, onnx)
     _check_folder(out)
-    if is_script(RunDir.open(Path(run)).spec().workload):
+    if is_script(RunDir.open(Path(run)).recorded_spec().workload):
         raise UserError(
             f"{run} is a run of a script, whose model has no class that a folder could build it from; write its "
             f"weights as  --out {out}.safetensors"

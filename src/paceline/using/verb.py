@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.classification import CONFUSION, class_metrics
+from paceline.data.table import word
 from paceline.errors import UserError
 from paceline.record.files import finite, print_json, write_atomic
 from paceline.record.units import metrics_text
@@ -58,8 +59,8 @@ def agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, label: str)
         return ""
     import numpy as np
 
-    numbers = {name: number for number, name in enumerate(found.classes)}
-    known = [(numbers.get(str(row.get(label)).strip()), said) for row, said in zip(rows, found.numbers, strict=True)]
+    numbers = {word(name): number for number, name in enumerate(found.classes)}
+    known = [(numbers.get(word(row.get(label))), said) for row, said in zip(rows, found.numbers, strict=True)]
     table = np.zeros((len(numbers), len(numbers)), np.int64)
     for truth, said in known:
         if truth is not None:

@@ -1,6 +1,7 @@
 """Texts for language models: nothing held out is trained on, damage is repaired, and bad files say so."""
 
 import gzip
+import hashlib
 import json
 import shlex
 import shutil
@@ -86,15 +87,49 @@ def test_another_tokenizer_of_the_same_size_is_noticed(tmp_path, texts, change):
     assert again.fingerprint == first.fingerprint
 
 
-def test_an_array_of_another_length_is_noticed(tmp_path, texts):
-    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
-    meta = first.folder / "meta.json"
-    facts = json.loads(meta.read_text())
+def other_length(folder, facts):
     facts["train"]["tokens"] -= 1
-    meta.write_text(json.dumps(facts))
+    (folder / "meta.json").write_text(json.dumps(cache.sealed(facts)))
+
+
+def flipped_byte(folder, facts):
+    content = bytearray((folder / "train.npy").read_bytes())
+    content[-4] ^= 1
+    (folder / "train.npy").write_bytes(content)
+
+
+def beyond_the_vocabulary(folder, facts):
+    ids = np.load(folder / "test.npy")
+    ids[0] = facts["vocab"]
+    np.save(folder / "test.npy", ids)
+    facts["files"]["test.npy"]["sha256"] = hashlib.sha256(ids.data).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(cache.sealed(facts)))
+
+
+def other_facts(folder, facts):
+    (folder / "meta.json").write_text(json.dumps({**facts, "vocab": facts["vocab"] + 1, "seal": "0"}))
+
+
+DAMAGE = {
+    other_length: "the train split has",
+    flipped_byte: "train.npy is not what was written there",
+    beyond_the_vocabulary: "its test split holds token 300, beyond the vocabulary of 300",
+    other_facts: "the file that says what is in it was changed",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_to_a_cached_stream_is_named_and_mended(damage, tmp_path, texts):
+    first = TokenStreams.prepare(data_of(tmp_path, texts, vocab=300), QUIET)
+    ids = np.array(first.train)
+    facts = json.loads((first.folder / "meta.json").read_text())
+    del facts["seal"]
+    damage(first.folder, facts)
     said = []
-    assert len(TokenStreams.prepare(data_of(tmp_path, texts), said.append).train) == len(first.train)
-    assert "damaged (the train split has" in said[0]
+    again = TokenStreams.prepare(data_of(tmp_path, texts, vocab=300), said.append)
+    assert f"damaged ({DAMAGE[damage]}" in said[0]
+    assert np.array_equal(again.train, ids)
+    assert again.fingerprint == first.fingerprint
 
 
 @pytest.mark.parametrize("prepare_corpus", [prepare_stream, prepare_labelled])

@@ -85,8 +85,10 @@ def test_a_heartbeat_says_where_a_rank_is_and_is_one_line_however_often_it_beats
         assert found.state in ("R", "S")
         assert found.place == "in the evaluation after step 7"
         beat("end", None)
-    (text,) = (tmp_path / "heartbeats" / "rank0.json").read_text().splitlines()
-    assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
+        (text,) = (tmp_path / "heartbeats" / "rank0.json").read_text().splitlines()
+        assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
+        beat.remove()
+    assert not any(tmp_path.iterdir()), "a run that has ended leaves none"
 
 
 def test_a_beat_costs_next_to_nothing(tmp_path):
@@ -185,6 +187,17 @@ def test_other_errors_stay_what_they_are(tmp_path):
 def test_a_process_that_gives_no_stack_is_left_alone(patient):
     assert asked_of(os.getpid()) == []
     assert asked_of(1) == []
+
+
+def test_of_several_stacks_the_first_counts(tmp_path):
+    def dump(*functions):
+        threads = [
+            f'Thread 0x{i} (most recent call first):\n  File "a.py", line 1 in {f}' for i, f in enumerate(functions)
+        ]
+        return "\n\n".join(threads) + "\n"
+
+    (tmp_path / "stack").write_text(dump("data", "main") + "Timeout (0:00:06)!\n" + dump("data", "later"))
+    assert [stack[0].function for stack in read_stacks(tmp_path / "stack")] == ["main", "data"]
 
 
 def test_where_a_stack_is():

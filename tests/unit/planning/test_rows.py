@@ -120,6 +120,14 @@ def test_more_devices_that_compute_for_longer_are_explained():
     assert any("one device replays its step as one CUDA graph" in line for line in found.advice)
 
 
+def test_a_run_file_that_insists_on_two_devices_is_not_called_too_large():
+    values = {"name": "small", **MODELS[2], "train": {"steps": 500, "global_batch": 64, "precision": "bf16"}}
+    found = plan(build({**values, "parallel": {"tensor": 2, "ranks": 2}}), "4xA100")
+    assert found.base.devices == 2
+    assert not any("does not fit" in line for line in found.advice)
+    assert "the fewest that hold it as the run file insists" in re.sub(r"\s+", " ", printed(found))
+
+
 @pytest.mark.parametrize(("text", "hours"), [("24h", 24), ("90min", 1.5), ("3d", 72), ("1.5", 1.5), ("2w", 336)])
 def test_deadlines_are_read_as_people_write_them(text, hours):
     assert hours_of(text) == pytest.approx(hours)

@@ -1,6 +1,7 @@
 """Site files: what they may say, how they are found, and that nothing of theirs reaches a shell unquoted."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_a_site_is_found_by_name_by_file_or_by_default(sites, tmp_path):
     assert read_site("lab").partition == read_site(sites / "lab.yaml").partition == "long"
     with pytest.raises(UserError, match="--site lap: there is no such site, did you mean 'lab'"):
         read_site("lap")
+
+
+@pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes" / "sites").glob("*.yaml")))
+def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
+    site = read_site(recipe)
+    page = (Path(__file__).parents[3] / "docs" / "submit.md").read_text()
+    assert site.partition
+    assert all(f"`{key}" in page for key in SiteFile.model_fields)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 LEARN_TEXTS = 50_000  # the vocabulary is learned from the first texts, up to this many ...
 LEARN_CHARACTERS = 64 << 20  # ... and up to this many characters
+LONG = 1000  # characters of a word
+BLANKS = " \n\t"
+_ENDLESS = re.compile("|".join(f"({kind}{{{LONG}}}){kind}+" for kind in (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")))
+"""What byte-level BPE takes for one word: a run of letters, of digits, of other signs or of blanks."""
+TOKEN_CHARACTERS = 256  # no text has as many in each of its tokens: what lies beyond so many is cut anyway
 BATCH_TEXTS = 2_000
 BATCH_CHARACTERS = 4 << 20
 
@@ -78,7 +84,8 @@ def encode(tokenizer: Tokenizer, empty: int, texts: list[str], framed: bool = Fa
     """
     assert tokenizer.truncation is not None, "learn() and adapted() set it"
     max_length = tokenizer.truncation["max_length"]
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=framed)
+    read = max_length * TOKEN_CHARACTERS
+    encodings = tokenizer.encode_batch_fast([text[:read] for text in texts], add_special_tokens=framed)
     cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
     tokens = [one.ids or [empty] for one in encodings]
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -118,9 +125,15 @@ def all_cores() -> Iterator[None]:
 
 
 def _first(texts: Iterable[str]) -> Iterator[str]:
+    """Learning looks at a word again for every token that it adds, so of a word without end there is the beginning."""
     characters = 0
     for count, text in enumerate(texts):
         if count == LEARN_TEXTS or characters >= LEARN_CHARACTERS:
             return
         characters += len(text)
-        yield text
+        yield _ENDLESS.sub(lambda word: word[word.lastindex or 0], text) if _has_long_word(text) else text
+
+
+def _has_long_word(text: str) -> bool:
+    """Cheaply: nearly no text has one."""
+    return len(text) > LONG and (max(map(len, text.split()), default=0) > LONG or any(b * LONG in text for b in BLANKS))

@@ -6,7 +6,7 @@ before it. They are tokenised once, streaming to disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -62,6 +62,9 @@ class TokenStreams(TokenisedCorpus):
             if ids.shape != (meta[split]["tokens"],):
                 raise Damaged(f"the {split} split has {ids.size:,} tokens instead of {meta[split]['tokens']:,}")
         return splits
+
+    def all_ids(self) -> Mapping[str, Ids]:
+        return {"train": self.train, "test": self.test}
 
     def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test tokens"

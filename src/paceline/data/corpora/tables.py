@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet
+from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, no_header_again, open_parquet
 from paceline.errors import UserError, did_you_mean
 
 RawRow = tuple[int, Any, Any]
@@ -78,7 +78,7 @@ def _csv_rows(table: TextTable) -> Iterator[RawRow]:
     records = csv_records(table.path, "\t" if tabs else ",")
     header = next(records, (0, []))[1]
     text_at, label_at = table.find_columns(header)
-    for number, fields in records:
+    for number, fields in no_header_again(records, header, table.path):
         if len(fields) <= max(text_at, label_at):
             raise UserError(
                 f"{table.path} row {number} has {len(fields)} column{'' if len(fields) == 1 else 's'}, the header has "

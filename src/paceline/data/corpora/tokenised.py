@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import cache
-from paceline.data.cache import ArrayWriter, Say, write_synced
+from paceline.data.cache import ArrayWriter, Damaged, Say, sealed, unsealed, write_synced
 from paceline.data.corpora.own_tokenizer import Chosen, digest_of_tokenizer, vocabulary_size
 from paceline.data.files import digest_of_value, hash64
 from paceline.errors import UserError
@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 FORMAT = 1  # raise it when the files of an entry change their meaning
 SPLITS = ("train", "test")
 TOKENIZER = "tokenizer.json"
+META = "meta.json"
 PROGRESS_S = 10.0
 RETRIES, RETRY_S = 20, 0.1
 
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
-
-
-class Damaged(Exception):
-    """A cache entry that is not whole: it is built again."""
 
 
 class Split(NamedTuple):
@@ -92,7 +89,7 @@ class TokenisedCorpus:
     def cached(cls, data: Any) -> Self | None:
         """The corpus that the section `data` describes, if it is whole in the cache; nothing is built or refused."""
         try:
-            return cls._find(cls._folder(data, cls.open_source(data).fingerprint()))
+            return cls._find(cls._folder(data, cls.open_source(data).fingerprint()), verify=False)
         except (UserError, OSError):
             return None
 
@@ -125,12 +122,14 @@ class TokenisedCorpus:
         return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
-    def _find(cls, folder: Path, say: Say = lambda line: None) -> Self | None:
+    def _find(cls, folder: Path, say: Say = lambda line: None, verify: bool = True) -> Self | None:
         """None where there is nothing, or nothing whole."""
         if not folder.exists():
             return None
         try:
             corpus = cls.open(folder)
+            if verify:
+                corpus.verify()
         except Damaged as damage:
             say(f"corpus: the cached {folder} is damaged ({damage}); building it again")
             return None
@@ -159,12 +158,26 @@ class TokenisedCorpus:
     def open(cls, folder: Path) -> Self:
         """Map a prepared corpus. `Damaged` says what is wrong with one that is not whole."""
         try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            meta = _read_meta(folder)
             _check(folder, meta)
             facts = meta["vocab"], meta.get("special", 0), meta["fingerprint"]  # learned: token 0
             return cls(folder, *facts, **cls.read_fields(folder, meta))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{type(error).__name__}: {error}") from None
+
+    def verify(self) -> None:
+        """Its files are what was written, and every id is one of the vocabulary; done before the first rank starts."""
+        try:
+            cache.verify(self.folder, _read_meta(self.folder)["files"])
+        except OSError as error:
+            raise Damaged(f"{type(error).__name__}: {error}") from None
+        for split, ids in self.all_ids().items():
+            if ids.size and (most := int(ids.max())) >= self.vocab:
+                raise Damaged(f"its {split} split holds token {most:,}, beyond the vocabulary of {self.vocab:,}")
+
+    def all_ids(self) -> Mapping[str, Ids]:
+        """The tokens of each split."""
+        raise NotImplementedError
 
     @classmethod
     def build(cls, data: Any, source: Any, folder: Path, say: Say) -> Built:
@@ -202,7 +215,11 @@ def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
         **{name: split.counts for name, split in built.splits.items()},
         "files": files,
     }
-    write_synced(folder / "meta.json", json.dumps(meta, indent=1).encode())
+    write_synced(folder / META, json.dumps(sealed(json.loads(json.dumps(meta))), indent=1).encode())
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    return unsealed(json.loads((folder / META).read_text(encoding="utf-8")))
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:

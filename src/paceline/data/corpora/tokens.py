@@ -6,7 +6,7 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,6 +89,9 @@ class LabelledCorpus(TokenisedCorpus):
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
         splits = {split: _open_split(folder, split, meta[split]) for split in SPLITS}
         return {"classes": tuple(meta["classes"]), **splits}
+
+    def all_ids(self) -> Mapping[str, Ids]:
+        return {"train": self.train.ids, "test": self.test.ids}
 
     def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test texts in {len(self.classes)} classes"

@@ -316,9 +316,9 @@ def read_calibration(path: Path) -> Calibration:
         gpu = accelerator_of(values["gpu"]) if values.get("gpu") else None
         if not rows and gpu is None:
             raise ValueError("nothing was measured")
-    except (KeyError, TypeError, ValueError) as error:
+        rows = tuple(sorted(rows, key=lambda row: row.ranks))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
-    rows = tuple(sorted(rows, key=lambda row: row.ranks))
     return Calibration(str(path), **facts, measured=rows, correction=correction, gpu=gpu)
 
 
@@ -334,4 +334,7 @@ def _measured(row: dict[str, Any]) -> RankRates:
     matmuls = tuple((int(m), int(k), int(n), float(rate)) for m, k, n, rate in row["matmuls"])
     reduces = tuple((float(sent), float(seconds)) for sent, seconds in row["all_reduces"])
     rest = {k: v for k, v in row.items() if k not in ("matmuls", "all_reduces")}
+    numbers = [*rest.values(), *(number for some in (*matmuls, *reduces) for number in some)]
+    if not all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers if number is not None):
+        raise ValueError("it holds what cannot be measured")
     return RankRates(**rest, matmuls=matmuls, all_reduces=reduces)

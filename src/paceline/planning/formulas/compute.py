@@ -23,8 +23,9 @@ SCORE_FLOPS = 18.0
 """Plain operations in whose time a GPU scales, compares, exponentiates and sums a score."""
 PACKED_SCORE_FLOPS = 45.0
 """The same where a text ends within a tile or two: nothing runs beside it."""
-FP8_CAST_BYTES = 6.0
-"""An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed."""
+FP8_CAST_BYTES = {"eager": 6.0, "compiled": 6.0, "fused": 2.0}
+"""An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed; where
+kernels are fused by hand, the one before casts with the range of earlier steps, and only the writes remain."""
 UPDATE_TAIL_S = 60e-6
 """Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
 PLAIN_SCORE_PASSES = 6.0
@@ -63,8 +64,7 @@ def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: N
     arithmetic_s = 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
-    casts_s = FP8_CAST_BYTES * rows * inner / bandwidth if numbers.matmul == "fp8" else 0.0
-    return float(max(arithmetic_s, moved / bandwidth) + casts_s)
+    return float(max(arithmetic_s, moved / bandwidth))
 
 
 def rate_and_half_tiles(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
@@ -128,10 +128,13 @@ def block_time(
         numbers = replace(numbers, matmul="bf16")
     samples = placement.micro_batch / placement.context
     products = _products_s(block, samples, t, device, numbers, physics)
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    if numbers.matmul == "fp8":
+        inputs = sum(m.rows * m.inner / (t if m.split == "inner" else 1) for m in block.matmuls)
+        products += FP8_CAST_BYTES[runtime.kernels] * samples * inputs / bandwidth
     attention = (0.0, 0.0)
     if block.attention is not None:
         attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
-    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
     passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
     elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth

@@ -171,6 +171,7 @@ def _logits(head: BlockShape, placement: Placement, numbers: Numbers) -> float:
     another chunk is added to it.
     """
     alone = head.loss_params > 0 and placement.runtime.compiled and placement.tensor == 1
+    alone |= placement.runtime.fused_loss
     each = numbers.element_bytes + (0.0 if alone else 8.0)
     samples = placement.micro_batch / placement.context
     chunk = min(samples * head.saved_split_elements / placement.tensor, head.most_logits)

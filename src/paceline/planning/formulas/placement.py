@@ -67,6 +67,10 @@ class Runtime:
     """Kernels are launched as one graph, without the host; unless it is said, compiled ones are."""
     overlap: bool = True
     """Gradients travel while the backward pass runs, weights are gathered ahead."""
+    pieced_tensor: bool = True
+    """Sums of tensor parallelism run in pieces beside the products they belong to (asynchronous tensor parallelism)."""
+    fused_loss: bool = False
+    """One kernel computes the loss and its gradient in the memory of the logits."""
     fused_update: bool = False
     """One kernel updates many tensors, instead of several kernels for each."""
     stops_early: bool = False

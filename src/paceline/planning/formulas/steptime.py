@@ -221,7 +221,7 @@ class _Step:
     def _tensor(self, layer: BlockShape, compute_s: float) -> _Travel:
         """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
 
-        With sequence parallelism they are gathers and scatters that run in pieces beside the products they feed.
+        With sequence parallelism they are gathers and scatters, which some run in pieces beside the products they feed.
         """
         placement = self.placement
         if placement.tensor == 1:
@@ -229,7 +229,7 @@ class _Step:
         sent = placement.micro_batch * layer.edge_elements / placement.context * self.numbers.element_bytes
         sums = 6 if placement.recompute == "full" else 4
         total = sums * all_reduce_s(sent, group(placement.tensor, 1, self.cluster, self.physics), self.physics)
-        overlap = placement.runtime.overlap and placement.sequence_parallel
+        overlap = placement.runtime.overlap and placement.runtime.pieced_tensor and placement.sequence_parallel
         return _Travel(total, exposed_s(total, compute_s, self.physics, overlap))
 
     def _context(self, layer: BlockShape, compute_s: float) -> _Travel:

@@ -14,6 +14,7 @@ from paceline.planning.candidates import Price, Refused, family_name
 from paceline.planning.plan import Plan
 from paceline.planning.rows import PlannedRow
 from paceline.planning.search import Found
+from paceline.planning.training import TrainingSubject
 from paceline.record.units import percent, size
 from paceline.spec import RunSpec, Train
 
@@ -43,6 +44,9 @@ class Axis:
 
 
 def axes_of(plan: Plan) -> list[Axis]:
+    """Of a training; a fit by passes has nothing of the kind."""
+    if not isinstance(plan.subject, TrainingSubject):
+        return []
     spec, train = plan.spec, plan.spec.train
     batch = train.global_batch
     batches = tuple(sorted({max(1, round(batch * times)) for times in TIMES_BATCH}))

@@ -22,6 +22,7 @@ from torch import Tensor
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import raise_on_all
 from paceline.record.run_dir import RunDir
+from paceline.terminal import visible
 from paceline.training.checkpoints.staging import flatten
 from paceline.workload import Say
 
@@ -62,7 +63,7 @@ def best_scored(folder: Path) -> Checkpoint | None:
 
 def chosen(run: RunDir, which: str) -> Checkpoint:
     """The newest or the best of a run, which must have one."""
-    found = {"newest": newest, "best": best}[which](run.checkpoints, lambda text: print(text, file=sys.stderr))
+    found = {"newest": newest, "best": best}[which](run.checkpoints, lambda text: print(visible(text), file=sys.stderr))
     if found is None:
         raise UserError(f"{run.path} has no whole checkpoint; go on with  paceline train --resume {run.path}")
     return found
@@ -107,13 +108,28 @@ def _manifest(path: Path) -> dict[str, Any]:
         version = manifest["format"]
     except FileNotFoundError:
         raise DamagedCheckpoint(f"it has no {MANIFEST}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {error}") from None
     if version != FORMAT:
         raise DamagedCheckpoint(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
     if manifest.pop("seal", None) != seal_of(manifest):
         raise DamagedCheckpoint(f"its {MANIFEST} is damaged (it differs from its checksum)")
+    if not _is_manifest(manifest):
+        raise DamagedCheckpoint(f"its {MANIFEST} is not one that was written here")
     return manifest
+
+
+def _is_manifest(manifest: dict[str, Any]) -> bool:
+    """Whether its values are of their kinds; a checksum can be right because somebody made it so."""
+    files, score = manifest.get("files"), manifest.get("score", "")
+    return (
+        isinstance(manifest.get("step"), int)
+        and isinstance(manifest.get("meta"), dict)
+        and (score is None or isinstance(score, int | float))
+        and isinstance(files, dict)
+        and all(Path(name).name == name and "\0" not in name for name in files)
+        and all(isinstance(facts, list) and [type(fact) for fact in facts] == [int, str] for facts in files.values())
+    )
 
 
 def seal_of(manifest: Mapping[str, Any]) -> str:

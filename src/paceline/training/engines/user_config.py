@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from paceline.careful_yaml import parsed
 from paceline.errors import UserError
 
 AUTO = "auto"
@@ -22,7 +23,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A JSON or YAML file that holds named values."""
     try:
         text = path.expanduser().read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        found = json.loads(text) if path.suffix == ".json" else parsed(text)
     except OSError as error:
         raise UserError(f"parallel.engine_config: {path} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:

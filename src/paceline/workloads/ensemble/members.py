@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.table import word
 from paceline.errors import UserError, listed
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
@@ -18,7 +19,6 @@ from paceline.record.summary import read_summary
 from paceline.training.checkpoints.saved import MANIFEST, sealed_in
 from paceline.using.trained import FittedModel, TrainedModel
 from paceline.using.trained import open as open_run
-from paceline.workloads.ensemble.rows import word
 
 NUMBERS = "predicted"
 """What a model calls the numbers that it predicts."""

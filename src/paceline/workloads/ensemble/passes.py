@@ -27,6 +27,8 @@ from paceline.workloads.ensemble.sections import EnsembleModel
 from paceline.workloads.ensemble.training import Folds, MemberFile, trained, written
 
 FIT, TEST = "fit", "test"
+PARTS = ("predictions", "tables", "folds", "members")
+"""Folders of an ensemble's run."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,14 @@ class EnsemblePasses:
 
     def step(self, flag: bool) -> dict[str, Any]:
         began = perf_counter()
-        loss = None if flag else self._ask(self.pieces[self.done]) if self.done < len(self.pieces) else self._combine()
+        try:
+            asking = self.done < len(self.pieces)
+            loss = None if flag else self._ask(self.pieces[self.done]) if asking else self._combine()
+        except UserError:
+            if not self.done:  # the request was wrong: nothing is left of it
+                for part in PARTS:
+                    shutil.rmtree(self.folder / part, ignore_errors=True)
+            raise
         self.done += loss is not None
         times = {"step_s": perf_counter() - began, "data_s": 0.0, "comm_s": 0.0, "exposed_s": 0.0}
         told = {} if loss is None else {"loss": loss}

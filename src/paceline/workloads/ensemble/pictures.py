@@ -23,16 +23,18 @@ def write_members(scores: Scores, folder: Path, step: int) -> None:
 
     names = list(scores.each)[::-1]
     metrics = list(scores.each[ENSEMBLE])
-    figure = Figure(figsize=(2.6 * len(metrics) + 1, 0.9 + 0.32 * len(names)), layout="constrained")
+    figure = Figure(figsize=(2.6 * len(metrics) + 1, 0.9 + 0.42 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         for place, name in enumerate(names):
             found = scores.each[name][metric]
             colour = OURS if name == ENSEMBLE else OTHERS
             axes.errorbar(found.value, place, xerr=found.error, fmt="o", color=colour, capsize=3)
+            axes.annotate(str(found), (found.value, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
         axes.set_title(f"{metric.replace('_', ' ')} ({'lower' if metric in LOWER else 'higher'} is better)", fontsize=8)
         axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.set_ylim(-0.5, len(names) - 0.3)
+        axes.margins(x=0.25)
         axes.tick_params(labelsize=8)
         axes.locator_params(axis="x", nbins=4)
         axes.spines[["top", "right"]].set_visible(False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,25 +18,13 @@ import numpy as np
 
 from paceline.data.files import check_file
 from paceline.data.order import mix, stream
-from paceline.data.table import KINDS, rows_of
+from paceline.data.table import KINDS, rows_of, word
 from paceline.errors import UserError, did_you_mean, listed
 
 BLOCK = 2048
 HELD_OUT, FOLD = 11, 12
 """Streams of random numbers."""
 Row = dict[str, Any]
-
-
-def word(value: Any) -> str:
-    """4, 4.0 and " 4" are the same class, in whatever kind of file they are."""
-    text = "" if value is None else str(value).strip()
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if not math.isfinite(number):
-        return text
-    return str(int(number)) if number.is_integer() else repr(number)
 
 
 def kind_of(path: Path) -> str:

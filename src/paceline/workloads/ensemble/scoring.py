@@ -51,7 +51,7 @@ def metrics_of_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tupl
     loss = -float(logs_of(found_NC)[np.arange(len(labels_N)), labels_N].mean())
     off = calibration_error(found_NC, labels_N)
     rows = len(labels_N)
-    return {"n": rows, "of": rows, "loss": loss, "calibration_error": off, **finite(plain), "classes": list(classes)}
+    return {"n": rows, "of": rows, "loss": loss, **finite(plain), "calibration_error": off, "classes": list(classes)}
 
 
 def metrics_of_numbers(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import model_validator
 from paceline.section import Section, contradiction, field
 
 Combine = Literal["average", "weighted", "stack"]
+FEW = "an ensemble has two members or more, as in  model.members=[trees.yaml,net.yaml]  or  model.runs=[runs/a,runs/b]"
 Calibrate = Literal["none", "temperature", "platt", "isotonic"]
 
 
@@ -36,9 +37,8 @@ class EnsembleModel(Section):
             )
         key = "members" if self.members else "runs"
         given = getattr(self, key)
-        if len(given) < 2:
-            example = "model.members=[trees.yaml,net.yaml]  or  model.runs=[runs/a,runs/b]"
-            raise contradiction(f"model.{key}: an ensemble has two members or more, as in  {example}")
+        if len(given) == 1:
+            raise contradiction(f"model.{key}: {given[0]} is alone, and {FEW}")
         if twice := [path for number, path in enumerate(given) if path in given[:number]]:
             raise contradiction(f"model.{key}: {twice[0]} is given twice; leave one out")
         return self

@@ -15,7 +15,7 @@ from paceline.workloads.ensemble.fitted import FittedEnsemble
 from paceline.workloads.ensemble.members import check_finished, digest_of_run, names_of
 from paceline.workloads.ensemble.passes import EnsemblePasses, Request
 from paceline.workloads.ensemble.rows import RowSet, folds_of, held_out, read_rows
-from paceline.workloads.ensemble.sections import EnsembleData, EnsembleModel
+from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
 from paceline.workloads.ensemble.training import Folds, check_folds, member_files
 from paceline.workloads.ensemble.unseen import test_table, unseen
 
@@ -34,6 +34,8 @@ class Ensemble(PassWorkload):
     def prepare(self, say: Say) -> None:
         self._say = say
         train = self.spec.train
+        if not self._model.members and not self._model.runs:
+            raise UserError(f"model.members: {FEW}")
         if train.steps or train.epochs:
             key = "steps" if train.steps else "epochs"
             raise UserError(f"train.{key}: an ensemble is as long as its members; set it in their run files")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
+from paceline.terminal import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
     text = sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")
-    print(json.dumps({"text": text}, ensure_ascii=False) if arguments.json else text)
+    print(json.dumps({"text": text}) if arguments.json else visible(text))
     return 0
 
 
@@ -98,7 +99,7 @@ def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, D
     from paceline.using.trained import open as open_run
 
     folder = RunDir.open(Path(run))
-    if (workload := folder.spec().workload) != "lm":
+    if (workload := folder.recorded_spec().workload) != "lm":
         raise UserError(f"{folder.path} is a run of {workload}; only language models (workload: lm) write text")
     trained: Any = open_run(run, which)
     language_model = trained.workload

@@ -67,8 +67,9 @@ class SplitWriter:
         self.weighted += float((weights * y).sum())
         self.least = min(self.least, float(y.min()))
         if not self.many:
-            values, where = np.unique(y, return_inverse=True)
-            self.labels.update(dict(zip(values.tolist(), np.bincount(where, weights).tolist(), strict=True)))
+            values = np.unique(y)
+            sums = np.bincount(np.searchsorted(values, y), weights)
+            self.labels.update(dict(zip(values.tolist(), sums.tolist(), strict=True)))
             self.many = len(self.labels) > FEW_VALUES
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ It is called once, by the main rank, with the rows in their order, and is so the
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,4 +54,13 @@ class OwnMetric:
 
 
 def own_metric(reference: str | None) -> OwnMetric | None:
-    return None if reference is None else OwnMetric(reference, function_of(reference, KEY))
+    if reference is None:
+        return None
+    function = function_of(reference, KEY)
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise UserError(f"{KEY}: {reference} is called with (labels, predictions): {error}") from None
+    except ValueError:  # a function of C, of which nobody knows what it takes
+        pass
+    return OwnMetric(reference, function)

@@ -38,6 +38,8 @@ class TreePasses:
         self.held_out = HeldOutRows.of(test, boosting.target, self.place.rank, self.place.world)
         self.rounds.hold(test.X[self.held_out.rows])
         self.metric = own_metric(boosting.model.metric)
+        self.notes: list[str] = []
+        """What else is said before the first round."""
         self._tensor = torch.empty(0, dtype=torch.uint8)
 
     @property
@@ -104,18 +106,20 @@ class TreePasses:
         self.rounds.load(self._tensor.numpy().tobytes(), self.done)
 
     def equations(self, ranks: int) -> list[str]:
-        facts, target = self.boosting.table.facts, self.boosting.target
+        boosting, facts, target = self.boosting, self.boosting.table.facts, self.boosting.target
         what = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
-        each = f"{self.boosting.threads} thread{'s' * (self.boosting.threads > 1)}"
+        on = f"{boosting.threads} thread{'s' * (boosting.threads > 1)} per rank"
+        if boosting.device != "cpu":
+            on = f"a CUDA device and {on}"
         lines = [
             shared(self.samples, ranks, "rows"),
             f"{len(facts.columns)} columns, {len(facts.categories)} of them of names; {what}",
-            f"{self.boosting.model.library}, {each} per rank",
+            f"{boosting.model.library}, {on}",
         ]
         if facts.test_rows:
             every = self.train.evaluate_every or EVALUATED_EVERY
             lines.append(f"evaluated on {facts.test_rows:,} held-out rows after every {every} rounds")
-        return lines
+        return [*lines, *self.notes]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         rounds = self.best_round if self.end is FitEnd.PATIENCE else self.done

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import check_file
+from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean, listed
 from paceline.workloads.trees import generated
 from paceline.workloads.trees.sections import TreesData
@@ -88,11 +89,8 @@ def _format_of(path: Path, key: str) -> str:
 
 
 def _of_npz(path: Path) -> tuple[TableSource, TableSource | None]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise UserError(f"data.path={path}: cannot be read as arrays of numbers ({error})") from None
+    with open_npz(path) as file:
+        found = {name: file[name] for name in file.files}
     for name in ("X", "y"):
         if name not in found:
             there = ", ".join(found) or "nothing"
@@ -195,7 +193,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _refuse_words(path: Path, schema: Any, data: TreesData) -> None:
-    known = (*data.categories, *data.ignore, data.label, data.query)
+    known = (*data.categories, *data.ignore, data.label, data.query, data.weight)
     others = [item.name for item in schema if not _is_number(item.type) and item.name not in known]
     if others:
         said = f"{path}: {listed(others)} hold{'s' * (len(others) == 1)} words, and trees compare numbers"

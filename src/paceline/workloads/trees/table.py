@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.cache import ArrayWriter, exclusive, map_array, new_entry, write_synced
+from paceline.data.cache import (
+    ArrayWriter,
+    Damaged,
+    array_facts,
+    exclusive,
+    map_array,
+    new_entry,
+    sealed,
+    unsealed,
+    verify,
+    write_synced,
+)
 from paceline.data.files import check_file
 from paceline.data.order import mix, stream
 from paceline.errors import UserError, listed
@@ -98,7 +109,7 @@ class PreparedTable:
 def table_of(data: TreesData, say: Say) -> PreparedTable:
     """The table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
-    if (found := _read(entry)) is not None:
+    if (found := _read(entry, say)) is not None:
         return found
     with exclusive(entry, say):
         if (found := _read(entry)) is None:
@@ -130,10 +141,15 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path) -> PreparedTable | None:
+def _read(entry: Path, say: Say = lambda line: None) -> PreparedTable | None:
+    if not entry.exists():
+        return None
     try:
-        return PreparedTable(entry, facts_of(json.loads((entry / FACTS).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError, KeyError):
+        values = unsealed(json.loads((entry / FACTS).read_text(encoding="utf-8")))
+        verify(entry, values.pop("files"))
+        return PreparedTable(entry, facts_of(values))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, Damaged) as damage:
+        say(f"the cached {entry} is damaged ({damage}); reading the table again")
         return None
 
 
@@ -171,7 +187,9 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         raise UserError(f"{train.name}: there are {len(writers['train'])} rows to learn from; at least 2 are needed")
     facts = {**columns.facts(writers["train"], writers["test"]), **_counted(folder, len(columns.names))}
     _write_bins(folder, data, len(columns.names), facts["rows"])
-    write_synced(folder / FACTS, json.dumps(asdict(TableFacts(**facts)), ensure_ascii=False).encode())
+    files = {file.name: array_facts(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
+    said = sealed(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
+    write_synced(folder / FACTS, json.dumps(said, ensure_ascii=False).encode())
 
 
 def _counted(folder: Path, columns: int) -> dict[str, Any]:
@@ -188,30 +206,26 @@ def _checked(test: TableSource, columns: TableColumns) -> Any:
 
 
 def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
-    label = data.label
-    column_named(label, "data.label", source.name, source.columns)
     npz = data.path is not None and data.path.suffix == ".npz"
-    weight, query = (
-        getattr(data, key) or (key if npz and key in source.columns else None) for key in ("weight", "query")
-    )
-    for key, name in (("data.weight", weight), ("data.query", query)):
-        if name is not None:
-            column_named(name, key, source.name, source.columns)
-    for key in ("categories", "ignore"):
-        for name in getattr(data, key):
-            if key == "categories" or npz or data.path is None:
-                column_named(name, f"data.{key}", source.name, source.columns)
-    special = {"label": label, "weight": weight, "query": query}
+    special = {"label": data.label, "weight": data.weight, "query": data.query}
+    if npz:
+        special |= {key: special[key] or key for key in ("weight", "query") if key in source.columns}
     given = [name for name in special.values() if name is not None]
     for what, name in special.items():
         if name in (*data.categories, *data.ignore) or given.count(name or "") > 1:
             raise UserError(f"data: column {name!r} is the {what}, and can be nothing else; leave one of them out")
+        if name is not None:
+            column_named(name, f"data.{what}", source.name, source.columns)
+    for key in ("categories", "ignore"):
+        for name in getattr(data, key):
+            if key == "categories" or npz or data.path is None:
+                column_named(name, f"data.{key}", source.name, source.columns)
     names = [name for name in source.columns if name not in (*given, *data.ignore)]
     if not names:
-        raise UserError(f"{source.name}: there is no column to learn from beside {label!r}")
+        raise UserError(f"{source.name}: there is no column to learn from beside {data.label!r}")
     made_up = (generated.CATEGORY,) if data.path is None else ()
     categories = [name for name in names if name in (*data.categories, *made_up)]
-    return TableColumns(names, label, categories, weight, query)
+    return TableColumns(names, data.label, categories, special["weight"], special["query"])
 
 
 def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:

@@ -53,13 +53,13 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
         if task is Task.BINARY and len(classes) != 2:
             raise UserError(f"{given}: {label!r} has {len(classes)} classes; use  model.objective=multiclass")
         return TreeTarget(OBJECTIVES[task], classes, facts.values)
+    if task is Task.RANKING and not _are_relevances(facts):
+        held = f"words ({listed(facts.classes)})" if facts.classes else f"numbers such as {_shown(facts)}"
+        raise UserError(f"{given}: {label!r} holds {held}; how relevant a row is must be a whole number from 0 to 31")
     if facts.classes:
         raise UserError(
             f"{given}: {label!r} holds words ({listed(facts.classes)}); use  model.objective=auto  for their classes"
         )
-    if task is Task.RANKING and not _are_relevances(facts.values):
-        held = f"numbers such as {_shown(facts)}" if facts.values else "many different numbers"
-        raise UserError(f"{given}: {label!r} holds {held}; how relevant a row is must be a whole number from 0 to 31")
     if task is Task.COUNT and facts.totals["least"] < 0:
         raise UserError(f"{given}: {label!r} is {facts.totals['least']:g} somewhere; counts are 0 or more")
     return TreeTarget(OBJECTIVES[task], (), ())
@@ -80,9 +80,10 @@ def _task_of(asked: str, label: str, facts: TableFacts) -> Task:
     return Task.NUMBER
 
 
-def _are_relevances(values: tuple[float, ...]) -> bool:
-    return bool(values) and all(value.is_integer() and 0 <= value <= MOST_RELEVANT for value in values)
+def _are_relevances(facts: TableFacts) -> bool:
+    whole = all(float(value).is_integer() and 0 <= value <= MOST_RELEVANT for value in facts.values)
+    return bool(facts.values) and not facts.classes and whole
 
 
 def _shown(facts: TableFacts) -> str:
-    return listed([f"{value:g}" for value in facts.values], 3)
+    return listed([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.launch.environment import ALONE, detect
 from paceline.layout import Layout
+from paceline.spec import Train
 from paceline.workload import PassWorkload, Say
 from paceline.workloads.trees.fitted import FittedTrees
 from paceline.workloads.trees.own_metric import own_metric
@@ -18,6 +19,11 @@ from paceline.workloads.trees.rounds import Boosting, library_of
 from paceline.workloads.trees.sections import TreesData, TreesModel
 from paceline.workloads.trees.table import PreparedTable, table_of
 from paceline.workloads.trees.targets import TreeTarget, target_of
+
+CORES_ALONE = "this {} is made for cores alone; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
+OF_TREES = {"steps", "epochs", "seed", "evaluate_every", "evaluate_on", "patience", "checkpoint_every", "checkpoint"}
+OF_TREES |= {"keep", "log_every", "loggers", "compile", "nonfinite"}
+"""What the section `train` may say of them."""
 
 
 class Trees(PassWorkload):
@@ -37,6 +43,7 @@ class Trees(PassWorkload):
         self._say = say
         library_of(self._model.library)
         train = self.spec.train
+        _refuse_gradients(train)
         if not train.steps and not train.epochs:
             raise UserError("how many rounds? give their number as  train.steps=200")
         target, facts = self.target, self.table.facts
@@ -100,7 +107,10 @@ class Trees(PassWorkload):
             timeout_s=spec.parallel.timeout_s,
             device=_device(self._model.library, device, spec.parallel.device == "cuda"),
         )
-        return TreePasses(boosting, spec.train)
+        found = TreePasses(boosting, spec.train)
+        if boosting.device != str(device):
+            found.notes = [CORES_ALONE.format(self._model.library)]
+        return found
 
     def fitted(self, folder: Path) -> FittedTrees:
         return FittedTrees.read(folder)
@@ -116,6 +126,15 @@ class Trees(PassWorkload):
         return self.spec.model
 
 
+def _refuse_gradients(train: Train) -> None:
+    """Values that trees would not look at."""
+    given = [name for name, info in Train.model_fields.items() if getattr(train, name) != info.default]
+    if others := [name for name in given if name not in OF_TREES]:
+        name, value = others[0], getattr(train, others[0])
+        here = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
+        raise UserError(f"train.{name}={value} is for models that learn by gradients, and trees do not; {here}")
+
+
 def _device(library: str, device: Any, asked: bool) -> str:
     """Where the rounds are made: there are two packages of XGBoost, and one is for cores alone."""
     if device.type == "cpu":
@@ -126,8 +145,5 @@ def _device(library: str, device: Any, asked: bool) -> str:
         if xgboost.build_info()["USE_CUDA"]:
             return str(device)
     if asked:
-        raise UserError(
-            f"parallel.device=cuda: this {library} is made for cores alone; use  parallel.device=cpu  or, for "
-            "xgboost,  pip uninstall xgboost-cpu && pip install xgboost"
-        )
+        raise UserError(f"parallel.device=cuda: {CORES_ALONE.format(library)}; or use  parallel.device=cpu")
     return "cpu"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,7 +78,7 @@ def prepare(source: PairSource, name: str, place: Path, say: Say) -> ImageCorpus
     """The corpus of a source: from the cache, or built now."""
     fingerprint = source.fingerprint()
     folder = place.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
-    if (found := _find(folder)) is not None:
+    if (found := _find(folder, say)) is not None:
         return found
     with cache.exclusive(folder, say):
         if (found := _find(folder)) is not None:  # whoever held the lock before may have built it
@@ -89,15 +88,25 @@ def prepare(source: PairSource, name: str, place: Path, say: Say) -> ImageCorpus
         return open_corpus(folder)
 
 
-def _find(folder: Path) -> ImageCorpus | None:
+def _find(folder: Path, say: Say = lambda line: None) -> ImageCorpus | None:
     """None where there is nothing, or nothing whole."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return open_corpus(folder)
+    if not folder.exists():
+        return None
+    try:
+        corpus = open_corpus(folder)
+        cache.verify(folder, _read_meta(folder)["files"])
+        return corpus
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, cache.Damaged) as damage:
+        say(f"images: the cached {folder} is damaged ({damage}); preparing it again")
     return None
 
 
+def _read_meta(folder: Path) -> dict[str, Any]:
+    return cache.unsealed(json.loads((folder / "meta.json").read_text(encoding="utf-8")))
+
+
 def open_corpus(folder: Path) -> ImageCorpus:
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta = _read_meta(folder)
     if meta["format"] != FORMAT:
         raise ValueError(f"format {meta['format']}")
     for name, facts in meta["files"].items():
@@ -137,5 +146,5 @@ def _build(source: PairSource, fingerprint: str, folder: Path, say: Say) -> None
         "classes": list(source.classes),
         "files": files,
     }
-    write_synced(folder / "meta.json", json.dumps(meta, indent=1).encode())
+    write_synced(folder / "meta.json", json.dumps(cache.sealed(meta), indent=1).encode())
     say(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")

@@ -142,5 +142,5 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
         raise UserError(f"{file} is a folder; name the images in it:  {file}/*.png") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {str(file)!r}") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError) as error:
         raise UserError(f"{file} cannot be read as an image: {one_line(error)}") from None

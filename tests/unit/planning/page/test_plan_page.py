@@ -170,6 +170,20 @@ def test_the_page_asks_no_network_and_trusts_no_name(planned):
     assert "'$(rm x)" in text
 
 
+def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, capsys):
+    out = tmp_path / "plan.html"
+    (tmp_path / "topics.yaml").write_text("name: topics\nworkload: topics\ntrain: {steps: 3}\n")
+    words = ["--samples", "500", "--tokens", "90", "--cluster", "2xA100"]
+    with pytest.raises(SystemExit) as left:
+        main(["plan", str(tmp_path / "topics.yaml"), *words, "--page", str(out)])
+    assert left.value.code == 0
+    assert f"written: {out}" in capsys.readouterr().out
+    data = json.loads(re.search(r'id="data">(.*)</script>', out.read_text())[1])
+    assert data["axes"] == []
+    assert data["devices"] == [1, 2]
+    assert "--samples 500 --tokens 90.0" in data["command"]
+
+
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["plan", str(RECIPES / "lm_gpt2.yaml"), "--cluster", "2xA100", "--page", str(tmp_path)])

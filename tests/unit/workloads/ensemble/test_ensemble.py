@@ -171,4 +171,5 @@ def test_a_class_that_folds_would_miss_is_refused(request_values, tables, tmp_pa
     lines = tables[0].read_text().splitlines()
     rare.write_text("\n".join([*lines, "0,0,good,never"]) + "\n")
     refused(build(request_values | {"data": request_values["data"] | {"path": str(rare)}}), "'never' in 1 row, too few")
+    refused(build({"workload": "ensemble"}), r"model.members: an ensemble has two members or more")
     refused(build(request_values | {"data": {"label": "verdict"}}), "which table do the members learn from")

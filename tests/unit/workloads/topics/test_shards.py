@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import threading
+import zlib
 
 import numpy as np
 import pyarrow
@@ -17,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.counts.blocks import Csr, dense_rows
+from paceline.workloads.topics.counts.blocks import Csr, Labelled, dense_rows
 from paceline.workloads.topics.counts.stream import blocks, totals
 from paceline.workloads.topics.counts.synthetic import zipf_documents
 from paceline.workloads.topics.files import shard_format, shards
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.files.shards import read_shards
+from paceline.workloads.topics.files.shards import read_shards, write_shards
 
 X = np.random.default_rng(0).poisson(0.4, (157, 33))
 
@@ -262,3 +263,33 @@ def test_two_threads_read_the_same_shards(folder):
     for thread in threads:
         thread.join()
     assert seen == [True, True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"data": "object"}, {"rows": -1}, {"segments": 0}, {"file": "../x"}, {"index": "S9"}]
+)
+def test_a_manifest_that_nobody_wrote_here_is_refused(change, folder):
+    """What it says becomes types and sizes of what is read, so nothing is read before it is known to be harmless."""
+    manifest = json.loads((folder / "counts.json").read_text())
+    manifest["shards"][0] |= change
+    (folder / "counts.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="is damaged"):
+        read_shards(folder)
+
+
+def test_a_shard_with_a_term_beyond_its_terms_is_refused(tmp_path):
+    """Its checksum is right: somebody made it so."""
+    folder = tmp_path / "shards"
+    rows = np.zeros((3, 400), np.uint8)
+    rows[:, 7] = 5
+    write_shards(folder, [rows], 400, Labelled())
+    manifest = json.loads((folder / "counts.json").read_text())
+    shard = manifest["shards"][0]
+    assert (shard["layout"], shard["index"]) == ("csr", "uint16")
+    file = folder / shard["file"]
+    content = file.read_bytes().replace(b"\x07\x00" * 3, b"\x07\x00" * 2 + b"\xff\x7f")
+    file.write_bytes(content)
+    shard["crc32"] = f"{zlib.crc32(content):08x}"
+    (folder / "counts.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="a term beyond its 400 terms"):
+        read_shards(folder).block(0, 3)

@@ -39,6 +39,14 @@ def refused(tmp_path, text, given=(), name="table.csv"):
         (CLEAN, {"data.query": "a"}, r"row 8: rows of a=0 were there before, .*; sort the table by 'a'"),
         (CLEAN, {"data.query": "town", "data.categories": []}, r"row 3: rows of town=A were there before"),
         (CLEAN, {"model.objective": "rank:ndcg"}, "name their column as  data.query=COLUMN"),
+        (
+            CLEAN,
+            {"train.lr": 0.1},
+            "is for models that learn by gradients, .*type  model.learning_rate=0.1",
+        ),
+        (CLEAN, {"data.ignore": ["y"]}, "column 'y' is the label, and can be nothing else"),
+        (CLEAN, {"data.weight": "town", "data.categories": []}, "column 'town' must hold numbers of 0 or more"),
+        (CLEAN, {"model.metric": "statistics:mean"}, r"is called with \(labels, predictions\)"),
         (CLEAN, {"data.query": "y"}, "column 'y' is the label, and can be nothing else"),
         (CLEAN, {"model.metric": "nowhere.py:cost"}, "model.metric: there is no file 'nowhere.py'"),
         (CLEAN, {"model.metric": "math:cos", "data.test_fraction": 0}, "model.metric=math:cos needs held-out rows"),
@@ -127,7 +135,7 @@ def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
         (QUERIES, {"parallel.ranks": 11}, "parallel.ranks=11: there are 1?[0-9] queries to learn from"),
         (QUERIES, {"model.objective": "multiclass"}, "use  model.objective=rank:ndcg  or leave data.query out"),
         (QUERIES.replace(",2\n", ",-2\n"), {}, "numbers such as -2, 0, 1; how relevant .* a whole number from 0 to 31"),
-        (QUERIES.replace(",2\n", ",high\n"), {}, "'y' holds words"),
+        (QUERIES.replace(",2\n", ",high\n"), {}, "'y' holds words .*; how relevant a row is must be"),
         (QUERIES.replace("0,3,", ",3,", 1), {}, "row 4: the query 'q' is missing"),
     ],
 )

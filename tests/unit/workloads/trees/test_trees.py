@@ -237,6 +237,17 @@ def test_a_plan_knows_the_run_class_by_its_name():
     assert paceline.registry.entry_of("trees").run_class() is Trees
 
 
+def test_a_damaged_table_in_the_cache_is_read_again(spec):
+    wanted = spec(file="table.csv")
+    folder = table_of(wanted.data, lambda text: None).folder
+    content = (folder / "train.X.npy").read_bytes()
+    (folder / "train.X.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
+    said = []
+    table_of(wanted.data, said.append)
+    assert "damaged (train.X.npy is not what was written there" in said[0]
+    assert (folder / "train.X.npy").read_bytes() == content
+
+
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
     """SHAP values of a row differ from those of another by as much as their margins do. Without the table there are

@@ -100,7 +100,8 @@ def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
     (first.corpus.folder / "train.masks.npy").write_bytes(b"half")
     third = workload(tmp_path, **SCENES)
     third.prepare(said.append)
-    assert len(said) == 2
+    assert len(said) == 3
+    assert "damaged (train.masks.npy is not whole)" in said[1]
     assert len(third.data("train")) == 12
     assert open_corpus(third.corpus.folder).classes == ("background", *map(str, range(10)))
 

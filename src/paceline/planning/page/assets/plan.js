@@ -56,7 +56,7 @@ function choose(rows) {
 const gainsNothing = (row, rows) => rows.some((other) => other.run_s <= row.run_s && other.paid < row.paid);
 
 function verdict(row, rows, best) {
-  if (missed(row)) return missed(row);
+  if (missed(row) || rows.length === 1) return missed(row);
   const names = ["fastest", ...(plan.one_machine ? [] : ["cheapest", "knee"])].filter((name) => best[name] === row);
   if (names.length) return names.slice(0, 2).join(", ");
   if (gainsNothing(row, rows)) return "gains nothing";
@@ -190,7 +190,8 @@ function answers(found, rows, best, row) {
   if (!taken) say("take", "Nothing fits", (found.advice ?? []).join(" "), "bad");
   else {
     const asked = own.deadline < plan.deadlines_h.length || plan.wishes.budget_usd !== null || plan.wishes.min_efficiency !== null;
-    const why = !best.kept.length ? "nothing keeps to what is asked; this comes nearest" : asked ? "the best that keeps to what is asked" : "the fastest";
+    const why = !best.kept.length ? "nothing keeps to what is asked; this comes nearest" : asked ? "the best that keeps to what is asked"
+      : taken === best.fastest ? "the fastest" : "as fast as any within 5 %, with the fewest devices";
     say("take", plural(taken.devices), `${why}; ${taken.long}${taken.usd === null ? "" : `, ${amount(taken.usd)} USD`}. Cheapest: ${best.cheapest.devices}, knee: ${best.knee.devices}`, best.kept.length ? "good" : "bad");
   }
 }
@@ -208,7 +209,7 @@ function draw() {
     bar("memory", row.memory, Math.max(row.total_bytes, row.capacity_bytes), row.capacity_bytes);
     bar("time", row.time.map(([name, value, text]) => [plan.times[name], value, text]), row.step_s);
     $("memory-note").textContent = `${row.room}; the red line is what a device has.`;
-    $("time-note").textContent = `${row.step} in all on ${plural(n)} with ${row.layout}.`;
+    $("time-note").textContent = `${row.step} in all on ${plural(n)}: ${row.layout}.`;
   } else {
     const near = found.nearest?.[n];
     $("memory").replaceChildren();

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
             there = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, SyntaxError, EOFError) as error:
+    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: the header of the .npy file is damaged; write it again or copy it again") from None

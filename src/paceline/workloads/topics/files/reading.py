@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
@@ -97,20 +98,14 @@ def read_npz(path: Path, fractional: bool = False) -> Counts:
     """A sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
     import scipy.sparse
 
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            there, matrix = archive.files, None
-            if "format" in there:
-                matrix = scipy.sparse.load_npz(path)
-                if hasattr(matrix, "check_format"):
-                    matrix.check_format(full_check=True)
-            elif len(there) == 1:
-                matrix = archive[there[0]]
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "the zip archive is damaged or cut short"
-        raise UserError(f"{path}: cannot be read: {reason}; {AGAIN}") from None
-    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise UserError(f"{path}: not a matrix that can be read ({first_line(error)}); {AGAIN}") from None
+    with open_npz(path) as archive:
+        there, matrix = archive.files, None
+        if "format" in there:
+            matrix = scipy.sparse.load_npz(path)
+            if hasattr(matrix, "check_format"):
+                matrix.check_format(full_check=True)
+        elif len(there) == 1:
+            matrix = archive[there[0]]
     if matrix is None:
         found = ", ".join(there) or "nothing"
         raise UserError(f"{path}: neither a sparse matrix of scipy.sparse.save_npz nor a single array (there: {found})")

@@ -47,6 +47,18 @@ class Shard:
     bytes: int
     crc32: str
 
+    def refused(self) -> str:
+        """What cannot be in a shard that was written here; empty where all can. The file may be anybody's."""
+        whole = (self.rows, self.nonzeros, self.segments, self.large, self.bytes)
+        types = {kind.name for kind in (*WHOLE, FRACTIONS)}
+        if any(type(number) is not int or not 0 <= number < 2**40 for number in whole) or not self.segments:
+            return "its numbers are not sizes"
+        if self.layout not in ("csr", "dense") or self.index not in ("uint16", "int32") or self.data not in types:
+            return "its layout or its types are unknown"
+        if not isinstance(self.file, str) or Path(self.file).name != self.file or "\0" in self.file:
+            return "its file is not one of this folder"
+        return "" if isinstance(self.largest, int | float) else "its largest count is not a number"
+
     def section(self, terms: int) -> dict[str, tuple[int, np.dtype, int]]:
         """name -> (offset in bytes, type, how many)."""
         entries = self.nonzeros if self.layout == "csr" else self.rows * terms
@@ -108,17 +120,22 @@ def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np
             return array
 
         large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
+        if (large_at[1:] < large_at[:-1]).any() or (large < 0).any():
+            raise UserError(f"{path}: the shard is damaged: its large counts are not in order; {AGAIN}")
         if shard.layout == "dense":
             first, last = start * terms, stop * terms
             flat = _with_large(part("data", first, last), large_at, large, first)
             return flat.reshape(stop - start, terms)
         starts = part("starts", start * shard.segments, stop * shard.segments + 1)
         first, last = int(starts[0]), int(starts[-1])
-        if not first <= last <= shard.nonzeros:
+        if last > shard.nonzeros or (starts[1:] < starts[:-1]).any():
             raise UserError(f"{path}: the shard is damaged: its rows and its nonzeros do not agree; {AGAIN}")
         index = part("index", first, last)
         data = _with_large(part("data", first, last), large_at, large, first)
-        return _from_segments(starts, index, data, shard.segments)
+        found = _from_segments(starts, index, data, shard.segments)
+        if found.indices.size and not 0 <= int(found.indices.min()) <= int(found.indices.max()) < terms:
+            raise UserError(f"{path}: the shard is damaged: it has a term beyond its {terms:,} terms; {AGAIN}")
+        return found
 
 
 def row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:

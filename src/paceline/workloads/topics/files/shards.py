@@ -103,14 +103,15 @@ def read_shards(folder: Path) -> ShardCounts:
         raise UserError(f"{path}: its format is {manifest.get('format')}, this version reads {FORMAT}; {AGAIN}")
     try:
         shards = tuple(Shard(**facts) for facts in manifest["shards"])
+        if wrong := next((why for shard in shards if (why := shard.refused())), ""):
+            raise ValueError(wrong)
         documents, terms = int(manifest["documents"]), int(manifest["terms"])
         sparse, fractional = bool(manifest["sparse"]), bool(manifest["fractional"])
         agree = sum(shard.rows for shard in shards) == documents and terms > 0 and bool(shards)
-        plain = all(Path(shard.file).name == shard.file for shard in shards)
         expected = [shard.expected_bytes(terms) for shard in shards]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}: is damaged ({type(error).__name__}: {error}); {AGAIN}") from None
-    if not (agree and plain):
+    if not agree:
         raise UserError(f"{path}: is damaged: its shards do not add up to {documents:,} documents; {AGAIN}")
     for shard, needed in zip(shards, expected, strict=True):
         _check_size(folder / shard.file, needed)

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
+from paceline.reporting.page import policy
 from paceline.workloads.topics.counts.blocks import Counts, sparse_rows
 from paceline.workloads.topics.counts.stream import blocks, totals
 from paceline.workloads.topics.files.texts import without_markup
@@ -97,6 +98,7 @@ def page(
         data=Markup(text.replace("<", "\\u003c").replace("&", "\\u0026")),
         style=Markup(asset("explorer.css")),
         script=Markup(asset("explorer.js")),
+        policy=Markup(policy(asset("explorer.js"))),
     )
 
 

@@ -1,0 +1,72 @@
+"""The part `plan` of benchmarks/trees.py: what a round was planned to take, and what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+import paceline
+from paceline.planning.site import site_of
+from paceline.planning.subject import rows_layout
+from paceline.record.events import read_events
+from paceline.record.run_dir import RunDir
+from paceline.spec import RunSpec, build
+from paceline.workloads.trees import planning
+
+FITTED = [(n, c, d) for n, c, d in (
+    (5_000, 8, 9), (5_000, 24, 3), (20_000, 72, 6), (20_000, 12, 9), (80_000, 8, 3), (80_000, 24, 6), (80_000, 24, 9),
+    (80_000, 96, 4), (300_000, 8, 6), (300_000, 24, 3), (300_000, 24, 9), (900_000, 8, 7),
+)]  # fmt: skip
+"""Rows, columns and levels of the tables that prices are found from."""
+UNSEEN = [(12_000, 40, 5), (45_000, 16, 8), (150_000, 12, 4), (150_000, 48, 7), (500_000, 10, 5), (600_000, 20, 8)]
+ROUNDS, FIRST = 14, 4
+"""Rounds of a run, and how many of them come before the trees are as large as they get."""
+
+
+def plan(asked: argparse.Namespace, folder: Path) -> None:
+    """On one rank with all threads of this machine, on made-up tables."""
+    found = {size: _measured(size, folder) for size in [*(FITTED if asked.fit else []), *UNSEEN]}
+    if asked.fit:
+        planning.PRICES.update(_fitted(found))
+        print("PRICES =", {name: round(price, 1) for name, price in planning.PRICES.items()})
+    for size, (_, seconds) in found.items():
+        rows, columns, levels = size
+        ratio = _planned(found[size][0]) / seconds
+        kind = "fitted" if asked.fit and size in FITTED else "unseen"
+        print(f"{rows:>9,} rows × {columns:>3} columns, {levels} levels: {1e3 * seconds:7.2f} ms, {ratio:.2f} ({kind})")
+    off = [abs(_planned(found[size][0]) / found[size][1] - 1) for size in UNSEEN]
+    print(f"unseen: {sum(o <= 0.2 for o in off)} of {len(off)} within 20 %, the farthest off by {max(off):.0%}")
+
+
+def _measured(size: tuple[int, int, int], folder: Path) -> tuple[RunSpec, float]:
+    """The run, and the median of its later rounds without those that say their loss."""
+    rows, columns, levels = size
+    data = {"rows": int(rows / 0.98), "columns": columns, "test_fraction": 0.02, "cache": str(folder / "cache")}
+    values = {"name": f"{rows}-{columns}-{levels}", "workload": "trees", "data": data}
+    train = {"steps": ROUNDS, "evaluate_every": ROUNDS}
+    spec = build({**values, "model": {"max_depth": levels}, "train": train, "parallel": {"device": "cpu"}})
+    run = paceline.train(spec, folder / "runs", show=False)
+    steps = [event for event in read_events(RunDir(run.path).events_file(0), "step") if event["step"] > FIRST]
+    return spec, statistics.median(event["step_s"] for event in steps if "loss" not in event)
+
+
+def _planned(spec: RunSpec) -> float:
+    subject = planning.subject(spec, None, None)
+    return float(subject.price(rows_layout(subject.grown.rows, 1), site_of("local").at(1)).time.step_s)
+
+
+def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]]) -> dict[str, float]:
+    """The prices, none below 0, that come closest to the measured times as ratios."""
+    from scipy.optimize import nnls
+
+    plain = site_of("local").at(1).cluster.device.peak_flops_s("fp32")
+    lines = []
+    for size in FITTED:
+        spec, seconds = found[size]
+        grown = planning.subject(spec, None, None).grown
+        lines.append([count / plain / seconds for count in grown.operations(grown.rows).values()])
+    prices, _ = nnls(np.array(lines), np.ones(len(lines)))
+    return dict(zip(planning.PRICES, prices.tolist(), strict=True))

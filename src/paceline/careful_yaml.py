@@ -1,0 +1,97 @@
+"""YAML from anywhere, read with care: no object is made but plain values, and a few lines never stand for billions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 100_000
+"""Of a document that a person writes; reading more would take seconds."""
+MOST_VALUES = 100_000
+"""In a document; a few lines of aliases to aliases can stand for billions."""
+MOST_DEPTH = 50
+"""Of sections inside of each other."""
+OPEN = -1
+"""In place of the number of values of a node that is being counted."""
+
+
+class TooMuch(ValueError):
+    """More than anybody writes, as the end of a sentence."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values.
+
+    `+2` is a word too: it adds to something. What is nested deeper than anybody writes ends the reading.
+    """
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        self._go_deeper(self.flow_level)
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        self._go_deeper(len(self.indents))
+        return bool(super().add_indent(column))
+
+    def _go_deeper(self, level: int) -> None:
+        if level > MOST_DEPTH:
+            raise TooMuch("is nested without end")
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, TypeError, KeyError) as error:
+            shown = f"{node.value:.40}" if isinstance(node.value, str) else "this"
+            why = f"{shown!r} cannot be read as {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from error
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, form)
+        for tag, form in forms
+        if not tag.endswith((":bool", ":timestamp")) and not (first == "+" and tag.endswith(":int"))
+    ]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
+
+
+def _expanded(node: Any, known: dict[int, int]) -> int:
+    """How many values a node stands for, with its aliases followed; each is counted once, so this takes no time."""
+    if node is None:
+        return 0
+    if known.get(id(node)) == OPEN:
+        raise TooMuch(f"holds itself, at line {node.start_mark.line + 1}")
+    if id(node) not in known:
+        known[id(node)] = OPEN
+        inside = node.value if isinstance(node.value, list) else []
+        parts = [part for item in inside for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
+
+
+def text_of(file: Path) -> str:
+    """The text of a file, if it is not longer than `parsed` would read."""
+    with file.open("rb") as content:
+        text = content.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise TooMuch(f"has more than {MOST_BYTES:,} bytes")
+    return text.decode("utf-8-sig")
+
+
+def parsed(text: str, look: Callable[[Any], None] = lambda node: None) -> Any:
+    """The values of a document. Of one that stands for too much, nothing is made.
+
+    `look` is given the root node as it is written; merged mappings are one once the values are made.
+    """
+    loader = Loader(text)
+    node = loader.get_single_node()
+    if _expanded(node, {}) > MOST_VALUES:
+        raise TooMuch(f"has more than {MOST_VALUES:,} values once its aliases are followed")
+    look(node)
+    return loader.construct_document(node) if node else None

@@ -1,0 +1,128 @@
+"""Thirty faults in one run, one after the other: nothing is lost, and the answer is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runs import differ, paceline_says, step, submitted, undisturbed, weights
+from slurm_lab import Lab, until
+
+from paceline.record.events import read_events
+from paceline.record.jobs import newest_step
+from paceline.record.run_dir import RunDir
+
+STEPS = 1600
+PROGRESS = 10
+"""Steps between two faults, at least."""
+
+
+@dataclass
+class Campaign:
+    """A run that is disturbed."""
+
+    lab: Lab
+    run: Path
+    job: str
+
+    @property
+    def starts(self) -> int:
+        return sum(1 for _ in read_events(RunDir(self.run).events_file(0), "start"))
+
+    def step(self) -> int:
+        return step(self.run)
+
+    def goes_on(self) -> bool:
+        self.lab.hurry(self.job)
+        return self.lab.state(self.job) == "RUNNING"
+
+    # Each fault returns whether the run must have been started again.
+
+    def kill_rank(self) -> bool:
+        os.kill(self.lab.ranks("n2")[0], signal.SIGKILL)
+        return True
+
+    def stop_rank(self) -> bool:
+        os.kill(self.lab.ranks("n1")[0], signal.SIGTERM)
+        return True
+
+    def requeue(self) -> bool:
+        self.lab.ask("scontrol", "requeue", self.job)
+        return True
+
+    def pre_empt(self) -> bool:
+        self.lab.ask("sbatch", "-p", "high", "-N2", "--exclusive", "-o/dev/null", "--wrap", "sleep 1")
+        return True
+
+    def warn(self) -> bool:
+        self.lab.ask("scancel", "--batch", "--signal=USR1", self.job)
+        return True
+
+    def crash_node(self) -> bool:
+        self.lab.crash("n2")
+        until("the crash is noticed", lambda: self.lab.state(self.job) != "RUNNING", 120)
+        self.lab.start_node("n2")
+        return True
+
+    def crash_first_node(self) -> bool:
+        self.lab.crash("n1")
+        until("the crash is noticed", lambda: self.lab.state(self.job) != "RUNNING", 120)
+        self.lab.start_node("n1")
+        return True
+
+    def kill_slurmd(self) -> bool:
+        self.lab.kill_slurmd("n1")
+        time.sleep(1)
+        self.lab.start_node("n1")
+        return False
+
+    def kill_slurmctld(self) -> bool:
+        self.lab.kill_controller()
+        time.sleep(1)
+        self.lab.start_controller()
+        return False
+
+    def fill_disk(self) -> bool:
+        before, filler = self.starts, self.lab.shared / "filler"
+        subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=64k"], capture_output=True, check=False)
+        until("the run notices", lambda: self.lab.state(self.job) != "RUNNING" or self.starts > before, 180)
+        filler.unlink()
+        return True
+
+    def cancel(self) -> bool:
+        paceline_says("cancel", str(self.run))
+        until("the job is over", lambda: not self.lab.ask("squeue", "-h", "-j", self.job).strip(), 120)
+        self.job = submitted(str(self.run), "--nodes", "2", "--time", "60m")
+        return True
+
+
+ROUND: tuple[Callable[[Campaign], bool], ...] = (
+    *(Campaign.kill_rank, Campaign.requeue, Campaign.pre_empt, Campaign.warn, Campaign.crash_node),
+    *(Campaign.kill_slurmd, Campaign.stop_rank, Campaign.fill_disk, Campaign.kill_slurmctld, Campaign.cancel),
+)
+FAULTS = (*ROUND, *ROUND, *ROUND[:4], Campaign.crash_first_node, *ROUND[5:])
+
+
+def test_thirty_faults_lose_nothing(lab, run_file):
+    file = run_file(steps=STEPS, step_s=0.1)
+    job = submitted(str(file), "--nodes", "2", "--time", "60m", "--out", str(lab.shared))
+    campaign = Campaign(lab, lab.shared / "line", job)
+    print(f"{'fault':20} {'at step':>8} {'on from':>8} {'back after':>11}")
+    for fault in FAULTS:
+        reached = campaign.step()
+        until("steps are made", lambda: campaign.goes_on() and campaign.step() >= reached + PROGRESS, 180)  # noqa: B023
+        at, starts, began = campaign.step(), campaign.starts, time.monotonic()
+        assert at < STEPS, "the run was over before all faults"
+        again = fault(campaign)
+        saved = newest_step(RunDir(campaign.run))
+        if again:
+            until("it starts again", lambda: campaign.goes_on() and campaign.starts > starts, 240)  # noqa: B023
+        print(f"{fault.__name__:20} {at:8} {saved if again else at:8} {time.monotonic() - began:9.1f} s", flush=True)
+    until("the run is finished", lambda: campaign.goes_on() or lab.state(campaign.job) == "COMPLETED", 60)
+    until("the run is finished", lambda: lab.hurry(campaign.job) or lab.state(campaign.job) == "COMPLETED", 900)
+    assert differ(weights(campaign.run), undisturbed(run_file(steps=STEPS), 2)) == 0

@@ -1,0 +1,137 @@
+"""Several machines (network namespaces with names of their own): the answer is that of one rank under every layout, and
+what is wrong with a node is said. Needs root.
+
+    pytest tests/cluster/test_nodes.py
+"""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from nodes import PORT, nodes, why_not
+
+from paceline import RunResult, train
+from paceline.record.events import read_events, read_steps
+from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
+from paceline.spec import load
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+LAYOUTS = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {"strategy": "fsdp"},
+    "hsdp, sharded inside of a node": {"strategy": "hsdp", "replicate": 2},
+    "tensor inside, data between": {"strategy": "ddp", "tensor": 2},
+}
+PACELINE = [sys.executable, "-m", "paceline"]
+
+
+@pytest.fixture(scope="module")
+def run_file(tiny_lm, tmp_path_factory):
+    file = tmp_path_factory.mktemp("run") / "run.yaml"
+    file.write_text(yaml.safe_dump(tiny_lm.replace({"name": "nodes", "train.steps": 6}).dump()))
+    return file
+
+
+@pytest.fixture(scope="module")
+def alone(run_file, tmp_path_factory):
+    return train(load(run_file), tmp_path_factory.mktemp("alone"), show=False)
+
+
+def outcome(ranks, seconds=600):
+    said = [rank.communicate(timeout=seconds)[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], said
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_nodes_have_the_answer_of_one_rank(layout, run_file, alone, tmp_path):
+    words = [f"parallel.{key}={value}" for key, value in LAYOUTS[layout].items()]
+    with nodes(2, tmp_path) as found:
+        codes, said = outcome(
+            found.start_ranks([*PACELINE, "train", str(run_file), "--out", str(tmp_path / "runs"), *words], each=2)
+        )
+    assert codes == [0] * 4, said
+    run = RunDir(tmp_path / "runs" / "nodes")
+    hosts = {event["host"] for rank in range(4) for event in read_events(run.events_file(rank), "start")}
+    assert hosts == {"node0", "node1"}
+    result = RunResult(run.path, read_summary(run.summary_file))
+    ours, theirs = alone.weights(), result.weights()
+    for name in ours:
+        assert torch.dist(ours[name], theirs[name]) <= 1e-5 * ours[name].norm() + 1e-5, name
+    first, second = (read_steps(RunDir(r.path).events_file(0)) for r in (alone, result))
+    assert [step["loss"] for step in second] == pytest.approx([step["loss"] for step in first], rel=1e-5)
+
+
+def test_torchrun_on_two_nodes(run_file, alone, tmp_path):
+    with nodes(2, tmp_path) as found:
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}", "--rdzv-id=1", "--nnodes=2"]
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node=1", "-m", "paceline"]
+        command += ["train", str(run_file), "--quiet", "--out", str(tmp_path / "runs")]
+        codes, said = outcome([found.start(node, command, {"OMP_NUM_THREADS": "1"}) for node in range(2)])
+    assert codes == [0, 0], said
+    steps = read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
+    wanted = read_steps(RunDir(alone.path).events_file(0))
+    assert [step["loss"] for step in steps] == pytest.approx([step["loss"] for step in wanted], rel=1e-5)
+
+
+def test_topics_on_two_nodes(tmp_path):
+    counts = tmp_path / "counts.npy"
+    np.save(counts, np.random.default_rng(0).poisson(1.0, (60, 40)))
+    command = [*PACELINE, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "runs")]
+    with nodes(2, tmp_path) as found:
+        codes, said = outcome(found.start_ranks(command))
+    assert codes == [0, 0], said
+
+
+def test_check_across_nodes(run_file, tmp_path):
+    command = [*PACELINE, "check", str(run_file), "--ranks", "1,2", "--steps", "4", "--out", str(tmp_path / "runs")]
+    with nodes(2, tmp_path) as found:
+        codes, said = outcome(found.start_ranks(command))
+    assert codes == [0, 0], said
+    assert "the answer is the same within 1e-05 over 4 steps" in said[0]
+    assert "the answer" not in said[1]
+    ranks = {path.name: len(list((path / "events").iterdir())) for path in (tmp_path / "runs").iterdir()}
+    assert sorted(ranks.values()) == [1, 2], "the reference is one rank, whatever the launcher started"
+
+
+def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(run_file, tmp_path):
+    (tmp_path / "runs").mkdir()
+    command = [*PACELINE, "train", str(run_file), "--quiet", "--out", str(tmp_path / "runs")]
+    with nodes(2, tmp_path) as found:
+        own = {1: f"mount -t tmpfs none {tmp_path / 'runs'}"}
+        codes, said = outcome(found.start_ranks(command, before=own))
+    assert codes == [1, 1]
+    assert "rank 1 on node1 does not see" in said[0]
+    assert "all ranks must share the run folder" in said[0]
+    assert not read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
+
+
+def test_a_node_that_cannot_start_is_named_by_the_others(run_file, tmp_path):
+    """Our package is not there, or another thing: nobody comes from it."""
+    words = ["--quiet", "--out", str(tmp_path / "runs"), "parallel.timeout_s=10"]
+    with nodes(2, tmp_path) as found:
+        began = time.monotonic()
+        ranks = found.start_ranks([*PACELINE, "train", str(run_file), *words], before={1: "false"})
+        codes, said = outcome(ranks)
+    assert codes[0] == 1
+    assert "could not join the 2 ranks at node0" in said[0]
+    assert "timed out waiting for rank 1" in said[0]
+    assert time.monotonic() - began < 300
+
+
+def test_data_are_prepared_once_per_node(run_file, tmp_path):
+    """Each node has a cache of its own, which its two ranks share."""
+    cache, *disks = folders = [tmp_path / name for name in ("cache", "disk0", "disk1")]
+    for folder in folders:
+        folder.mkdir()
+    own = {node: f"mount --bind {disk} {cache}" for node, disk in enumerate(disks)}
+    words = ["--out", str(tmp_path / "runs"), f"data.cache={cache}"]
+    with nodes(2, tmp_path) as found:
+        codes, said = outcome(found.start_ranks([*PACELINE, "train", str(run_file), *words], each=2, before=own))
+    assert codes == [0] * 4, said
+    prepared = [sorted(path.name for path in disk.iterdir()) for disk in disks]
+    assert prepared[0] == prepared[1] != []
+    assert not any(cache.iterdir())

@@ -1,0 +1,43 @@
+"""A run without memory: the message says what would help, and `train.on_oom=retry` does it, with the same answer."""
+
+from pathlib import Path
+
+import hungry
+import pytest
+
+import paceline
+from paceline.errors import OutOfMemory
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+SPEC = {"workload": f"{Path(hungry.__file__)}:Hungry", "train.steps": 3, "model.layers": 1}
+
+
+def losses(result):
+    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]
+
+
+@pytest.fixture(scope="module")
+def full(small, tmp_path_factory):
+    """The losses of the same run with as much memory as it wants."""
+    return losses(paceline.train(small.replace({**SPEC, "workload": "classifier"}), tmp_path_factory.mktemp("a")))
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 6), (2, 6)])
+def test_smaller_passes_have_the_same_answer(small, ranks, micro_batch, full, tmp_path, capfd):
+    result = paceline.train(small.replace({**SPEC, "train.on_oom": "retry", "parallel.ranks": ranks}), tmp_path)
+    assert result.status == "finished"
+    assert losses(result) == pytest.approx(full, rel=1e-5)
+    said = capfd.readouterr().out
+    assert f"there was no memory left: going on with parallel.micro_batch={micro_batch} (train.on_oom=retry)" in said
+    assert RunDir(result.path).spec().parallel.micro_batch == micro_batch, "and so it goes on if it is resumed"
+
+
+def test_without_it_the_message_says_what_takes_less_and_what_that_costs(small, tmp_path):
+    with pytest.raises(OutOfMemory) as caught:
+        paceline.train(small.replace(SPEC), tmp_path)
+    first, plan, *ways = str(caught.value).splitlines()
+    assert "there is no memory for" in first
+    assert "the plan counts " in plan
+    assert any("parallel.micro_batch=12 " in way and "× the time of a step" in way for way in ways)

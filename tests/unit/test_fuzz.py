@@ -1,0 +1,15 @@
+"""A few damaged files of every kind: each is read, or refused in one line. tests/soak/test_fuzz.py tries thousands."""
+
+import pytest
+
+import fuzzing
+
+FOUND: dict[str, tuple[int, ...]] = {}
+"""Mutations that a reader once answered otherwise."""
+FEW = 12
+
+
+@pytest.mark.parametrize("name", fuzzing.TARGETS)
+def test_a_damaged_file_is_read_or_refused(name, tmp_path):
+    numbers = [*range(FEW), *FOUND.get(name, ())]
+    assert list(fuzzing.tried(name, numbers, tmp_path)) == numbers

@@ -1,0 +1,252 @@
+"""Files and names of any content are answered in one line: what was given, and what is wrong with it."""
+
+import io
+import json
+import os
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from paceline import cli, terminal
+from paceline.errors import Bug, RunFailed, UserError
+from paceline.launch.blame import Failure, as_error
+from paceline.record.events import EventWriter, event_of, read_steps
+from paceline.record.files import read_json
+from paceline.record.run_dir import RunDir
+from paceline.spec import build
+from report_runs import make_run
+
+RUN = """
+name: r
+model: {width: 32, heads: 4, layers: 1, ffn: 32}
+data: {source: csv, path: t.csv, vocab: 300, cache: cache}
+train: {steps: 2, global_batch: 4}
+parallel: {threads: 1}
+"""
+ROWS = "".join(f"some words {i},{i % 2}\n" for i in range(40))
+DIGITS = "9" * 5000
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+TRAIN = "train run.yaml --quiet"
+JSONL = f"{TRAIN} data.source=jsonl data.path=t.jsonl"
+ASKED = {
+    "tag of another type": ("explain run.yaml", {"run.yaml": RUN + "cluster: !!int abc"}, "cannot be read as int"),
+    "half a number": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", "steps: 0x_")}, "cannot be read as int"),
+    "5,000 digits": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", f"steps: {DIGITS}")}, "cannot be read"),
+    "5,000 digits typed": (f"explain run.yaml train.steps={DIGITS}", {}, "exceeded maximum size"),
+    "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "is not a list of numbers"),
+    "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "is not a path: embedded null"),
+    "NUL in a run folder": ("watch a\0b --once", {}, "is not a path"),
+    "NUL in --out": ("explain a\0b", {}, "is not a path"),
+    "NUL in cluster": ("plan run.yaml --cluster a\0b.yaml", {}, "cannot be read: embedded null"),
+    "a home of nobody": (TRAIN, {"run.yaml": RUN.replace("t.csv", "~nosuchuser/t.csv")}, "is not a path"),
+    "a home of nobody, cluster": (
+        "plan run.yaml cluster=~nosuchuser/c.yaml",
+        {},
+        "cluster: '~nosuchuser/c.yaml' is not",
+    ),
+    "a home of nobody, script": ("explain run.yaml workload=~nosuchuser/w.py", {}, "is not a path"),
+    "a name of 5,000 letters": (f"explain {'a' * 5000}.yaml", {}, "File name too long"),
+    "brackets without end": ("explain run.yaml", {"run.yaml": "a: " + "[" * 90_000}, "is nested without end"),
+    "sections without end": ("explain run.yaml", {"run.yaml": "- " * 40_000}, "is nested without end"),
+    "brackets typed": (f"explain run.yaml train.lr={'[' * 50_000}", {}, "is nested without end"),
+    "dots typed": (f"explain run.yaml {'.'.join('a' * 3000)}=1", {}, "has 2999 dots"),
+    "a run file of megabytes": ("explain run.yaml", {"run.yaml": "a: 1\n" * 300_000}, "more than 100,000 bytes"),
+    "UTF-16 run file": ("explain run.yaml", {"run.yaml": RUN.encode("utf-16")}, "is not a text in UTF-8"),
+    "brackets in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": "{" * 90_000}, "is nested without end"),
+    "digits in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": f"nodes: {DIGITS}"}, "cannot be read as int"),
+    "aliases in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": BOMB}, "aliases are followed"),
+    "brackets in a calibration": ("plan run.yaml --calibration c.json", {"c.json": "[" * 90_000}, "is not JSON"),
+    "digits in a calibration": ("plan run.yaml --calibration c.json", {"c.json": f"[{DIGITS}]"}, "is not JSON"),
+    "nowhere to calibrate to": ("calibrate --ranks 1 --out /proc/nowhere/c.json", {}, "/proc/nowhere"),
+    "UTF-16 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-16")}, "iconv -f UTF-16 -t UTF-8 t.csv"),
+    "UTF-32 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-32")}, "iconv -f UTF-32 -t UTF-8 t.csv"),
+    "Latin-1 table": (TRAIN, {"t.csv": b"text,label\n\xe4,a\n"}, "iconv -f LATIN1 -t UTF-8 t.csv"),
+    "header rows": (TRAIN, {"t.csv": f"text,label\n{ROWS}text,label\n{ROWS}"}, "row 41 repeats the header"),
+    "brackets in jsonl": (JSONL, {"t.jsonl": "[" * 90_000}, "line 1: not JSON that can be read"),
+    "digits in jsonl": (JSONL, {"t.jsonl": f'{{"text": {DIGITS}}}'}, "line 1: not JSON that can be read"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
+    words, files, said = ASKED[name]
+    monkeypatch.chdir(tmp_path)
+    for path, content in {"run.yaml": RUN, "t.csv": f"text,label\n{ROWS}", **files}.items():
+        (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SystemExit) as left:
+        cli.main(words.split(" "))
+    out, err = capsys.readouterr()
+    assert left.value.code == (1 if "calibrate" in name else 2)
+    assert said in err
+    assert err.count("\n") == 1
+    assert not out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):
+
+    import pyarrow
+    import pyarrow.parquet
+
+    buffers = [None, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0"), pyarrow.py_buffer(b"\xff\xfeab")]
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 2, buffers)
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts, "label": ["a", "b"]}), tmp_path / "t.parquet")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RUN)
+    with pytest.raises(SystemExit):
+        cli.main([*TRAIN.split(), "data.source=parquet", "data.path=t.parquet"])
+    assert "a text in it is not UTF-8 (byte 0xff)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("workload", "sections"), [("topics", "model: {k: 2}"), ("trees", "model: {max_depth: 2}")])
+def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, monkeypatch, capsys):
+    """Refused by what the file says, before memory is taken."""
+    header = io.BytesIO()
+    facts = {"descr": "<f8", "fortran_order": False, "shape": (1 << 20, 1 << 18)}
+    np.lib.format.write_array_header_1_0(header, facts)
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("X.npy", header.getvalue() + bytes(1 << 16))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(
+        f"workload: {workload}\n{sections}\ndata: {{path: bomb.npz}}\ntrain: {{steps: 2}}\n"
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main(TRAIN.split())
+    assert left.value.code == 2
+    assert "X.npy says that its shape is [1048576, 262144]" in capsys.readouterr().err
+
+
+def test_a_bug_of_ours_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setitem(cli.VERBS, "watch", ("", cli.watch_arguments, lambda arguments: {}["no such step"]))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["watch", "x"])
+    assert left.value.code == 70
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "paceline: this is a bug of ours (KeyError: 'no such step'); please report it with this file:"
+    )
+    assert err.count("\n") == 1
+    written = next((tmp_path / "paceline" / "bugs").iterdir())
+    assert str(written) in err
+    assert "Traceback (most recent call last):" in written.read_text()
+
+
+def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
+    error = as_error(Failure(3, "bug", "KeyError: 'x'", "Traceback: all of it", 0.0, False))
+    assert isinstance(error, Bug)
+    assert (error.exit_code, str(error), error.traceback) == (
+        70,
+        "rank 3 failed with KeyError: 'x'",
+        "Traceback: all of it",
+    )
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), MemoryError(), PermissionError(13, "Permission denied", "/x/y")])
+def test_what_the_machine_refuses_is_no_bug(error, monkeypatch, capsys):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setitem(cli.VERBS, "watch", ("", cli.watch_arguments, fail))
+    monkeypatch.setattr(os, "dup2", lambda *handles: None)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["watch", "x"])
+    assert left.value.code == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[31m[red]x[/red]\x9b2J"
+
+
+def test_nothing_that_was_read_steers_the_terminal(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path, "escapes", 2)
+    events = run / "events" / "rank0.jsonl"
+    with EventWriter(events) as more:
+        more.write("evaluate", step=60, metrics={ESCAPE: 1.0})
+        more.write("end", status=ESCAPE, why=ESCAPE)
+    spec = RunDir(run).spec_file
+    spec.write_text(
+        spec.read_text()
+        .replace("name: escapes", f"workload: {json.dumps(ESCAPE)}\nname: escapes")
+        .replace("workload: classifier", "", 1)
+    )
+    for words in (["watch", str(run), "--once"], ["explain", str(run)]):
+        with pytest.raises(SystemExit):
+            cli.main(words)
+    shown = capsys.readouterr().out
+    assert "[red]x[/red]" in shown
+    assert not set(shown) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_a_console_on_a_terminal_has_no_escapes_but_its_own():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    terminal.console(file=stream, force_terminal=True, color_system="standard").print(ESCAPE, style="bold")
+    shown = stream.getvalue()
+    assert "\\x1b]0;owned" in shown
+    assert "\x1b]" not in shown
+    assert shown.startswith("\x1b[1m")
+
+
+def test_events_are_not_written_through_a_link(tmp_path):
+    target = tmp_path / "elsewhere"
+    target.write_text("mine\n")
+    (tmp_path / "rank0.jsonl").symlink_to(target)
+    with pytest.raises(RunFailed, match="is a link"):
+        EventWriter(tmp_path / "rank0.jsonl")
+    assert target.read_text() == "mine\n"
+
+
+def test_a_run_folder_that_cannot_be_written_to(tmp_path):
+    run = RunDir.claim(tmp_path, "r", build({}))
+    (run.path / ".lock").mkdir()  # as a read-only folder would: it cannot be opened
+    with pytest.raises(UserError, match="cannot be written to: Is a directory"), run.held(print):
+        pass
+
+
+DAMAGED = [
+    '{"kind":"step","step":"3"}',
+    '{"kind":"step","loss":[1]}',
+    '{"kind":3}',
+    '{"kind":"step","t":{}}',
+    "[" * 9999,
+]
+
+
+@pytest.mark.parametrize("line", [*DAMAGED, '{"kind":"step","step":1e400}', f'{{"kind":"step","step":{DIGITS}}}'])
+def test_a_damaged_event_is_passed_over(line, tmp_path):
+    assert event_of(line.encode()) is None
+    file = tmp_path / "rank0.jsonl"
+    file.write_text(f'{line}\n{{"kind":"step","step":1}}\n')
+    assert [step["step"] for step in read_steps(file)] == [1]
+
+
+def test_json_of_any_content_is_read_or_refused(tmp_path):
+    for content in ("[" * 99_999, f'{{"a": {DIGITS}}}', "\ud800", "{", "[]", ""):
+        (tmp_path / "x.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+        with pytest.raises(UserError, match="is damaged"):
+            read_json(tmp_path / "x.json")
+
+
+def test_learning_tokens_from_a_word_without_end_takes_a_moment():
+    from paceline.data.corpora import bpe
+
+    words = ["".join(np.random.default_rng(0).choice(list("abcdefgh"), 2_000_000)), " " * 2_000_000, "7" * 2_000_000]
+    learned = list(bpe._first([*words, "some words"]))
+    assert [len(text) for text in learned] == [1000, 1000, 1000, 10]
+    tokenizer = bpe.learn(["some words " * 9, *words], 300, 8, False, "[MASK]")
+    found = bpe.encode(tokenizer, 0, [words[0], "some words"])
+    assert found.lengths.tolist()[0] == 8
+    assert found.cut_texts == 1
+
+
+def test_the_limit_of_digits_is_that_of_python():
+    assert sys.get_int_max_str_digits() == 4300, "5,000 digits are more than it converts"

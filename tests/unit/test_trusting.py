@@ -1,0 +1,116 @@
+"""The code of a run folder is executed for who made the folder, and for who said so once."""
+
+import json
+
+import pytest
+
+from paceline import trusting
+from paceline.cli import main
+from paceline.errors import UserError
+from paceline.record.run_dir import RunDir, trust
+from paceline.spec import build, load
+
+OWN = """
+from paceline import Workload
+from pathlib import Path
+
+Path(__file__).with_suffix(".mark").touch()
+
+
+class Own(Workload):
+    pass
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(run folder, mark of its code): made by this user, whose state is in a folder of the test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "own.py").write_text(OWN)
+    run = RunDir.claim(tmp_path / "runs", "made", build({"workload": f"{tmp_path}/own.py:Own"}))
+    forget(tmp_path)
+    return run.path, tmp_path / "own.mark"
+
+
+def forget(folder):
+    """As a new process would: nothing of the code is imported yet."""
+    import sys
+
+    for name in [n for n in sys.modules if n.startswith("paceline_own_own_")]:
+        del sys.modules[name]
+    (folder / "own.mark").unlink(missing_ok=True)
+
+
+def test_a_run_of_ones_own_goes_on(made):
+    run, mark = made
+    assert RunDir.open(run).spec().workload.endswith("own.py:Own")
+    assert mark.exists()
+    assert set(json.loads((run / "origin.json").read_text())) == {"user", "host", "machine", "path", "code", "mark"}
+    moved = run.rename(run.with_name("moved"))
+    assert RunDir.open(moved).spec().name == "run"
+
+
+@pytest.mark.parametrize("verb", ["train --resume", "train --from", "train", "check", "predict", "export", "measure"])
+def test_a_run_from_elsewhere_needs_a_word(verb, made, tmp_path, monkeypatch, capsys):
+    run, mark = made
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
+    words = {"predict": [str(run), "a"], "export": [str(run), "--out", str(tmp_path / "out")]}
+    spec = [str(run / "spec.yaml")] if verb in ("train", "check", "measure") else [str(run)]
+    with pytest.raises(SystemExit) as left:
+        main([*verb.split(), *words.get(verb, spec)])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "was made by user" in said
+    assert "own.py:Own" in said
+    assert said.count("\n") == 1
+    assert not mark.exists()
+
+
+def test_trust_is_said_once_and_kept_outside_of_the_run(made, tmp_path, monkeypatch, capsys):
+    run, mark = made
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
+    before = sorted(run.iterdir())
+    with pytest.raises(SystemExit):  # it has no checkpoint, which is said after the code was read
+        main(["predict", str(run), "a", "--trust"])
+    assert f"paceline: executing {tmp_path / 'own.py'}" in capsys.readouterr().err
+    assert sorted(run.iterdir()) == before
+    forget(tmp_path)
+    assert load(run / "spec.yaml").workload.endswith("own.py:Own")  # without a word
+    assert mark.exists()
+    named = run / "spec.yaml"
+    named.write_text(named.read_text().replace("own.py:Own", "another.py:Own"))
+    with pytest.raises(UserError, match="another"):  # the word was for other code
+        RunDir.open(run).spec()
+    trust(run)
+    with pytest.raises(UserError, match="there is no file"):
+        RunDir.open(run).spec()
+
+
+def test_an_origin_cannot_be_made_up(made, tmp_path):
+    """Not by other code under a mark that was seen, nor by a mark without the key."""
+    run, mark = made
+    origin = json.loads((run / "origin.json").read_text())
+    evil = {**origin, "code": ["evil.py:W"]}
+    for forged in (evil, {**origin, "mark": "0" * 64}, {**origin, "mark": "\ud800"}, {**origin, "mark": 1}, []):
+        (run / "origin.json").write_text(json.dumps(forged))
+        with pytest.raises(UserError, match="--trust"):
+            RunDir.open(run).spec()
+    (run / "origin.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="does not say who made it"):
+        RunDir.open(run).spec()
+    assert not mark.exists()
+
+
+def test_which_code_a_spec_names():
+    assert trusting.code_of({"workload": "classifier"}) == []
+    assert trusting.code_of({"workload": "x/train.py"}) == ["x/train.py"]
+    keras = {"workload": "keras", "model": {"build": "m.py:f", "loss": "mse"}, "data": {"source": "d.py:g"}}
+    assert trusting.code_of(keras) == ["m.py:f", "d.py:g"]
+
+
+def test_trust_without_a_run(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("name: x\n")
+    with pytest.raises(SystemExit) as left:
+        main(["train", str(tmp_path / "run.yaml"), "--trust"])
+    assert left.value.code == 2
+    assert "none is named" in capsys.readouterr().err

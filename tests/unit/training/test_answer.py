@@ -1,0 +1,101 @@
+"""A run does not go on to another answer without a word: its spec, its data and its code are sealed with it."""
+
+import shutil
+
+import pytest
+
+from paceline import resume, train, trust
+from paceline.errors import UserError
+from paceline.spec import build
+from paceline.training.answer import determining, package_of
+
+OWN = """
+import numpy as np
+import torch
+from paceline import Workload
+
+
+class Line(Workload):
+    def fingerprint(self):
+        return DATA
+
+    def model(self):
+        return torch.nn.Linear(2, 1)
+
+    def data(self, split):
+        return [(np.ones(2, np.float32) * i, np.ones(1, np.float32)) for i in range(8)]
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square().sum(), len(batch[0])
+
+
+DATA = "these"
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answer")
+    (folder / "own.py").write_text(OWN)
+    values = {
+        "workload": f"{folder}/own.py:Line",
+        "data": {"workers": 0},
+        "train": {"steps": 2, "global_batch": 4, "lr": 0.1},
+        "parallel": {"threads": 1, "device": "cpu"},
+    }
+    return train(build(values), folder / "runs", show=False).path
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy, with a copy of its code."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copy(trained.parents[1] / "own.py", tmp_path / "own.py")
+    edit(tmp_path / "run", f"{trained.parents[1]}/own.py", f"{tmp_path}/own.py")
+    trust(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit(run, old, new):
+    spec = run / "spec.yaml"
+    spec.write_text(spec.read_text().replace(old, new))
+
+
+def test_what_is_moved_and_not_changed_goes_on(run):
+    assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 4
+
+
+def test_an_edited_spec_is_named(run):
+    edit(run, "lr: 0.1 ", "lr: 0.5 ")
+    with pytest.raises(UserError, match=r"says train.lr=0.5, but .* step 2 was made with train.lr=0.1;") as told:
+        resume(run, {"train.steps": "+2"}, show=False)
+    assert str(told.value).endswith(f"paceline train --from {run} train.lr=0.5")
+
+
+def test_changed_code_is_named_and_goes_on_if_it_is_meant(run, capsys):
+    (run.parent / "own.py").write_text(OWN + "\n# a word more\n")
+    with pytest.raises(UserError, match=r"own.py has changed since the checkpoint of step 2") as told:
+        resume(run, {"train.steps": "+2"}, show=False)
+    assert str(told.value).endswith(f"paceline train --resume {run} --changed-code")
+    assert resume(run, {"train.steps": "+2"}, changed_code=True).summary.trained.steps == 4
+    assert "as it is now" in capsys.readouterr().out
+    assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 6  # it was saved with that code
+
+
+def test_other_data_are_named(run):
+    (run.parent / "own.py").write_text(OWN.replace('"these"', '"others"'))
+    (run / "events" / "rank0.jsonl").unlink()  # the checkpoint knows it too
+    with pytest.raises(UserError, match="begun on other data"):
+        resume(run, {"train.steps": "+2"}, changed_code=True, show=False)
+
+
+def test_what_determines_an_answer(small):
+    """Neither where files lie nor how the work is spread."""
+    same = small.replace({"name": "other", "parallel.ranks": 2, "data.cache": "elsewhere", "train.keep": 7})
+    assert determining(small) == determining(same)
+    for key, value in (("train.seed", 1), ("model.width", 64), ("data.limit", 7), ("parallel.reduce", "bf16")):
+        assert determining(small) != determining(small.replace({key: value})), key
+
+
+def test_the_version_of_a_built_in_workload_is_kept(small):
+    assert {"workload.py", "sections.py"} <= {file.name for file in package_of(small)}

@@ -1,0 +1,35 @@
+"""Which runs go on in smaller passes, and after what."""
+
+import pytest
+
+from paceline.errors import OutOfMemory, RunFailed
+from paceline.launch.blame import as_error, of_exit
+from paceline.planning.out_of_memory import ways_out
+from paceline.spec import build
+from paceline.training.smaller import halved
+
+SPEC = build({"train": {"steps": 3, "global_batch": 8, "on_oom": "retry"}, "data": {"source": "docstrings"}})
+
+
+def test_passes_are_halved_until_there_is_one_sample_left():
+    sizes, spec = [], SPEC
+    while (spec := halved(spec, OutOfMemory("no memory"))) is not None:
+        sizes.append(spec.parallel.micro_batch)
+    assert sizes == [4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (SPEC, RunFailed("the disk is full")),
+        (SPEC.replace({"train.on_oom": "stop"}), OutOfMemory("no memory")),
+        (SPEC, as_error(of_exit(1, -9, 0.0, echo=False))),
+    ],
+    ids=["something else", "not asked for", "killed by somebody"],
+)
+def test_others_stop(spec, error):
+    assert halved(spec, error) is None
+
+
+def test_what_cannot_be_priced_has_no_ways_out():
+    assert ways_out(build({"workload": "topics", "data": {"path": "counts.npz"}})) == ""
