@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -88,6 +89,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def do_train(arguments: argparse.Namespace) -> int:
     from paceline.launch.leaving import leave
+    from paceline.record.files import print_json, to_flat
     from paceline.training.run import resumed_spec, started_spec
     from paceline.verbs import is_rank, train
 
@@ -100,8 +102,10 @@ def do_train(arguments: argparse.Namespace) -> int:
         spec = resumed_spec(resume, words) if resume else started_spec(start, words)
     else:
         spec = _load([*words, f"model.start={start}"] if start else words, "train")
-    ways = {"again": arguments.again, "changed_code": arguments.changed_code, "show": not arguments.quiet}
-    result = train(spec, arguments.out, resume=resume, **ways)
+    ways = {"again": arguments.again, "changed_code": arguments.changed_code}
+    result = train(spec, arguments.out, resume=resume, show=not (arguments.quiet or arguments.json), **ways)
+    if arguments.json and not is_rank():
+        print_json({"path": result.path, **to_flat(result.summary)})
     code = 0 if result.status in ("finished", "stopped") else 1
     return leave(code) if is_rank() else code
 
@@ -124,6 +128,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_explain(arguments: argparse.Namespace) -> int:
+    from paceline.record.files import print_json
     from paceline.record.run_dir import spec_to_look_at
     from paceline.training import explain as of
 
@@ -141,9 +146,13 @@ def do_explain(arguments: argparse.Namespace) -> int:
             samples = sample_count(workload)
             more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
     how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
+    derived = [*of.equations(spec, samples, workload), *more, *how]
+    if arguments.json:
+        print_json({"values": of.values(spec), "derived": derived})
+        return 0
     show = console()
     show.print(of.explain(spec))
-    show.print("", *of.equations(spec, samples, workload), *more, *how, sep="\n")
+    show.print("", *derived, sep="\n")
     return 0
 
 
@@ -157,30 +166,9 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_check(arguments: argparse.Namespace) -> int:
-    from paceline.arguments import numbers
-    from paceline.parity import check, table
+    from paceline.checking import run
 
-    spec = _load(arguments.words, "check")
-    ranks, accumulate = (
-        numbers(getattr(arguments, name), f"--{name}", different=True) for name in ("ranks", "accumulate")
-    )
-    if arguments.steps < 1:
-        raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
-    layouts = [word for word in arguments.layouts.split(",") if word]
-    say = partial(print, file=sys.stderr)
-    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
-    if not parity.rows:
-        return 0
-    console().print(table(parity))
-    if not parity.holds:
-        worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
-        by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
-        say(f"paceline: the answer depends on the layout: {by}")
-        for cause in parity.causes:
-            say(f"  cause: {cause}")
-        return 1
-    print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
-    return 0
+    return run(_load(arguments.words, "check"), arguments, console())
 
 
 def do_plan(arguments: argparse.Namespace) -> int:
@@ -268,7 +256,7 @@ def do_watch(arguments: argparse.Namespace) -> int:
     from paceline.reporting.watch import watch
     from paceline.submitting.finding import run_of
 
-    return watch(run_of(arguments.run).path, once=arguments.once)
+    return watch(run_of(arguments.run).path, once=arguments.once, as_json=arguments.json)
 
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -301,7 +289,8 @@ def do_export(arguments: argparse.Namespace) -> int:
     from paceline.using.export import export
 
     which = "best" if arguments.best else "newest"
-    print(export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code))
+    written = export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code)
+    print(json.dumps({"written": str(written)}) if arguments.json else written)
     return 0
 
 
@@ -389,6 +378,8 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     for name, (about, add_arguments, do) in VERBS.items():
         one = verbs.add_parser(name, help=about)
         add_arguments(one)
+        if name not in ("launch", "plan"):  # one prints what its command does, the other has its own
+            one.add_argument("--json", action="store_true", help="print JSON instead of text")
         one.set_defaults(do=do)
     for name, verb in added.items():
         one = verbs.add_parser(name, help=verb.help)

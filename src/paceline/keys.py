@@ -14,7 +14,7 @@ from paceline.spec.keys import Key, all_keys, sections_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="SECTION|KEY|WORD", help="train, train.lr, or a word to look for")
+    parser.add_argument("asked", nargs="*", metavar="SECTION|KEY|WORD", help="train, train.lr, or a word to look for")
     parser.add_argument(
         "--workload", default=registry.DEFAULT_WORKLOAD, metavar="NAME", help="whose model and data (classifier)"
     )
@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     known = all_keys(arguments.workload)
-    exact = [key for key in known if key.name in arguments.words]
-    found = exact or [key for key in known if not arguments.words or _asked_for(key, arguments.words)]
+    exact = [key for key in known if key.name in arguments.asked]
+    found = exact or [key for key in known if not arguments.asked or _asked_for(key, arguments.asked)]
     if not found:
-        word = arguments.words[0]
+        word = arguments.asked[0]
         names = [*sections_of(arguments.workload), *(key.name for key in known)]
         hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections_of(arguments.workload))}"
         raise UserError(f"no key of a run file of {arguments.workload} is called {word!r} or speaks of it{hint}")
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         return 0
     for key in found:
         console.print(_lines(key), soft_wrap=False)
-    if not arguments.words:
+    if not arguments.asked:
         workloads = ", ".join(registry.BUILT_IN)
         console.print(f"model and data are those of {arguments.workload}; --workload takes {workloads}")
     return 0

@@ -23,11 +23,12 @@ def three(tmp_path):
 
 
 def examined(three, tmp_path, before=None):
-    """What each rank has said, and its exit code."""
+    """Of each rank, its exit code and what it has said; nothing, where it told the first."""
     command = [sys.executable, "-m", "paceline", "doctor", "--out", str(tmp_path / "runs"), "--json"]
     ranks = three.start_ranks(command, before=before)
     told = [rank.communicate(timeout=300)[0] for rank in ranks]
-    return [(rank.returncode, json.loads(text[text.index("{") :])) for rank, text in zip(ranks, told, strict=True)]
+    read = [json.loads(text[text.index("{") :]) if "{" in text else None for text in told]
+    return [(rank.returncode, one) for rank, one in zip(ranks, read, strict=True)]
 
 
 def wrong(told):
@@ -43,7 +44,7 @@ def test_healthy_nodes_are_all_well_in_time(three, tmp_path):
     print(f"{told['seconds']} s")
     assert told["hosts"] == ["node0", "node1", "node2"]
     assert (code, wrong(told)) == (0, {})
-    assert [(code, other["findings"]) for code, other in others] == [(0, [])] * 2
+    assert others == [(0, None)] * 2
     if os.getloadavg()[0] <= len(os.sched_getaffinity(0)) + 1:  # three nodes share these cores with whatever else runs
         assert told["seconds"] < LIMIT_S
 
@@ -68,8 +69,6 @@ def test_a_node_that_is_cut_off_is_named(three, tmp_path):
 def test_under_srun(lab, tmp_path):
     lab.until_ready()
     command = [sys.executable, "-m", "paceline", "doctor", "--out", str(tmp_path), "--json"]
-    out = lab.ask("srun", "--nodes=2", "--ntasks-per-node=1", *command)
-    told = [json.JSONDecoder().raw_decode(out, at)[0] for at in range(len(out)) if out.startswith('{\n  "healthy"', at)]
-    (main,) = [one for one in told if one["findings"]]
-    assert len(main["hosts"]) == 2
-    assert wrong(main) == {}
+    told = json.loads(lab.ask("srun", "--nodes=2", "--ntasks-per-node=1", *command))
+    assert len(told["hosts"]) == 2
+    assert wrong(told) == {}

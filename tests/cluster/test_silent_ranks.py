@@ -95,6 +95,7 @@ def test_a_link_that_is_cut_without_a_word(corpus_cache, tmp_path):
         found.cut(1)
         began = time.monotonic()
         said = [rank.communicate(timeout=600)[0] for rank in ranks]
-        assert time.monotonic() - began < TIMEOUT_S + MORE_S
+        seconds = time.monotonic() - began
     assert all(rank.returncode == 1 for rank in ranks), said
     assert any("look at the network between node" in text for text in said), said
+    assert seconds < TIMEOUT_S + MORE_S

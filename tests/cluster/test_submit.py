@@ -74,7 +74,8 @@ def test_a_cancelled_run_saves_stays_away_and_goes_on_when_it_is_sent_again(lab,
 
 def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
     Path("few.yaml").write_text("fewer_nodes: true\n")
-    job = submitted(str(run_file(steps=120, step_s=0.1)), "--nodes", "2", "--site", "few.yaml")
+    words = ("--nodes", "2", "--ranks-per-node", "2", "--site", "few.yaml")
+    job = submitted(str(run_file(steps=120, step_s=0.1)), *words)
     until("steps are made", lambda: step() > 15)
     lab.crash("n2")
     try:
@@ -82,7 +83,7 @@ def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
     finally:
         lab.start_node("n2")
     starts = list(read_events(RunDir(RUN).events_file(0), "start"))
-    assert [start["ranks"] for start in starts] == [2, 1]
+    assert [start["ranks"] for start in starts] == [4, 2]
     assert differ(weights(), undisturbed(run_file(steps=120), 1)) < 1e-5
 
 

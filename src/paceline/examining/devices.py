@@ -224,7 +224,7 @@ def peers(here: Surroundings) -> Iterator[CheckResult]:
 def cores_speed(here: Surroundings) -> Iterator[CheckResult]:
     """For comparison between nodes; there is no data sheet of all the cores there are."""
     flops_s, bytes_s = core_rates()
-    yield CheckResult(TOPIC, "cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s")
+    yield CheckResult(TOPIC, "speed of cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s")
 
 
 def core_rates() -> tuple[float, float]:

@@ -99,8 +99,8 @@ def _together(meeting: Meeting, here: Surroundings) -> list[CheckResult]:
 def in_order(found: Sequence[CheckResult]) -> list[CheckResult]:
     """By topic and check, each where it comes first."""
     topics = list(dict.fromkeys(finding.topic for finding in found))
-    checks = list(dict.fromkeys(finding.check for finding in found))
-    return sorted(found, key=lambda finding: (topics.index(finding.topic), checks.index(finding.check)))
+    checks = list(dict.fromkeys((finding.topic, finding.check) for finding in found))
+    return sorted(found, key=lambda one: (topics.index(one.topic), checks.index((one.topic, one.check))))
 
 
 def _finding(values: dict[str, Any]) -> CheckResult:

@@ -88,6 +88,8 @@ def _examination(answers: Sequence[Answer], seconds: float) -> Examination:
     found: list[CheckResult] = []
     hosts: Sequence[str] = [answer.host for answer in answers]
     for index, answer in enumerate(answers):
+        if index and answer.code == 0 and not answer.out:
+            continue  # told to the first
         try:
             values = json.loads(answer.out)
         except json.JSONDecodeError:

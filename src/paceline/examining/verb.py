@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # it warns of addresses without names, which are looked at here
     place = detect(os.environ) or ALONE
     if arguments.nodes and place is not ALONE:
         raise UserError(
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
     else:
         found = examine(Surroundings(arguments.out, os.environ, _spec(arguments.words), place))
-    if place.rank and not found.findings and not arguments.json:
+    if place.rank and not found.findings:
         return 0  # told to the first, which prints it
     if arguments.json:
         json.dump(found.as_json(), sys.stdout, indent=2, ensure_ascii=False)

@@ -1,7 +1,7 @@
 """What each rank is at, in the run folder while it runs: written over in place, and read by whoever wonders.
 
     heartbeats/rank0.json    one line: step, phase, time, host, process
-    heartbeats/rank0.stack   its Python stack, if it was silent for most of the time that a collective may take
+    heartbeats/rank0.stack   its Python stack, if it was silent for half of the time that a collective may take
     heartbeats/rank0.asked   the same, when another process asked for it
 
 The stack is written by a thread, so that a rank which hangs in a collective or in the user's own code leaves it too.
@@ -28,8 +28,8 @@ from paceline.record.files import from_flat, read_json
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
 AFTER_A_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
 LINE_BYTES = 384
-SILENT = 0.8
-"""Of the time that a collective may take: then a rank leaves its stack, before its peers give up."""
+SILENT = 0.5
+"""Of the time that a collective may take: then a rank leaves its stack, well before its peers give up."""
 STOPPED = "T"
 """The state of a process that a signal has stopped, in Linux's word."""
 

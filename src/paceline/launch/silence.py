@@ -24,7 +24,7 @@ from pathlib import Path
 from paceline.errors import RankSilent
 from paceline.launch import blame
 from paceline.launch.environment import Place
-from paceline.launch.heartbeat import SILENT, STOPPED, Beat, Heartbeat, process_state, read_beats
+from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, process_state, read_beats
 from paceline.launch.stacks import ASKING, Frame, Stack, asked_of, children, read_stacks, stack_file
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -33,6 +33,8 @@ BY_SIGNAL = "a signal such as SIGSTOP has stopped it"
 NO_STACK = "; it left no stack: its process did not run, or its machine cannot be reached"
 SHOWN = 6
 """Frames of a stack in a message; its file has them all."""
+ABORTED = 0.9
+"""Of the time that a collective may take: who was silent for longer before it was aborted had waited for another."""
 LOOK_EVERY_S = 0.25
 GAP_S = 5.0
 """If we did not look for so long, we were stopped ourselves, with all the others: Ctrl-Z."""
@@ -149,7 +151,7 @@ class Watch:
         """Whom a rank waited for that has ended without a word: NCCL aborts a process whose time is over."""
         beats = {beat.rank: beat for beat in read_beats(self.folder)}
         mine = beats.pop(rank, None)
-        if mine is None or time.time() - mine.t < SILENT * self.timeout_s:
+        if mine is None or time.time() - mine.t < ABORTED * self.timeout_s:
             return None
         return find(self.folder, [beat for beat in beats.values() if beat.phase != "failed"], Waiting(mine, ""))
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from paceline.arguments import check_price, make_folder, numbers
@@ -16,7 +17,7 @@ from paceline.measuring.links import Link, links_to_json, measure_links
 from paceline.measuring.result import Measurement
 from paceline.measuring.rows import FailedRow, MeasuredRow, Resources, are_passes, done
 from paceline.measuring.words import law_text
-from paceline.record.files import write_json
+from paceline.record.files import print_json, write_json
 from paceline.record.plain_table import PlainTable
 from paceline.record.units import duration, number, percent, size, wrapped
 from paceline.spec import RunSpec
@@ -42,7 +43,7 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
             weak=arguments.weak,
             **options,
         )
-    _print(found, console)
+    _print(found, arguments.json, console)
     return 0
 
 
@@ -63,7 +64,7 @@ def run_command(arguments: argparse.Namespace, console: Any) -> int:
             steps_by=arguments.steps_by,
             **options,
         )
-    _print(found, console)
+    _print(found, arguments.json, console)
     return 0
 
 
@@ -87,7 +88,10 @@ def _kept_when_stopped() -> Iterator[None]:
         raise
 
 
-def _print(found: Measurement, console: Any) -> None:
+def _print(found: Measurement, as_json: bool, console: Any) -> None:
+    if as_json:
+        print_json({"name": found.name, "folder": found.folder, **found.to_json()})
+        return
     for part in show(found):
         console.print(part)
     console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
@@ -103,13 +107,17 @@ def run_links(arguments: argparse.Namespace, console: Any) -> int:
     found = measure_links(ranks[0])
     if place is not None and place.rank > 0:
         return 0
-    console.print(links_table(found))
+    if arguments.json:
+        print_json(links_to_json(found))
+    else:
+        console.print(links_table(found))
     best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
-    console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
+    if not arguments.json:
+        console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
     if arguments.out is not None:
         make_folder(arguments.out)
         write_json(arguments.out / "links.json", links_to_json(found))
-        console.print(f"written: {arguments.out / 'links.json'}")
+        say_aloud(f"written: {arguments.out / 'links.json'}")
     return 0
 
 
@@ -120,6 +128,9 @@ def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
 
     file = arguments.out or usual_file()
     correction, rows = recalibrate(arguments.measured, file)
+    if arguments.json:
+        print_json({"rows": [asdict(row) for row in rows], "correction": correction.words(), "file": file})
+        return 0
     for row in rows:
         before, after = duration(row.before_s), duration(row.after_s)
         console.print(f"{row.label}: {duration(row.step_s)} per step; planned {before} before, {after} now")

@@ -116,7 +116,7 @@ exec {command} --ranks 1,"$n" --out {folder}/ranks-"$n"
 
 
 def array_script(job: BatchJob, ranks: Sequence[int]) -> str:
-    """Each task of the array measures one number of ranks against one rank, in turns, on a node of its own."""
+    """Each task of the array measures one number of ranks against one rank, in turns, on one node."""
     return ARRAY.format(
         note=_one_line(job.note),
         version=__version__,

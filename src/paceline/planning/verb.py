@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.planning.plan import Plan, plan
 from paceline.planning.rows import Rates, Wishes, hours_of
 from paceline.planning.what_if import what_if_of
-from paceline.record.files import as_json, finite, write_atomic, write_json
+from paceline.record.files import as_json, finite, print_json, write_atomic, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
 from paceline.spec.yaml_file import put
 
@@ -135,6 +135,9 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
 
         found["gpu"] = measure_gpu(say)
     write_json(path, found)
+    if arguments.json:
+        print_json(found)
+        return 0
     console.print(table(path))
     console.print(written(path), soft_wrap=True)
     return 0

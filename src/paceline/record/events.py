@@ -5,8 +5,8 @@ A "step" event is numbered by the steps done once it is over (the first is 1) an
     step  epoch  samples  loss  grad_norm  lr  step_s  data_s  compute_s  comm_s  exposed_s  batch  tokens  skipped
 
 where `samples` counts from the start of the run and `batch` and `tokens` are those of the step; one in which something
-was compiled or recorded is marked as `compiled`. The other kinds are
-start, evaluate, checkpoint, resume, extend (the run became longer), done (early, and why) and end.
+was compiled or recorded is marked as `compiled`. The other kinds are start, evaluate, checkpoint, usage (of the device,
+every few seconds), resume, extend (the run became longer), done (early, and why) and end.
 """
 
 from __future__ import annotations

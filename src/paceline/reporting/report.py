@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.arguments import check_price
 from paceline.errors import RunFailed, UserError
-from paceline.record.files import write_atomic
+from paceline.record.files import print_json, write_atomic
 from paceline.record.tabular import Tabular
 from paceline.record.units import wrapped
 from paceline.reporting.charts import charts
@@ -95,6 +95,9 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
     for note in found.contents.left_out:
         print(visible(f"paceline: {note}"), file=sys.stderr)
+    if arguments.json:
+        print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
+        return 0
     for line in found.contents.verdict:
         for part in wrapped(line, ""):
             console.print(part)

@@ -17,6 +17,7 @@ from typing import Any
 from paceline import terminal
 from paceline.launch.heartbeat import STOPPED, Beat, read_beats
 from paceline.record.events import event_of, metrics_of
+from paceline.record.files import print_json
 from paceline.record.per_class import baseline_words, shown_results
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
@@ -143,8 +144,8 @@ class View:
         return summary.trained.steps if summary.trained.epochs and summary.status == "finished" else None
 
 
-def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
-    """Show a run until it ends; on something that is no terminal, or with `once`, show it one time."""
+def watch(path: Path, *, once: bool = False, as_json: bool = False, every_s: float = EVERY_S) -> int:
+    """Show a run until it ends; on something that is no terminal, with `once` or as JSON, show it one time."""
     import psutil
     from rich.live import Live
 
@@ -152,6 +153,9 @@ def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
     view = View(run, run.recorded_spec())
     console = terminal.console()
     view.look()
+    if as_json:
+        print_json(_state(view))
+        return 0
     psutil.cpu_percent(interval=0.1)  # its later answers count from here
     if once or not console.is_terminal:
         console.print(drawn(view))
@@ -163,6 +167,23 @@ def watch(path: Path, *, once: bool = False, every_s: float = EVERY_S) -> int:
                 live.update(drawn(view), refresh=True)
         live.update(drawn(view), refresh=True)
     return 0
+
+
+def _state(view: View) -> dict[str, Any]:
+    """The present state as plain data."""
+    main = view.ranks[0] if view.ranks else Follower(view.run.events_file(0))
+    last = main.steps[-1] if main.steps else {}
+    return {
+        "run": view.run.path,
+        "status": view.status,
+        "step": last.get("step"),
+        "steps": view.total_steps,
+        "epoch": last.get("epoch"),
+        "loss": last.get("loss"),
+        "step_s": view.step_s,
+        "evaluation": metrics_of(main.evaluation),
+        "saved_at_step": main.saved or None,
+    }
 
 
 def drawn(view: View) -> Any:

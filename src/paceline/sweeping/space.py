@@ -22,7 +22,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of these."""
 
     values: tuple[Any, ...]
@@ -62,7 +62,7 @@ class Range:
         return f"{self.low}..{self.high}{':log' * self.log}"
 
 
-Space = dict[str, Choice | Range]
+Space = dict[str, OneOf | Range]
 """By dotted key, what is tried."""
 
 
@@ -75,7 +75,7 @@ def space_of(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values]:
         if key in found or key in fixed:
             raise UserError(f"{key} is given twice; write all of its values after one  {key}=")
         tried = _tried(key, value)
-        if isinstance(tried, Choice) and len(tried.values) == 1:
+        if isinstance(tried, OneOf) and len(tried.values) == 1:
             fixed[key] = tried.values[0]
         else:
             found[key] = tried
@@ -92,8 +92,8 @@ def _halves(word: str) -> tuple[str, str]:
     return key, value
 
 
-def _tried(key: str, value: Any) -> Choice | Range:
-    if isinstance(value, Choice | Range):
+def _tried(key: str, value: Any) -> OneOf | Range:
+    if isinstance(value, OneOf | Range):
         return value
     if isinstance(value, list | tuple):
         words = tuple(value)
@@ -109,7 +109,7 @@ def _tried(key: str, value: Any) -> Choice | Range:
     if not words or twice:
         wrong = f"{twice[0]} is there twice" if twice else "there is no value"
         raise UserError(f"{key}={value}: {wrong}; write different values, with commas between them")
-    return Choice(words)
+    return OneOf(words)
 
 
 def _number(value: Any) -> Any:
@@ -150,7 +150,7 @@ def grid(space: Space) -> list[Values]:
             raise UserError(
                 f"{key}={tried} is a range, from which trials are drawn; add  --random --trials 20,  or list its values"
             )
-    choices = [tried.values for tried in space.values() if isinstance(tried, Choice)]
+    choices = [tried.values for tried in space.values() if isinstance(tried, OneOf)]
     if (count := math.prod(map(len, choices))) > MOST_TRIALS:
         raise UserError(f"{count:,} combinations are too many; draw some of them with  --random --trials 100")
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]

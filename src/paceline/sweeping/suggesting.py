@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.sweeping.space import Choice, Space, Values
+from paceline.sweeping.space import OneOf, Space, Values
 
 
 def check_optuna() -> None:
@@ -42,7 +42,7 @@ def suggested(space: Space, before: Sequence[tuple[Values, float | None]], seed:
 def _distribution(tried: Any) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(tried, Choice):
+    if isinstance(tried, OneOf):
         return CategoricalDistribution(range(len(tried.values)))
     kind = IntDistribution if tried.whole else FloatDistribution
     return kind(tried.low, tried.high, log=tried.log)
@@ -50,10 +50,10 @@ def _distribution(tried: Any) -> Any:
 
 def _inside(tried: Any, value: Any) -> Any:
     """Choices travel by their place: Optuna takes few kinds of values."""
-    return tried.values.index(value) if isinstance(tried, Choice) else value
+    return tried.values.index(value) if isinstance(tried, OneOf) else value
 
 
 def _outside(tried: Any, value: Any) -> Any:
-    if isinstance(tried, Choice):
+    if isinstance(tried, OneOf):
         return tried.values[value]
     return value if tried.whole else tried.rounded(value)

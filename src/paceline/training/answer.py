@@ -45,8 +45,10 @@ def answer_of(workload: BaseWorkload) -> dict[str, Any]:
 
 
 def determining(spec: RunSpec) -> dict[str, Any]:
-    """The values that change the answer, as JSON. Of files and folders it is the content that counts, not the place;
-    what a script's own objects decide (its optimiser's learning rate) is in its code."""
+    """The values that change the answer, as JSON. Of files and folders it is the content that counts, not the place.
+
+    What a script's own objects decide (its optimiser's learning rate) is in its code.
+    """
     values, found = spec.dump(), {}
     for key, *_ in spec.fields():
         section, _, name = key.partition(".")

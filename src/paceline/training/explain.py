@@ -131,6 +131,11 @@ def shared(samples: int, ranks: int, called: str) -> str:
     return f"{samples:,} {called} {sign} {-(-samples // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
 
 
+def values(spec: RunSpec) -> list[dict[str, Any]]:
+    """Every value with its key, its unit and where it came from, as plain data."""
+    return [{"key": k, "value": v, "unit": unit, "from": spec.origin(k)} for k, v, unit, _ in spec.fields()]
+
+
 def explain(spec: RunSpec) -> Any:
     """A table of all values for rich to print."""
     from rich.table import Table

@@ -19,6 +19,7 @@ from paceline.errors import RunFailed
 from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
 from paceline.passes import FitEnd, Passes
+from paceline.record.device_use import DeviceUse
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
@@ -214,6 +215,7 @@ class StepLog:
         self.unheard = 0
         """Steps since all ranks looked whether one of them was asked to stop."""
         self.stopping = False
+        self.device_use = DeviceUse.of(self.context.device)
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
         self.noticing = Noticing(self.context)
@@ -255,6 +257,8 @@ class StepLog:
             return False
         self._read()
         stopping, self.stopping, self.unheard = self.stopping, False, 0
+        if used := self.device_use.now():
+            self.context.events.write("usage", step=self.job.state.step, **used)
         if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
             self.write()
         return stopping

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.classification import CONFUSION, class_metrics
 from paceline.data.table import word
 from paceline.errors import UserError
-from paceline.record.files import finite, write_atomic
+from paceline.record.files import finite, print_json, write_atomic
 from paceline.record.units import metrics_text
 from paceline.training.pictures import write_picture
 from paceline.using.inputs import Inputs, read_inputs
@@ -36,13 +36,18 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     data = trained.workload.spec.data
     inputs = read_inputs(arguments.inputs, arguments.column, str(getattr(data, "text", "")))
     found = trained.predict(inputs.values)
-    if out is None:
+    if out is None and not arguments.json:
         _show(inputs, found, console)
-    elif not out.suffix:
-        console.print(f"{out}: {_write_pictures(out, inputs, found):,} pictures")
-    else:
+    elif out is not None and not out.suffix:
+        told = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
+    elif out is not None:
         _write(out, inputs, found)
-        console.print(f"{out}: {len(found):,} predictions")
+        told = f"{out}: {len(found):,} predictions"
+    if arguments.json:
+        print_json([{"input": str(value), **row} for value, row in zip(inputs.values, found.rows(), strict=True)])
+        return 0
+    if out is not None:
+        console.print(told)
     if told := agreement(inputs.rows, found, str(getattr(data, "label", ""))):
         console.print(told)
     return 0

@@ -93,3 +93,9 @@ def test_the_table_names_the_node_of_what_is_wrong_and_what_to_do():
         "wrong: open files on n2: 512  →  ulimit -n 65536",
         "2 nodes, 2 checks in 3 s: 1 wrong",
     ]
+
+
+def test_a_node_that_told_the_first_says_nothing_more():
+    mine = Examination([CheckResult("limits", "cores", "2")], 1.0, ["n1", "n2"])
+    found = _examination([Answer("n1", 0, json.dumps(mine.as_json()), ""), Answer("n2", 0, "", "")], 2.0)
+    assert (found.healthy, len(found.findings)) == (True, 1)

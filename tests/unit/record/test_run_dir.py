@@ -74,6 +74,7 @@ EVERYTHING: dict[str, Any] = {
         "loss_scale_window": 100,
         "checkpoint": "full",
         "nonfinite": "skip",
+        "on_oom": "retry",
         "seed": 2147483647,
         "evaluate_every": 5,
         "evaluate_on": 500,

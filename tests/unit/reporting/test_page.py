@@ -10,7 +10,7 @@ from paceline.reporting.report import report
 from report_runs import make_links, make_measurement, make_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHARTS = 6
+CHARTS = 9
 PATIENCE_MS = 120_000
 
 

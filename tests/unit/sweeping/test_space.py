@@ -7,13 +7,13 @@ import pytest
 from paceline.errors import UserError
 from paceline.spec import build
 from paceline.sweeping.plan import plan_of
-from paceline.sweeping.space import Choice, Range, drawn, grid, space_of, spec_with
+from paceline.sweeping.space import OneOf, Range, drawn, grid, space_of, spec_with
 from paceline.sweeping.suggesting import suggested
 
 SPACE = {
     "train.lr": Range(1e-4, 1e-2, log=True),
     "model.layers": Range(1, 4),
-    "train.optimizer": Choice(("sgd", "adam")),
+    "train.optimizer": OneOf(("sgd", "adam")),
 }
 
 
@@ -27,14 +27,14 @@ def test_words_are_values_ranges_and_what_all_trials_share():
             "data.x=[a,b],[c]",
         ]
     )
-    assert space == {**SPACE, "data.x": Choice((["a", "b"], ["c"]))}
+    assert space == {**SPACE, "data.x": OneOf((["a", "b"], ["c"]))}
     assert fixed == {"train.steps": 5}
-    assert space_of(["train.lr=3e-4,1e-3,0.1"])[0] == {"train.lr": Choice((3e-4, 1e-3, 0.1))}
+    assert space_of(["train.lr=3e-4,1e-3,0.1"])[0] == {"train.lr": OneOf((3e-4, 1e-3, 0.1))}
     assert space_of({"train.lr": [0.1, 0.2], "model.layers": "1..4"})[0]["model.layers"] == Range(1, 4)
 
 
 def test_a_grid_has_every_combination_and_a_drawn_trial_does_not_depend_on_their_number():
-    assert grid({"a": Choice((1, 2)), "b": Choice(("x", "y"))}) == [
+    assert grid({"a": OneOf((1, 2)), "b": OneOf(("x", "y"))}) == [
         {"a": 1, "b": "x"},
         {"a": 1, "b": "y"},
         {"a": 2, "b": "x"},

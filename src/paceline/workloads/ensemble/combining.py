@@ -34,8 +34,8 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Curves:
-    """For each class, a rising curve through these points, from the probability that was said to the one that held."""
+class RisingCurves:
+    """For each class, a curve through these points, from the probability that was said to the one that held."""
 
     said: tuple[tuple[float, ...], ...]
     held: tuple[tuple[float, ...], ...]
@@ -56,7 +56,7 @@ class Combination:
     shifts: tuple[float, ...] = ()
     """Stack: of each class. Of numbers: one."""
     calibration: Logistic | None = None
-    curves: Curves | None = None
+    curves: RisingCurves | None = None
 
     def __call__(self, outputs: np.ndarray) -> np.ndarray:
         """(members, rows, classes) -> (rows, classes); of numbers (members, rows) -> (rows,)."""
@@ -83,7 +83,9 @@ class Combination:
         return cls(
             how=values["how"],
             calibration=None if logistic is None else Logistic(tuple(logistic["weights"]), tuple(logistic["shifts"])),
-            curves=None if curves is None else Curves(*(tuple(map(tuple, curves[key])) for key in ("said", "held"))),
+            curves=None
+            if curves is None
+            else RisingCurves(*(tuple(map(tuple, curves[key])) for key in ("said", "held"))),
             **plain,
         )
 
@@ -165,7 +167,7 @@ def _mixture(own_JN: np.ndarray) -> np.ndarray:
     return weights
 
 
-def _curves(found_NC: np.ndarray, labels_N: np.ndarray) -> Curves:
+def _curves(found_NC: np.ndarray, labels_N: np.ndarray) -> RisingCurves:
     from scipy.optimize import isotonic_regression
 
     said, held = [], []
@@ -176,7 +178,7 @@ def _curves(found_NC: np.ndarray, labels_N: np.ndarray) -> Curves:
         keep = np.unique(np.concatenate([ends[ends < len(risen)], ends[1:] - 1]))
         said.append(tuple(column[order][keep].tolist()))
         held.append(tuple(risen[keep].tolist()))
-    return Curves(tuple(said), tuple(held))
+    return RisingCurves(tuple(said), tuple(held))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class EnsembleRequest:
     """All that an ensemble is made of."""
 
     model: EnsembleModel
@@ -71,7 +71,7 @@ class EnsemblePasses:
 
     parameters = None
 
-    def __init__(self, request: Request, folder: Path) -> None:
+    def __init__(self, request: EnsembleRequest, folder: Path) -> None:
         self.request, self.folder, self.answers = request, folder, Answers(folder / "predictions")
         self.pieces = request.pieces()
         self.samples, self.most, self.done = len(request.fit), len(self.pieces) + 1, 0

@@ -71,7 +71,7 @@ class RowSet:
             yield some
 
     def write(self, folder: Path, name: str) -> Path:
-        """As a table of the same kind; it is read again before anybody else looks, so a kill does no harm."""
+        """As a table of the same kind, NAME and its suffix; not in one go, so the name is one that nobody reads."""
         folder.mkdir(parents=True, exist_ok=True)
         kind = kind_of(self.file)
         file = folder / f"{name}.{kind}"

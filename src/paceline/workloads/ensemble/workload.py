@@ -13,7 +13,7 @@ from paceline.record.run_dir import RunDir
 from paceline.workload import PassWorkload, Say
 from paceline.workloads.ensemble.fitted import FittedEnsemble
 from paceline.workloads.ensemble.members import check_finished, digest_of_run, names_of
-from paceline.workloads.ensemble.passes import EnsemblePasses, Request
+from paceline.workloads.ensemble.passes import EnsemblePasses, EnsembleRequest
 from paceline.workloads.ensemble.rows import RowSet, folds_of, held_out, read_rows
 from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
 from paceline.workloads.ensemble.training import Folds, check_folds, member_files
@@ -54,7 +54,7 @@ class Ensemble(PassWorkload):
             check_folds(self.request.folds, self._data.label)
 
     @cached_property
-    def request(self) -> Request:
+    def request(self) -> EnsembleRequest:
         model, data, seed = self._model, self._data, self.spec.train.seed
         runs, given = list(model.runs), list(model.members or model.runs)
         if data.path is None and not runs:
@@ -67,7 +67,7 @@ class Ensemble(PassWorkload):
         names = names_of(given)
         folds = None if runs else Folds(fit, folds_of(fit, data.folds, seed), data.folds, test)
         files = () if runs else member_files(model.members, names)
-        return Request(model, data.label, names, fit, test, files, folds, seed, self._say)
+        return EnsembleRequest(model, data.label, names, fit, test, files, folds, seed, self._say)
 
     def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=40, metavar="K", help="draw from the K likeliest; 0 is all (40)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another text (0)")
     parser.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
-    print(visible(sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")))
+    text = sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")
+    print(json.dumps({"text": text}) if arguments.json else visible(text))
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.record.files import print_json
 from paceline.terminal import visible
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-terms", type=int, metavar="N", help="texts: only the most frequent terms")
     parser.add_argument("--shards", type=Path, metavar="FOLDER", help="only write the counts there, as compact shards")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def _count_or_share(text: str) -> int | float:
@@ -66,16 +68,19 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.k is None:
         raise UserError("how many topics? give their number as  -k 20")
     asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
-    where = {"ranks": arguments.ranks, "show": not arguments.quiet, "data": text}
+    quiet = arguments.quiet or arguments.json
+    where = {"ranks": arguments.ranks, "show": not quiet, "data": text}
     folder = run_of(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **where)
     if not (folder / MODEL_FILE).is_file():
         return 0  # asked to stop; how to go on was said
     model = TopicFit.load(folder / MODEL_FILE)
     counts, texts = _texts_of(folder)
-    if not arguments.quiet:
+    if arguments.json:
+        print_json(_as_json(model, folder))
+    if not quiet:
         console.print(topics_table(model, counts))
     for name in write_pictures(model, folder, counts, texts):
-        if not arguments.quiet:
+        if not quiet:
             console.print(f"written: {folder / name}", soft_wrap=True)
     return 0
 
@@ -107,6 +112,12 @@ def run_of(
         "parallel": {"ranks": ranks, "device": options.device},
     }
     return train(build(values), out.parent, show=show).path
+
+
+def _as_json(model: TopicFit, folder: Path) -> dict[str, Any]:
+    topics = zip(model.topic_shares().tolist(), model.top_terms(SHOWN_TERMS), strict=True)
+    told = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
+    return {"folder": folder, **told, "topics": [{"of_documents": share, "terms": terms} for share, terms in topics]}
 
 
 def _texts_of(folder: Path) -> tuple[Any, Iterator[str] | None]:
@@ -164,4 +175,7 @@ def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) 
     given = {columns.get(key, key): value for key, value in text.items() if value not in (None, "")}
     say = None if arguments.quiet else lambda line: print(visible(line), file=sys.stderr)
     convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
+    if arguments.json:
+        print_json({"written": arguments.shards})
+        return
     console.print(f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ class Boosting:
     timeout_s: float
     device: str = "cpu"
 
-    @property
+    @cached_property
     def rows(self) -> slice:
         """Those of this rank: the next so many for each, in their order; of a ranking, the next so many queries."""
         rows, place = self.table.facts.rows, self.place

@@ -30,7 +30,9 @@ class TreeTarget:
 
     def labels(self, y: np.ndarray) -> np.ndarray:
         """As the libraries want them: classes from 0."""
-        return np.searchsorted(self.values, y).astype(np.float32) if self.classes else np.asarray(y)
+        if not self.classes:
+            return np.asarray(y)
+        return np.searchsorted(np.array(self.values, y.dtype), y).astype(np.float32)
 
 
 def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:

@@ -1,0 +1,46 @@
+"""The verb `check` as a command: a table that proves the answer the same, or names what differs most."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from typing import Any
+
+from paceline.arguments import numbers
+from paceline.errors import UserError
+from paceline.parity import Parity, check, table
+from paceline.record.files import print_json
+from paceline.spec import RunSpec
+
+
+def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
+    ranks, accumulate = (
+        numbers(getattr(arguments, name), f"--{name}", different=True) for name in ("ranks", "accumulate")
+    )
+    if arguments.steps < 1:
+        raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
+    layouts = [word for word in arguments.layouts.split(",") if word]
+    say = partial(print, file=sys.stderr)
+    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
+    if not parity.rows:
+        return 0
+    if arguments.json:
+        held = {"holds": parity.holds, "tolerance": parity.tolerance, "steps": parity.steps}
+        print_json({**held, "rows": parity.table(), "causes": parity.causes})
+    else:
+        console.print(table(parity))
+    if not parity.holds:
+        _say_what_differs(parity)
+        return 1
+    if not arguments.json:
+        print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
+    return 0
+
+
+def _say_what_differs(parity: Parity) -> None:
+    worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
+    by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
+    print(f"paceline: the answer depends on the layout: {by}", file=sys.stderr)
+    for cause in parity.causes:
+        print(f"  cause: {cause}", file=sys.stderr)

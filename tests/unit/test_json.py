@@ -1,0 +1,37 @@
+"""`--json`: what a verb prints, for other programs. Nothing else stands on standard output."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main, parser, verb_names
+
+RUN = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model.yaml"
+WITHOUT = {"launch", "completion", "submit", "logs", "cancel", "doctor"}
+"""What these print is somebody else's: of a command, for a shell, of Slurm, of a machine."""
+
+
+def answer(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, words), "--json"])
+    assert end.value.code == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("verb", [name for name in verb_names() if name not in WITHOUT])
+def test_every_verb_has_it(verb):
+    (verbs,) = (action for action in parser([verb])._actions if action.dest == "verb")
+    assert "--json" in verbs.choices[verb]._option_string_actions
+
+
+def test_a_run_from_the_first_word_to_the_page(capsys, tmp_path):
+    short = ("train.epochs=null", "train.steps=3", "parallel.device=cpu", "parallel.threads=1")
+    values = {row["key"]: row for row in answer(capsys, "explain", RUN, *short)["values"]}
+    assert values["train.steps"] == {"key": "train.steps", "value": 3, "unit": "steps", "from": "command line"}
+    trained = answer(capsys, "train", RUN, *short, "--out", tmp_path)
+    assert (trained["status"], trained["steps"]) == ("finished", 3)
+    seen = answer(capsys, "watch", trained["path"])
+    assert (seen["status"], seen["step"]) == ("finished", 3)
+    (listed,) = answer(capsys, "runs", tmp_path)
+    assert listed["metrics"] == seen["evaluation"]
