@@ -26,7 +26,8 @@ demo: .venv/ready
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# What takes an hour: hundreds of examples of what  make test  tries with a few.
+# What takes hours: many examples of what  make test  tries with a few, a thousand faults in running trainings (FAULTS=100
+# tries fewer), and hostile pages in a browser.
 test-soak: .venv/ready-dev
 	$(BIN)/python -m pytest tests/soak --import-mode=importlib -rA
 
@@ -35,10 +36,6 @@ test-cluster: .venv/ready-dev
 	command -v slurmctld slurmd sbatch munged >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
 	$(BIN)/python -m pytest tests/cluster --import-mode=importlib -rA
-
-# Hours: thousands of damaged files, a thousand faults in running trainings, hostile pages in a browser.
-test-soak: .venv/ready-dev
-	$(BIN)/python -m pytest tests/soak -rA
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -204,7 +204,7 @@ def memory(asked: argparse.Namespace, folder: Path) -> None:
     if (free := shutil.disk_usage(folder).free) < needed:
         sys.exit(f"{folder} has {free / 1e9:.0f} GB free, and {needed / 1e9:.0f} are needed; set TMPDIR")
     data = {"rows": rows, "columns": columns, "test_fraction": 0.02, "memory": "disk"}
-    spec = run_file(folder, data, 3, train={"log_every": 1, "evaluate_every": 3})
+    spec = run_file(folder, data, 3, model={"max_depth": 4}, train={"log_every": 1, "evaluate_every": 3})
     out = folder / "run"
     command = [sys.executable, "-m", "paceline", "train", str(spec), "--out", str(out), "--quiet"]
     process = subprocess.Popen(command)

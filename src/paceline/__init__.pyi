@@ -3,6 +3,7 @@ from paceline.adopting.adopt import adopt as adopt
 from paceline.classification import class_sums as class_sums
 from paceline.errors import RunFailed as RunFailed
 from paceline.errors import UserError as UserError
+from paceline.examining.examine import doctor as doctor
 from paceline.measuring.outside.sweep import measure_command as measure_command
 from paceline.measuring.result import Measurement as Measurement
 from paceline.measuring.sweep import measure as measure

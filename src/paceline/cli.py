@@ -352,6 +352,11 @@ LATER = {
     "jobs": registry.Verb("the jobs of your runs: state, step, time left, cost so far", "paceline.submitting.jobs"),
     "logs": registry.Verb("what the jobs of a run have printed", "paceline.submitting.logs"),
     "cancel": registry.Verb("end the jobs of a run", "paceline.submitting.cancel"),
+    "doctor": registry.Verb(
+        "look at this machine, or all nodes of a job, for what makes runs fail or slow",
+        "paceline.examining.verb",
+        "paceline doctor recipes/classifier_docstrings.yaml",
+    ),
     "sweep": registry.Verb(
         "train a run file with several values of its keys, and say which did best",
         "paceline.sweeping.verb",

@@ -45,8 +45,7 @@ def code_of(values: Mapping[str, Any]) -> list[str]:
 
 def sign(folder: Path, values: Mapping[str, Any]) -> str | None:
     """What `origin.json` of a new run folder says; None where the run has no code of its own, or there is no key."""
-    code, key = code_of(values), _key()
-    if not code or key is None:
+    if not (code := code_of(values)) or (key := _key()) is None:
         return None
     made = {
         "user": os.getuid(),

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare")
-BASE_PORT = 26817
+PORTS = 12_000 + os.getpid() % 700 * 10
+"""Of the daemons: others than those of another lab on this machine."""
 HELD_S = 10
 CONFIGURATION = """ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
@@ -106,10 +107,10 @@ class Lab:
         key.chmod(0o600)
         for i in range(2):
             (self.root / "dev" / f"nvidia{i}").symlink_to("/dev/null")
-        lines = [NODE.format(i=i, address=10 + i, port=BASE_PORT + i) for i in range(1, len(self.nodes) + 1)]
+        lines = [NODE.format(i=i, address=10 + i, port=PORTS + i) for i in range(1, len(self.nodes) + 1)]
         text = CONFIGURATION.format(
             host=socket.gethostname(),
-            port=BASE_PORT,
+            port=PORTS,
             root=self.root,
             nodes="\n".join(lines),
             first_job=int(time.time()) % 1_000_000 * 10 + 1000,  # a new lab never repeats the ids of an old one

@@ -1,6 +1,7 @@
 """Runs as jobs of a real Slurm: sent, followed, finished, gone on with past their time limit, on fewer nodes, ended."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -34,10 +35,10 @@ def test_a_job_on_two_nodes_is_sent_followed_and_gives_the_answer_of_one_rank(la
 
 
 def test_a_run_of_five_time_limits_goes_on_by_itself(lab, run_file):
-    Path("short.yaml").write_text("warn_s: 40\nattempts: 1000\n")
-    file = run_file(steps=120, step_s=0.5)
-    job = submitted(str(file), "--nodes", "2", "--time", "1m", "--site", "short.yaml", "--anyway")
-    assert until_ended(lab, job, 900) == "COMPLETED"
+    Path("short.yaml").write_text("warn_s: 70\nattempts: 1000\n")
+    file = run_file(steps=120, step_s=2.0)
+    job = submitted(str(file), "--nodes", "2", "--time", "2m", "--site", "short.yaml", "--anyway")
+    assert until_ended(lab, job, 1800) == "COMPLETED"
     assert endings()[-1] == "done"
     assert set(endings()[:-1]) == {"again"}
     assert len(endings()) >= 5
@@ -85,11 +86,20 @@ def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
     assert differ(weights(), undisturbed(run_file(steps=120), 1)) < 1e-5
 
 
+def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
+    words = ("--measure", "--ranks", "2", "--time", "10m")
+    said = paceline_says("submit", str(run_file(step_s=0.0)), *words)
+    job = re.search(r"^job (\d+)", said)[1]
+    until("the array has ended", lambda: not lab.ask("squeue", "-h", "-j", job).strip(), 400)
+    measured = json.loads(Path("runs/line-measure/ranks-2/measure.json").read_text())
+    assert [row["ranks"] for row in measured["rows"]] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["--partition", "gpus"], "there is no such partition; there are debug, short, high"),
-        (["--nodes", "1", "--gpus-per-node", "3"], "a node has 2 of partition debug"),
+        (["--nodes", "1", "--gpus-per-node", "3"], "a node of partition debug has 2"),
         (["--partition", "short", "--time", "2h"], "a job may take 30 min 00 s here"),
         (["--time", "1m"], "would end before its first checkpoint"),
         (["--nodes", "5"], "--nodes 5: there are 2 for a job here"),

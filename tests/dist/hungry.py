@@ -13,5 +13,5 @@ class Hungry(Classifier):
     def loss(self, model, batch):
         rows = len(batch.labels)
         if rows > ENOUGH:
-            torch.empty(rows * PER_SAMPLE_BYTES, dtype=torch.uint8)
+            torch.empty(rows * PER_SAMPLE_BYTES, dtype=torch.uint8, device=batch.labels.device)
         return super().loss(model, batch)

@@ -4,6 +4,7 @@ Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and
 """
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from paceline import train
 from paceline.errors import RankSilent, RunFailed
 from paceline.launch.environment import detect
 from paceline.launch.group import device_mesh, joined, subgroup
+from paceline.launch.heartbeat import Heartbeat
 from paceline.launch.local import run_ranks
 from paceline.launch.silence import Watch
 from paceline.record.events import read_events
@@ -48,11 +50,31 @@ def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place
     assert time.monotonic() - began < 900, "not for half an hour"
     said = str(caught.value)
     assert said.startswith("rank 1 on ")
-    assert "a signal such as SIGSTOP has stopped it at the end, after step 2; its stack" in said
+    assert re.search("has stopped it (in the checkpoint of|at the end, after) step 2; its stack, the newest", said)
     (run,) = tmp_path.iterdir()
-    assert "in reached" in (run / "heartbeats" / "rank1.asked").read_text()
+    assert "writer.py" in (run / "heartbeats" / "rank1.asked").read_text()
     (end,) = read_events(RunDir(run).events_file(0), "end")
     assert end["status"] == "failed"
+
+
+def be_aborted(folder):
+    """As NCCL does it to a rank that has waited for too long."""
+    place = detect(os.environ)
+    with Heartbeat(Path(folder), place, 0.4) as beat:
+        beat("step" if place.rank == 0 else "data", 3)
+        time.sleep(0.8 + place.rank)
+        if place.rank == 0:
+            os.abort()
+
+
+def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, capfd):
+    with pytest.raises(RunFailed) as caught:
+        run_ranks(be_aborted, (str(tmp_path),), 2, preload=(), watch=Watch(tmp_path, 0.4))
+    said = str(caught.value)
+    assert said.startswith("rank 1 on ")
+    assert "it is waiting for the samples of step 4; its stack" in said
+    assert "in be_aborted" in said
+    assert said.endswith("rank 0 waited, in step 4")
 
 
 def listening_addresses():

@@ -156,7 +156,7 @@ TABLE = {
     "tab": Row("explain run.yaml", ("not YAML at line 2", "\\t"), files=yaml("train:\n\tlr: 1\n")),
     "open brace": Row("explain run.yaml", ("not YAML at line 2",), files=yaml("train: {lr: 1\nname: x\n")),
     "two documents": Row("explain run.yaml", ("not YAML at line 2",), files=yaml("name: x\n---\nname: y\n")),
-    "endless run file": Row("explain run.yaml", ("nested without end",), files=yaml("train: &t {lr: *t}\n")),
+    "endless run file": Row("explain run.yaml", ("holds itself, at line 1",), files=yaml("train: &t {lr: *t}\n")),
     "key given twice": Row(
         "explain run.yaml", ("train.lr: given twice", "line 3"), files=yaml("train:\n  lr: 1\n  lr: 2\n")
     ),
@@ -538,7 +538,7 @@ def test_a_signal_before_the_start_leaves_nothing(folder):
 
 
 def test_ctrl_c_before_the_start_is_quiet(folder, ask, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("paceline.training.run.open_run", interrupted)

@@ -78,6 +78,13 @@ def test_explain_weighs_the_recipe_of_the_classifier():
     assert entry_of("classifier").work(spec).moved_elements > 1e6
 
 
+def test_explain_says_that_ranks_can_share_a_device():
+    spec = build({"parallel": {"ranks": 2, "backend": "gloo"}})
+    assert execution_lines(spec)[-1].startswith("of 2 ranks, those beyond the CUDA devices of a machine share them")
+    assert not any("share" in line for line in execution_lines(spec.replace({"parallel.backend": "auto"})))
+    assert not any("share" in line for line in execution_lines(spec.replace({"parallel.device": "cpu"})))
+
+
 def test_what_trains_does_not_import_the_compiler():
     """It takes seconds, and many a run does not."""
     code = (

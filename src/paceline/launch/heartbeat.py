@@ -4,16 +4,16 @@
     heartbeats/rank0.stack   its Python stack, if it was silent for most of the time that a collective may take
     heartbeats/rank0.asked   the same, when another process asked for it
 
-The stack is written by a thread of the interpreter that needs no lock of it, so that a rank which hangs in compiled
-code, in a collective or in the user's own code leaves it too. Only a rank that does not run at all cannot.
+The stack is written by a thread, so that a rank which hangs in a collective or in the user's own code leaves it too.
+Only one that does not run, or whose compiled code never lets the interpreter go on, cannot.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from paceline.errors import UserError
 from paceline.launch.environment import Place
-from paceline.launch.stacks import give_no_more, give_when_asked, stack_file
+from paceline.launch.stacks import give_no_more, give_when_asked, own_stacks, stack_file
 from paceline.record.files import from_flat, read_json
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
@@ -30,9 +30,6 @@ AFTER_A_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data",
 LINE_BYTES = 384
 SILENT = 0.8
 """Of the time that a collective may take: then a rank leaves its stack, before its peers give up."""
-ARMED_EVERY_S = 1.0
-KEPT_S = 30.0
-"""A stack, for those who are about to read it."""
 STOPPED = "T"
 """The state of a process that a signal has stopped, in Linux's word."""
 
@@ -87,7 +84,9 @@ class Heartbeat:
     def __init__(self, folder: Path, place: Place, timeout_s: float) -> None:
         self._files: list[int] = []
         self._paths: list[Path] = []
-        self._armed_until = 0.0
+        self._beaten = time.monotonic()
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
         self._patience_s = SILENT * timeout_s if place.world > 1 else 0.0
         _, born = process_state(os.getpid())
         host = json.dumps(socket.gethostname()[:64])
@@ -103,23 +102,37 @@ class Heartbeat:
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
         self._gives_stack = place.world > 1 and len(self._files) == 3 and give_when_asked(self._files[2])
         self("start", 0)
+        if self._patience_s and len(self._files) == 3:
+            self._watcher = threading.Thread(target=self._watch, name="paceline-heartbeat", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        """Write the stack of this process when it was silent for long, and take it away when it went on.
+
+        In a thread of the interpreter: faulthandler's own could read frames that are just being left, and crash.
+        """
+        silent_since = 0.0
+        while not self._over.wait(self._patience_s / 10):
+            beaten = self._beaten
+            with suppress(OSError):
+                if silent_since and beaten != silent_since and self._phase != "failed":
+                    os.ftruncate(self._files[1], 0)
+                    silent_since = 0.0
+                elif not silent_since and time.monotonic() - beaten > self._patience_s:
+                    os.write(self._files[1], own_stacks().encode(errors="replace"))
+                    silent_since = beaten
 
     def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
         """Note what this rank is at, after so many steps, and how long it works on one; None is as before."""
         self._phase = phase = self._phase if phase is None else phase
         self._step = step = self._step if step is None else step
         self._busy_s = self._busy_s if busy_s is None else busy_s
+        self._beaten = time.monotonic()
         if len(self._files) < 3:
             return
         now = f'"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, "busy_s": {self._busy_s:.6f}'
         with suppress(OSError):
             os.pwrite(self._files[0], f"{{{now}, {self._who}}}".encode().ljust(LINE_BYTES - 1) + b"\n", 0)
-            if phase != "failed" and self._patience_s and (clock := time.monotonic()) > self._armed_until:
-                written = os.fstat(self._files[1])
-                if written.st_size and written.st_mtime < time.time() - KEPT_S:  # it is not silent any more
-                    os.ftruncate(self._files[1], 0)
-                faulthandler.dump_traceback_later(self._patience_s, file=self._files[1])
-                self._armed_until = clock + min(ARMED_EVERY_S, self._patience_s / 20)
 
     def remove(self) -> None:
         """The run has come to its end: nobody wonders any more where its ranks are."""
@@ -132,12 +145,13 @@ class Heartbeat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._patience_s:
-            faulthandler.cancel_dump_traceback_later()
-        if self._gives_stack:
-            give_no_more()
         if kind is not None:
             self("failed", None)
+        self._over.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._gives_stack:
+            give_no_more()
         for file in self._files:
             os.close(file)
         self._files = []

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -145,7 +145,10 @@ class _RankProcesses:
     def _look_for_stopped(self) -> None:
         """A process that somebody stopped and nobody continued: the run ends for it, if its work is not done."""
         pids = {rank.number: rank.pid for rank in self.ranks if rank.pid is not None and not rank.ended}
-        if self.watch is None or self.failures():
+        if self.watch is None:
+            return
+        if failures := self.failures():
+            self._look_behind(failures)
             return
         for number in self.watch.stopped({**pids, SERVER: self.server.pid}):
             if number == SERVER:
@@ -157,6 +160,14 @@ class _RankProcesses:
             else:
                 silent = self.watch.why(number, pids[number])
                 self.ranks[number].failure = blame.of_exception(number, silent)
+
+    def _look_behind(self, failures: list[blame.Failure]) -> None:
+        """The rank that another one waited for until it was aborted: that one is the cause."""
+        if self.watch is None or len(failures) > 1 or failures[0].signal != signal.SIGABRT:
+            return
+        if (silent := self.watch.waited_for(failures[0].rank)) is not None:
+            self.ranks[failures[0].rank].failure = replace(failures[0], echo=True)
+            self.ranks[silent.rank].failure = blame.of_exception(silent.rank, silent)
 
     def pass_on(self, received: signal.Signals) -> None:
         """Whatever came means the same, and the second of two means nothing new."""

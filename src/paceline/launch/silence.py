@@ -24,7 +24,7 @@ from pathlib import Path
 from paceline.errors import RankSilent
 from paceline.launch import blame
 from paceline.launch.environment import Place
-from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, process_state, read_beats
+from paceline.launch.heartbeat import SILENT, STOPPED, Beat, Heartbeat, process_state, read_beats
 from paceline.launch.stacks import ASKING, Frame, Stack, asked_of, children, read_stacks, stack_file
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -37,7 +37,7 @@ LOOK_EVERY_S = 0.25
 GAP_S = 5.0
 """If we did not look for so long, we were stopped ourselves, with all the others: Ctrl-Z."""
 STACK_S = 2.0
-"""For a stopped rank to leave its stack, once it runs again."""
+"""For a rank to leave its stack when it is asked."""
 TIMED_OUT = re.compile(r"time[d ]? ?out", re.IGNORECASE)
 
 
@@ -84,6 +84,8 @@ def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | No
         return None
     last = min(there, key=lambda beat: beat.position)
     file = stack_file(folder, last.rank)
+    if last.state and not _size(file):  # not silent for as long as this one waited
+        file = asked_for(folder, last)
     stack = _relevant(read_stacks(file), last)
     who = f"rank {last.rank} on {last.host} (pid {last.pid})"
     if last.position < mine.beat.position or (stack and not collective(stack)):
@@ -100,16 +102,24 @@ def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | No
 
 def stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankSilent:
     """A rank that a signal has stopped. The run ends for it, so it may run again: that is how it leaves its stack."""
+    file = asked_for(folder, beat)
+    said = f"rank {beat.rank} on {beat.host} (pid {beat.pid}) did not answer in time: {BY_SIGNAL} {beat.place}"
+    return RankSilent(beat.rank, f"{said}{_shown(file, _relevant(read_stacks(file), beat))}{waited}")
+
+
+def asked_for(folder: Path, beat: Beat) -> Path:
+    """Where a rank of this machine writes its stack, if it can, now that it is asked to."""
     file = stack_file(folder, beat.rank, asked=True)
+    if not file.is_file():
+        return file
     with suppress(OSError):
-        os.kill(beat.pid, ASKING)  # it comes first when the process goes on
+        os.kill(beat.pid, ASKING)  # it comes first when a stopped process goes on
         os.kill(beat.pid, signal.SIGCONT)
     deadline = time.monotonic() + STACK_S
     while time.monotonic() < deadline and not _size(file):
         time.sleep(0.02)
     time.sleep(0.05)  # for the rest of it
-    said = f"rank {beat.rank} on {beat.host} (pid {beat.pid}) did not answer in time: {BY_SIGNAL} {beat.place}"
-    return RankSilent(beat.rank, f"{said}{_shown(file, _relevant(read_stacks(file), beat))}{waited}")
+    return file
 
 
 @dataclass
@@ -134,6 +144,14 @@ class Watch:
         still = {number: pid for number, pid in pids.items() if process_state(pid)[0] == STOPPED}
         self._since = {number: self._since.get(number, now) for number in still}
         return [number for number, since in self._since.items() if now - since >= self.timeout_s + self.after_s]
+
+    def waited_for(self, rank: int) -> RankSilent | None:
+        """Whom a rank waited for that has ended without a word: NCCL aborts a process whose time is over."""
+        beats = {beat.rank: beat for beat in read_beats(self.folder)}
+        mine = beats.pop(rank, None)
+        if mine is None or time.time() - mine.t < SILENT * self.timeout_s:
+            return None
+        return find(self.folder, [beat for beat in beats.values() if beat.phase != "failed"], Waiting(mine, ""))
 
     def why(self, rank: int, pid: int) -> RankSilent:
         for beat in read_beats(self.folder):

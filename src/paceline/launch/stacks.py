@@ -1,4 +1,4 @@
-"""Python stacks of processes that hang: written to a file when they get SIGUSR2, by code that needs no interpreter.
+"""Python stacks of processes that hang: written by a thread of theirs, or when they get SIGUSR2.
 
 The file of a rank lies in the run folder. A data worker is a fork from before that is known: it keeps room for its
 stack in memory without a name in any folder, where another process of the same user on its machine reads it.
@@ -10,13 +10,17 @@ import faulthandler
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_stack
 
 ASKING = signal.SIGUSR2
+PACKAGE = str(Path(__file__).parents[1])
 ROOM = "paceline-stack"
 ANSWER_S = 0.5
 MOST_BYTES = 1 << 18
@@ -34,6 +38,8 @@ class Frame:
     @property
     def library(self) -> bool:
         """Whether the file is of the interpreter or of an installed package, and not ours or the user's."""
+        if self.file.startswith(PACKAGE):
+            return False
         return "/site-packages/" in self.file or "/lib/python" in self.file or self.file.startswith("<")
 
 
@@ -67,6 +73,19 @@ def read_stacks(file: Path) -> list[Stack]:
 def _frames(text: str) -> Iterator[Frame]:
     for found in re.finditer(r'^  File "(.*)", line (\d+) in (.*)$', text, re.MULTILINE):
         yield Frame(found[1], int(found[2]), found[3])
+
+
+def own_stacks() -> str:
+    """Those of the threads of this process but for the one that asks, in faulthandler's format, the main one last."""
+    main, asking = threading.main_thread().ident, threading.get_ident()
+    written = []
+    for thread, newest in sorted(sys._current_frames().items(), key=lambda item: item[0] == main):
+        if thread != asking:
+            calls = (
+                f'  File "{f.f_code.co_filename}", line {at} in {f.f_code.co_name}' for f, at in walk_stack(newest)
+            )
+            written.append("\n".join([f"Thread {thread:#x} (most recent call first):", *calls]))
+    return "\n\n".join(written) + "\n"
 
 
 def give_when_asked(file: int | None = None) -> bool:

@@ -22,7 +22,7 @@ class Usage:
         self._every_s = every_s
         self._over = threading.Event()
         self._samples: list[tuple[float, dict[str, float]]] = []
-        self._nvml = _nvml()
+        self._nvml = nvml_library()
         self._devices = device_handles(self._nvml, ranks, os.environ) if self._nvml is not None else []
 
     def __enter__(self) -> Usage:
@@ -69,7 +69,7 @@ class Usage:
         return share | ({"device_bytes": max(used)} if used else {})
 
 
-def _nvml() -> Any:
+def nvml_library() -> Any:
     """NVML, where nvidia-ml-py and a driver are there."""
     try:
         import pynvml

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline import __version__
@@ -100,6 +100,32 @@ def batch_script(job: BatchJob) -> str:
         command=f"{python} paceline {shlex.join(job.command)}{ranks}",
         after=f"{python} paceline.submitting.after {shlex.quote(job.run)} --attempts {job.attempts}",
         again=AGAIN,
+    )
+
+
+ARRAY = """#!/usr/bin/env bash
+# {note}
+# Written by Paceline {version}. It may be sent again with sbatch: what is measured already is not measured again.
+{directives}
+#SBATCH --array=0-{last}
+{setup}
+ranks=({ranks})
+n=${{ranks[$SLURM_ARRAY_TASK_ID]}}
+exec {command} --ranks 1,"$n" --out {folder}/ranks-"$n"
+"""
+
+
+def array_script(job: BatchJob, ranks: Sequence[int]) -> str:
+    """Each task of the array measures one number of ranks against one rank, in turns, on a node of its own."""
+    return ARRAY.format(
+        note=_one_line(job.note),
+        version=__version__,
+        directives="\n".join(_directives(job)),
+        last=len(ranks) - 1,
+        setup="".join(f"{line}\n" for line in job.setup),
+        ranks=" ".join(map(str, ranks)),
+        command=shlex.join([*job.python, "-m", "paceline", *job.command]),
+        folder=shlex.quote(job.run),
     )
 
 

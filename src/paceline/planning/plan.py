@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.arguments import check_price
 from paceline.errors import UserError
 from paceline.planning.advice import nothing_fits
 from paceline.planning.candidates import MEMORY_BAND, Limits, Price, Refusal, Refused
-from paceline.planning.rows import Choice, PlannedRow, Rates, Wishes, planned_row
+from paceline.planning.rows import PlannedRow, Rates, RowChoice, Wishes, planned_row
 from paceline.planning.search import Found, search
 from paceline.planning.site import Site, site_of
 from paceline.planning.subject import Subject, subject_of
@@ -83,9 +82,9 @@ class Plan(Tabular):
         return bool(self.rows)
 
     @functools.cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> RowChoice:
         """The rows by what they are best at."""
-        return Choice(self.rows, self.wishes, one_machine=self.site.shared)
+        return RowChoice(self.rows, self.wishes, one_machine=self.site.shared)
 
     @functools.cached_property
     def chosen(self) -> PlannedRow | None:
@@ -157,27 +156,24 @@ def plan(
     spec: Source,
     cluster: str | None = None,
     devices: Sequence[int] = (),
-    price: float | None = None,
+    price: float | Rates | None = None,
     *,
     samples: int | None = None,
     tokens: float | None = None,
     calibration: str | Path | None = None,
     wishes: Wishes | None = None,
-    spot: float | None = None,
     what_if: WhatIf | None = None,
 ) -> Plan:
     """Price a run (a spec, a run file, its content or a Workload class) on a cluster.
 
-    `cluster` is local, a short form (`2x8xH100`) or a file; `price` is in USD per device and hour; `devices` are the
-    numbers to try; `samples` and `tokens` say what the data are not there to say; `wishes` are a deadline, a budget and
-    a least efficiency; `spot` is the price of devices that may be taken away; `what_if` prices what training cannot do.
+    `cluster` is local, a short form (`2x8xH100`) or a file; `price` is in USD per device and hour, or `Rates` with that
+    of devices that may be taken away; `devices` are the numbers to try; `samples` and `tokens` say what the data are
+    not there to say; `wishes` are a deadline, a budget and a least efficiency; `what_if` prices what is not run.
     """
     spec = spec_of(spec)
     site = site_of(cluster or spec.cluster, calibration)
-    rates = Rates(
-        check_price(price) if price is not None else site.whole.usd_per_device_hour,
-        check_price(spot) if spot is not None else site.whole.spot_usd_per_device_hour,
-    )
+    asked = price if isinstance(price, Rates) else Rates(price)
+    rates = asked.checked().over(Rates(site.whole.usd_per_device_hour, site.whole.spot_usd_per_device_hour))
     what_if = what_if or WhatIf()
     subject = what_if.applied(subject_of(spec, samples, tokens))
     device = site.whole.device

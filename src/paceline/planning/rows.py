@@ -6,9 +6,10 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.arguments import check_price
 from paceline.errors import UserError
 from paceline.planning.candidates import Price
 from paceline.planning.search import Found
@@ -72,6 +73,16 @@ class Rates:
 
     usd: float | None = None
     spot_usd: float | None = None
+    """Of devices that may be taken away."""
+
+    def checked(self) -> Rates:
+        for option, value in (("--price", self.usd), ("--spot-price", self.spot_usd)):
+            check_price(value, option)
+        return self
+
+    def over(self, usual: Rates) -> Rates:
+        """What is said, else the usual ones; beside a price of one's own, other people's spot price means nothing."""
+        return replace(usual, spot_usd=self.spot_usd or usual.spot_usd) if self.usd is None else self
 
 
 def planned_row(found: Found, base: Price, subject: Subject, rates: Rates) -> PlannedRow:
@@ -135,7 +146,7 @@ def hours_of(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RowChoice:
     """The rows of a plan by what they are best at."""
 
     rows: tuple[PlannedRow, ...]

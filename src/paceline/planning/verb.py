@@ -14,7 +14,7 @@ from paceline import registry
 from paceline.arguments import make_folder, numbers
 from paceline.errors import UserError
 from paceline.planning.plan import Plan, plan
-from paceline.planning.rows import Wishes, hours_of
+from paceline.planning.rows import Rates, Wishes, hours_of
 from paceline.planning.what_if import what_if_of
 from paceline.record.files import as_json, finite, print_json, write_atomic, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
@@ -52,12 +52,11 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
             asked,
             cluster=arguments.cluster,
             devices=devices,
-            price=arguments.price,
+            price=Rates(arguments.price, arguments.spot_price),
             samples=arguments.samples,
             tokens=arguments.tokens,
             calibration=arguments.calibration,
             wishes=wishes,
-            spot=arguments.spot_price,
             what_if=what_if,
         )
 

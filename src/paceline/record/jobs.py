@@ -1,6 +1,6 @@
 """The jobs of a run: what was asked of a scheduler and how each attempt ended, as lines of `jobs.jsonl` in its folder.
 
-    submit   job script log nodes ranks devices usd_per_device_hour
+    submit   job script log nodes per_node gpus usd_per_device_hour
     cancel   job
     ended    job step next why
 

@@ -61,6 +61,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def origin_file(self) -> Path:
+        """Who made the folder, where the run has code of its own."""
+        return self.path / trusting.ORIGIN
+
+    @property
     def begun(self) -> bool:
         """Whether this is the folder of a run; a name that no file can have is none."""
         return os.path.isfile(self.spec_file) and os.path.isdir(self.events)
@@ -110,10 +115,10 @@ class RunDir:
             run.events.mkdir(exist_ok=exactly)
             run.checkpoints.mkdir(exist_ok=exactly)
             if (origin := trusting.sign(run.path, _anchored(spec))) is not None:
-                write_atomic(run.path / trusting.ORIGIN, origin)
+                write_atomic(run.origin_file, origin)
             write_atomic(run.spec_file, _write_spec(spec, run.spec_file))
         except (OSError, RunFailed) as error:
-            (run.path / trusting.ORIGIN).unlink(missing_ok=True)
+            run.origin_file.unlink(missing_ok=True)
             for folder in (run.events, run.checkpoints, run.path):
                 with contextlib.suppress(OSError):
                     folder.rmdir()

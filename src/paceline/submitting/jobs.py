@@ -56,9 +56,8 @@ def _row(run: RunDir, job: str, state: slurm.JobState | None) -> JobRow:
     ended: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "ended"), {})
     price = next((r.get("usd_per_device_hour") for r in reversed(records) if r["kind"] == "submit"), None)
     word, why = _state(state, ended, main)
-    step = int(main.steps[-1]["step"]) if main.steps else newest_step(run)
+    step, step_s = _progress(run, main)
     steps = _steps(run)
-    step_s = main.mean("step_s")
     hours = device_seconds(run) / 3600
     return JobRow(
         run=str(run.path),
@@ -72,6 +71,14 @@ def _row(run: RunDir, job: str, state: slurm.JobState | None) -> JobRow:
         device_hours=hours,
         cost_usd=hours * price if isinstance(price, int | float) else None,
     )
+
+
+def _progress(run: RunDir, main: Follower) -> tuple[int, float]:
+    """(the last step, how long one takes); of events that make no sense, what the checkpoints say."""
+    try:
+        return int(main.steps[-1]["step"]) if main.steps else newest_step(run), main.mean("step_s")
+    except (KeyError, TypeError, ValueError):
+        return newest_step(run), 0.0
 
 
 def _state(state: slurm.JobState | None, ended: dict[str, Any], main: Follower) -> tuple[str, str]:

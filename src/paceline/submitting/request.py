@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from paceline.errors import UserError, did_you_mean
-from paceline.hardware.catalogue import LOCAL, cluster, known
 from paceline.layout import layout_of
 from paceline.planning.candidates import PROCESS_BYTES
 from paceline.planning.emit import SPARE
@@ -18,39 +16,13 @@ from paceline.planning.plan import Plan, plan
 from paceline.record.units import duration, size
 from paceline.spec import DEFAULT, RunSpec
 from paceline.submitting.durations import hours_of
+from paceline.submitting.machines import Asked, Machines, machines_of
 from paceline.submitting.site_file import SiteFile
 from paceline.submitting.slurm import Partition
 
 START_S = 30.0
 """For Python, torch and the first meeting of the ranks."""
 ANYWAY = "submit it all the same with  --anyway"
-
-
-class Asked(TypedDict, total=False):
-    """What a user may ask for; what is left out comes from the site and the plan."""
-
-    nodes: str | int
-    """`2`, or `1-2` where fewer will do."""
-    gpus_per_node: int
-    ranks_per_node: int
-    time: str
-    partition: str
-    account: str
-    memory: str
-
-
-@dataclass(frozen=True)
-class Machines:
-    """Machines, as far as somebody has asked for them."""
-
-    least: int | None
-    most: int | None
-    per_node: int | None
-    on_gpu: bool
-
-    @property
-    def ranks(self) -> int | None:
-        return None if self.most is None or self.per_node is None else self.most * self.per_node
 
 
 @dataclass
@@ -64,6 +36,8 @@ class JobRequest:
     gpus: str = ""
     options: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Of the run: the layout on these machines."""
     usd_per_device_hour: float | None = None
     reasons: list[str] = field(default_factory=list)
 
@@ -83,25 +57,27 @@ def request_of(
 ) -> JobRequest:
     """Decide what to ask for, or say why it cannot work. `known_here` is what Slurm says of its partitions."""
     partition = _partition(asked.get("partition") or site.partition, known_here)
-    shape = _shape(spec, site, asked, partition)
-    found = _planned(spec, site, shape, partition, anyway)
+    machines = machines_of(spec, site, asked, partition)
+    found = _planned(spec, site, machines, anyway)
     chosen = found.chosen if found is not None else None
     where = chosen.price.where.cluster if chosen is not None else None
-    per_node = shape.per_node or (where.per_node if where else 1)
-    most = shape.most or (where.nodes if where else 1)
+    per_node = machines.per_node or (where.per_node if where else 1)
+    most = machines.most or (where.nodes if where else 1)
     there = site.nodes or (partition.nodes if partition else None)
     if there is not None and most > there:
         raise UserError(f"--nodes {most}: there are {there} for a job here; use  --nodes {there}")
-    least = 1 if site.fewer_nodes and shape.least == shape.most else shape.least or most
+    least = 1 if site.fewer_nodes and machines.least == machines.most else machines.least or most
     overrides = found.overrides() if found is not None and chosen is not None else {}
-    ready = spec.replace({**overrides, "parallel.ranks": most * per_node}, "paceline submit")
+    overrides = {**overrides, "parallel.ranks": most * per_node}
+    ready = spec.replace(overrides, "paceline submit")
     layout_of(ready.replace({"parallel.ranks": least * per_node}))  # what cannot work with the fewest is said now
-    made = JobRequest(ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found)
+    made = JobRequest(
+        ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found, overrides=overrides
+    )
     made.usd_per_device_hour = found.usd_per_device_hour if found is not None else site.price
     ways = f"{made.nodes} node{'s' * (made.nodes != '1')} × {per_node} rank{'s' * (per_node > 1)}"
-    by = "asked for" if shape.ranks else "what the plan chooses"
-    made.reasons.append(f"{ways}: {by}{_layout_words(found)}")
-    if shape.on_gpu:
+    made.reasons.append(f"{ways}: {_who_chose(machines, asked, spec)}{_layout_words(found)}")
+    if machines.on_gpu:
         kind = site.gpu_type or (partition.gpu_type if partition else "")
         made.gpus = f"{kind}:{per_node}" if kind else str(per_node)
     _set_time(made, site, asked, partition, anyway)
@@ -119,47 +95,12 @@ def _partition(name: str | None, known_here: Mapping[str, Partition]) -> Partiti
     return known_here[name]
 
 
-def _shape(spec: RunSpec, site: SiteFile, asked: Asked, partition: Partition | None) -> Machines:
-    text = str(asked.get("nodes", ""))
-    numbers = [int(word) for word in text.split("-")] if re.fullmatch(r"\d{1,6}(-\d{1,6})?", text) else []
-    if text and (not numbers or numbers[0] < 1 or numbers[-1] < numbers[0]):
-        raise UserError(f"--nodes {text}: this is not a number of nodes; write it as  --nodes 2,  or  --nodes 1-2")
-    gpus, ranks = asked.get("gpus_per_node"), asked.get("ranks_per_node")
-    for option, value in (("--gpus-per-node", gpus), ("--ranks-per-node", ranks)):
-        if value is not None and value < 1:
-            raise UserError(f"{option} {value}: give 1 or more, or leave it out")
-    there = site.gpus_per_node or (partition.gpus if partition else None)
-    if gpus and there is not None and gpus > there:
-        has = f"a node has {there}" if there else "its nodes have none"
-        place = f" of partition {partition.name}" if partition else ""
-        raise UserError(f"--gpus-per-node {gpus}: {has}{place}; use {there or 'another partition'}, or more nodes")
-    if gpus and ranks and ranks != gpus:
-        raise UserError(
-            f"--ranks-per-node {ranks}: each rank has a GPU, and --gpus-per-node is {gpus}; give one of them"
-        )
-    named = site.cluster or (spec.cluster if spec.cluster != LOCAL else None)
-    on_gpu = bool(gpus) or (
-        spec.parallel.device != "cpu"
-        and (spec.parallel.device == "cuda" or (named is not None and not cluster(named).device.synchronous))
-    )
-    per_node = gpus or ranks
-    if per_node is None and numbers and on_gpu:
-        per_node = there or (cluster(named).per_node if named else 1)
-    if per_node is None and not numbers and named is None and spec.origin("parallel.ranks") != DEFAULT:
-        per_node = spec.parallel.ranks
-    if per_node is None and (numbers or named is None):
-        per_node = 1
-    nodes = numbers or ([1] if per_node is not None else [])
-    return Machines(nodes[0] if nodes else None, nodes[-1] if nodes else None, per_node, on_gpu)
-
-
-def _planned(spec: RunSpec, site: SiteFile, shape: Machines, partition: Partition | None, anyway: bool) -> Plan | None:
+def _planned(spec: RunSpec, site: SiteFile, machines: Machines, anyway: bool) -> Plan | None:
     """The plan on the machines that were asked for; None where nobody knows the devices, or it is sent anyway."""
-    text = _cluster_text(spec, site, shape, partition)
-    if text is None:
+    if machines.cluster is None:
         return None
     try:
-        found = plan(spec, text, (shape.ranks,) if shape.ranks else (), site.price)
+        found = plan(spec, machines.cluster, (machines.ranks,) if machines.ranks else (), site.price)
     except UserError as error:
         if anyway:
             return None
@@ -169,16 +110,12 @@ def _planned(spec: RunSpec, site: SiteFile, shape: Machines, partition: Partitio
     return found if found.chosen is not None else None
 
 
-def _cluster_text(spec: RunSpec, site: SiteFile, shape: Machines, partition: Partition | None) -> str | None:
-    """The cluster to plan for, in the planner's short form or as a file."""
-    named = site.cluster or (spec.cluster if spec.cluster != LOCAL else None)
-    if named is not None:
-        form = re.fullmatch(r"(?:\d+\s*x\s*)?\d+\s*x\s*([^@+]+.*)", named.strip(), re.IGNORECASE)
-        return f"{shape.most}x{shape.per_node}x{form[1]}" if form and shape.ranks else named
-    if not shape.on_gpu:
-        return f"{shape.most or 1}x{shape.per_node or 1}xCPU"
-    kind = known(site.gpu_type or (partition.gpu_type if partition else "") or "none")
-    return None if kind is None else f"{shape.most or 1}x{shape.per_node or 1}x{kind.name}"
+def _who_chose(machines: Machines, asked: Asked, spec: RunSpec) -> str:
+    if asked.keys() & {"nodes", "gpus_per_node", "ranks_per_node"}:
+        return "asked for"
+    if machines.ranks is None:
+        return "what the plan chooses"
+    return "parallel.ranks of the run" if spec.origin("parallel.ranks") != DEFAULT else "nobody asked for more"
 
 
 def _layout_words(found: Plan | None) -> str:

@@ -124,8 +124,10 @@ def _asked(*command: str, loose: bool = False) -> str:
         raise RunFailed(f"{command[0]} did not answer within {PATIENCE_S} s; is slurmctld down?") from None
     if done.returncode == 0 or loose:
         return done.stdout
-    why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-    raise UserError(f"Slurm refused ({command[0]}): {why}")
+    why = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {done.returncode}"]
+    if command[0] == "sinfo":
+        raise UserError(f"Slurm does not answer here ({why[-1]}); type this on a login node of the cluster")
+    raise UserError(f"Slurm refused: {' '.join(' '.join(why).split())}")
 
 
 def _gpus(gres: str) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from paceline.arguments import make_folder
 from paceline.errors import PacelineError, UserError
 from paceline.planning.emit_slurm import BatchJob, batch_script
+from paceline.record.events import read_events
 from paceline.record.files import write_atomic, write_json
 from paceline.record.jobs import note
 from paceline.record.run_dir import RunDir
@@ -23,7 +24,8 @@ from paceline.registry import is_script
 from paceline.spec import RunSpec, Source, load, spec_of
 from paceline.submitting import slurm
 from paceline.submitting.finding import RUNS
-from paceline.submitting.request import Asked, JobRequest, request_of
+from paceline.submitting.machines import Asked
+from paceline.submitting.request import JobRequest, request_of
 from paceline.submitting.site_file import SiteFile, read_site
 
 SCRIPT = "job.sbatch"
@@ -58,6 +60,8 @@ def submit(
     here = site if isinstance(site, SiteFile) else read_site(site)
     before = _run_there(run)
     spec = before.spec() if before is not None else spec_of(run)
+    if before is not None and not asked.keys() & {"nodes", "gpus_per_node", "ranks_per_node"}:
+        asked = {**_machines_before(before), **asked}
     if not dry_run:
         slurm.require_slurm()
     known = slurm.partitions(loose=dry_run) if shutil.which("sinfo") else {}
@@ -67,10 +71,10 @@ def submit(
     folder = Path(out) if out is not None else here.runs or RUNS
     if dry_run:
         place = before or RunDir(folder / spec.name)
-        return Submitted(place.path, _script(request, place, here), tuple(request.reasons))
+        return Submitted(place.path, _script(request, place, here, before is not None), tuple(request.reasons))
     claimed = before or RunDir.claim(folder, spec.name, request.spec)
     try:
-        return _sent(request, claimed, here)
+        return _sent(request, claimed, here, before is not None)
     except PacelineError:
         if before is None:
             shutil.rmtree(claimed.path, ignore_errors=True)
@@ -87,14 +91,29 @@ def _run_there(run: Source) -> RunDir | None:
     return found
 
 
-def _script(request: JobRequest, run: RunDir, site: SiteFile) -> str:
+def _machines_before(run: RunDir) -> Asked:
+    """What the last job of a run asked for."""
+    last: dict[str, Any] = next(reversed(list(read_events(run.jobs_file, "submit"))), {})
+    nodes, per_node = last.get("nodes"), last.get("per_node")
+    if not isinstance(nodes, str) or not isinstance(per_node, int):
+        return {}
+    return (
+        {"nodes": nodes, "gpus_per_node": per_node}
+        if last.get("gpus")
+        else {"nodes": nodes, "ranks_per_node": per_node}
+    )
+
+
+def _script(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> str:
+    """`begun`: the spec in the folder was written for other machines."""
     folder = run.path.resolve()
+    words = [f"{key}={str(value).lower()}" for key, value in request.overrides.items()] if begun else []
     logs = site.logs or folder
     return batch_script(
         BatchJob(
             name=request.spec.name,
             note=request.note,
-            command=("train", str(folder)),
+            command=("train", str(folder), *words),
             run=str(folder),
             nodes=request.nodes,
             per_node=request.per_node,
@@ -110,8 +129,8 @@ def _script(request: JobRequest, run: RunDir, site: SiteFile) -> str:
     )
 
 
-def _sent(request: JobRequest, run: RunDir, site: SiteFile) -> Submitted:
-    text = _script(request, run, site)
+def _sent(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> Submitted:
+    text = _script(request, run, site, begun)
     logs = site.logs or run.path.resolve()
     make_folder(logs)
     script = run.path / SCRIPT
@@ -126,7 +145,8 @@ def _sent(request: JobRequest, run: RunDir, site: SiteFile) -> Submitted:
         script=SCRIPT,
         log=str(logs / f"slurm-{job}.out"),
         nodes=request.nodes,
-        ranks=request.ranks,
+        per_node=request.per_node,
+        gpus=request.gpus,
         usd_per_device_hour=request.usd_per_device_hour,
     )
     return Submitted(run.path, text, tuple(request.reasons), job)
@@ -145,11 +165,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs go (runs, or what the site file says)")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and send nothing")
     parser.add_argument("--anyway", action="store_true", help="send what the plan says cannot work")
+    parser.add_argument("--measure", action="store_true", help="send  paceline measure, a task for each of --ranks")
+    parser.add_argument("--ranks", default="2", metavar="2,4,8", help="with --measure: numbers to compare with 1 (2)")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in Asked.__annotations__}
     asked: Any = {name: value for name, value in given.items() if value is not None}
+    if arguments.measure:
+        from paceline.submitting.measuring import submit_measure
+
+        if (folder := submit_measure(arguments.words, arguments, asked)) is not None:
+            print(f"  when it is done:  paceline report {shlex.quote(str(folder))}/ranks-*")
+        return 0
     options: Any = {name: getattr(arguments, name) for name in ("site", "out", "dry_run", "anyway")}
     sent = submit(_source(arguments.words), **options, **asked)
     tell = partial(print, file=sys.stderr if arguments.dry_run else sys.stdout)

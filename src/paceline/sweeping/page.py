@@ -61,7 +61,9 @@ def verdict(sweep: Sweep) -> str:
     if best is None:
         return f"None of {len(sweep.trials)} trials has a score yet."
     by = "lowest" if sweep.score.startswith("-") else "highest"
-    what = f"{by} {sweep.metric} of {done} trial{'s' * (done > 1)}: {number(best.score, 5)}"
+    whole = sum(row.length == best.length for row in sweep.trials) if _lengths(sweep) else done
+    trials = f"{whole} trial{'s' * (whole > 1)}" + (f" of {done} that went on" if whole < done else "")
+    what = f"{by} {sweep.metric} of {trials}: {number(best.score, 5)}"
     return f"{what} with {shown_values(best, sweep.keys)} (trial {best.number})"
 
 

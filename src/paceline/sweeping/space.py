@@ -104,12 +104,17 @@ def _tried(key: str, value: Any) -> Choice | Range:
     else:
         if ".." in value and re.match(_NUMBER, value):
             raise UserError(f"{key}={value} is no range; write it as  {key}=1e-4..1e-2  or  {key}=1e-4..1e-2:log")
-        words = tuple(overrides_of([f"{key}={part}"])[key] for part in split_list(value))
+        words = tuple(_number(overrides_of([f"{key}={part}"])[key]) for part in split_list(value))
     twice = [word for number, word in enumerate(words) if word in words[:number]]
     if not words or twice:
         wrong = f"{twice[0]} is there twice" if twice else "there is no value"
         raise UserError(f"{key}={value}: {wrong}; write different values, with commas between them")
     return Choice(words)
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 3e-4 for a word."""
+    return float(value) if isinstance(value, str) and re.fullmatch(_NUMBER, value) and "e" in value.lower() else value
 
 
 def _range(key: str, low: str, high: str, log: str | None) -> Range:

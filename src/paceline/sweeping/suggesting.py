@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import UserError
 from paceline.sweeping.space import Choice, Space, Values
 
@@ -24,8 +26,9 @@ def suggested(space: Space, before: Sequence[tuple[Values, float | None]], seed:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    own = int(np.random.SeedSequence([seed, len(before)]).generate_state(1)[0])
     distributions = {key: _distribution(tried) for key, tried in space.items()}
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed + len(before)))
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=own))
     for values, goodness in before:
         params = {key: _inside(space[key], value) for key, value in values.items()}
         state = optuna.trial.TrialState.COMPLETE if goodness is not None else optuna.trial.TrialState.FAIL

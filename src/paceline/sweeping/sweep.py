@@ -119,7 +119,7 @@ def _halved(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
     found = begun
     for part, length in enumerate(plan.lengths):
         left = [row for row in found.trials if row.status not in ("failed", "dropped")]
-        say(f"{len(left)} trials, {length_of(plan.spec.train)[0]}={length}")
+        say(f"{len(left)} trial{'s' * (len(left) != 1)}, {length_of(plan.spec.train)[0]}={length}")
         there = [row for row in left if length not in dict(row.history)]
         found = _together(plan, found, there, length, jobs, say)
         if part + 1 == len(plan.lengths):

@@ -26,7 +26,7 @@ MAY_CHANGE = (
     "parallel.",
     *(f"train.{word}" for word in ("keep", "log_every", "loggers", "patience", "checkpoint", "nonfinite", "on_oom")),
     *("train.evaluate_every", "train.evaluate_on"),
-    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory")),
+    *(f"data.{word}" for word in ("path", "test_path", "cache", "tokenizer", "workers", "memory", "arguments")),
 )
 """What a resumed run may be given anew: nothing that would change its answer. Data and weights may move, not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
@@ -45,12 +45,14 @@ def answer_of(workload: BaseWorkload) -> dict[str, Any]:
 
 
 def determining(spec: RunSpec) -> dict[str, Any]:
-    """The values that change the answer, as JSON. Of files and folders it is the content that counts, not the place."""
+    """The values that change the answer, as JSON. Of files and folders it is the content that counts, not the place, and
+    what a script's own objects decide (its optimiser's learning rate) is in its code."""
     values, found = spec.dump(), {}
     for key, *_ in spec.fields():
         section, _, name = key.partition(".")
         at_a_place = name and name in (*getattr(spec, section).paths(), *getattr(spec, section).references)
-        if _fixed(key, spec) and not at_a_place and section not in ("workload", "cluster"):
+        by_script = spec.origin(key).startswith("the script's")
+        if _fixed(key, spec) and not (at_a_place or by_script) and section not in ("workload", "cluster"):
             found[key] = values[section][name] if name else values[section]
     return found
 

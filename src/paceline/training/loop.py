@@ -118,11 +118,11 @@ class GradientJob(Job):
             if saving or now.stopping or self.done:
                 self.save(score)
                 log.resume()
-            self.context.beat("data", self.state.step)
             if self.done:
                 break
             if now.stopping:
                 return Status.STOPPED
+            self.context.beat("data", self.state.step)
         self.note_why()
         return Status.FINISHED
 

@@ -161,7 +161,7 @@ def test_the_devices_of_the_ranks_are_asked_and_no_others(ranks, visible, found)
 
 def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(usage, "_nvml", FakeNvml)
+    monkeypatch.setattr(usage, "nvml_library", FakeNvml)
     taken = Usage(ranks=2)
     assert taken._of_devices() == {"device_share": 0.8, "device_bytes": 2e9}
     taken._samples = [(t, {"device_share": s, "device_bytes": b}) for t, s, b in ((1, 0, 9), (2, 0.5, 3), (3, 1, 2))]
@@ -176,7 +176,7 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
 
 
 def test_without_a_driver_there_are_no_devices(monkeypatch):
-    monkeypatch.setattr(usage, "_nvml", lambda: None)
+    monkeypatch.setattr(usage, "nvml_library", lambda: None)
     assert Usage()._of_devices() == {}
 
 

@@ -13,6 +13,7 @@ import paceline
 from paceline.cli import main
 from paceline.planning.formulas.placement import Reduction
 from paceline.planning.plan import plan
+from paceline.planning.rows import Rates
 
 ROOT = Path(__file__).resolve().parents[3]
 AGNEWS = ROOT / "recipes" / "classifier_agnews.yaml"
@@ -127,6 +128,15 @@ def test_nothing_fits_says_by_how_much_it_is_missed(lm_file):
         found.overrides()
 
 
+def test_a_spot_price_of_others_does_not_stand_beside_a_price_of_ones_own(lm_file):
+    spec = paceline.load(lm_file)
+    assert plan(spec, "8xH100", [8]).rates == Rates(3.99, 2.15)
+    assert plan(spec, "8xH100", [8], price=1.0).rates == Rates(1.0, None)
+    assert plan(spec, "8xH100", [8], price=Rates(None, 1.0)).rates == Rates(3.99, 1.0)
+    row = plan(spec, "8xH100", [8], price=Rates(2.0, 1.0)).rows[0]
+    assert row.spot_usd == pytest.approx(row.cost_usd / 2)
+
+
 def test_prices_of_the_catalogue_hold_unless_others_are_given(lm_file):
     spec = paceline.load(lm_file)
     assert plan(spec, "8xH100", [8]).usd_per_device_hour == 3.99
@@ -182,6 +192,7 @@ def test_nothing_fits_leaves_with_1(ask, lm_file):
         (["--devices", "two"], "is not a list of numbers"),
         (["--devices", "4", "--price", "-1"], "--price -1 is not an amount"),
         (["--price", "nan"], "--price nan is not an amount"),
+        (["--spot-price", "-1"], "--spot-price -1 is not an amount"),
         (["--cluster", "nowhere.yaml"], "cluster file 'nowhere.yaml' does not exist"),
         (["--cluster", "sixteen"], "is not understood; write it as"),
         (["--cluster", "2x4xA100", "--devices", "3,7"], ""),
@@ -250,3 +261,9 @@ def test_longer_steps_never_follow_from_faster_links(agnews):
     slow, fast = (plan(spec, f"4x1xV100+{speed}", [4]) for speed in ("1Gb", "100Gb"))
     assert fast.rows[0].speedup > slow.rows[0].speedup
     assert replace(fast.rows[0]) == fast.rows[0]
+
+
+def test_a_plan_of_ranks_that_could_share_says_what_it_counts(lm_file, ask):
+    said = "priced with a device for each rank; with parallel.backend=gloo ranks can share one"
+    assert said in ask(lm_file, "parallel.backend=gloo", "--cluster", "2xH100")[1]
+    assert said not in ask(lm_file, "--cluster", "2xH100")[1]

@@ -6,6 +6,8 @@ import pytest
 
 from paceline.cli import main
 from paceline.errors import UserError
+from paceline.record.jobs import note
+from paceline.record.run_dir import RunDir
 from paceline.spec import build
 from paceline.submitting.request import request_of
 from paceline.submitting.site_file import SiteFile
@@ -43,6 +45,9 @@ def test_the_plan_fills_in_what_nobody_asked_for(lm):
     assert made.options == {"partition": "gpu"}
     chosen = request_of(lm, SiteFile(partition="gpu", cluster="2x4xA100"), {}, HERE)
     assert int(chosen.nodes) * chosen.per_node == chosen.plan.chosen.devices
+    who = [made.reasons[0], chosen.reasons[0], asked(lm, SiteFile(partition="cpu"), time="1h").reasons[0]]
+    told = ["2 nodes × 4 ranks: asked for", "what the plan chooses", "1 node × 1 rank: nobody asked for more"]
+    assert all(word in reason for word, reason in zip(told, who, strict=True))
 
 
 def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
@@ -70,7 +75,7 @@ def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
     ("words", "why"),
     [
         ({"partition": "gpus"}, "--partition gpus: there is no such partition, did you mean 'gpu'? There are gpu, cpu"),
-        ({"nodes": 1, "gpus_per_node": 8}, "--gpus-per-node 8: a node has 4 of partition gpu; use 4, or more nodes"),
+        ({"nodes": 1, "gpus_per_node": 8}, "--gpus-per-node 8: a node of partition gpu has 4; use 4, or more nodes"),
         ({"nodes": "0"}, "--nodes 0: this is not a number of nodes"),
         ({"nodes": "3-2"}, "write it as  --nodes 2,  or  --nodes 1-2"),
         ({"nodes": 9, "gpus_per_node": 4}, "--nodes 9: there are 8 for a job here"),
@@ -109,6 +114,17 @@ def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp
     assert not list(folder.iterdir())
 
 
+def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    run = RunDir.claim(tmp_path, "small", small.replace({"parallel.ranks": 2}))
+    note(run, "submit", job="7", nodes="2", per_node=1, gpus="")
+    same = submit(run.path, time="10m", dry_run=True).script
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in same
+    other = submit(run.path, nodes=3, time="10m", dry_run=True).script
+    assert f"paceline train {run.path} parallel.strategy=ddp parallel.ranks=3 " in other
+
+
 def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -118,3 +134,25 @@ def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch
     assert left.value.code == 2
     assert "there is no Slurm here (sbatch is not found)" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "it's $HOME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").write_text("name: line\n")
+    words = ["submit", "run.yaml", "train.lr=3e-4", "--measure", "--ranks", "1,2,4", "--time", "1h", "--dry-run"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    script = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "#SBATCH --array=0-1\n" in script
+    assert "#SBATCH --cpus-per-task=4\n" in script
+    shown = script.replace("exec ", "printf '%s\\n' ")
+    said = subprocess.run(
+        ["bash"], input=shown, text=True, capture_output=True, check=True, env={"SLURM_ARRAY_TASK_ID": "1"}
+    )
+    *_, file, override, _, ranks, _, out = said.stdout.splitlines()
+    assert (file, override, ranks) == (str(folder / "run.yaml"), "train.lr=3e-4", "1,4")
+    assert out == str(folder / "runs" / "line-measure" / "ranks-4")
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]

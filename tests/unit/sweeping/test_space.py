@@ -29,6 +29,7 @@ def test_words_are_values_ranges_and_what_all_trials_share():
     )
     assert space == {**SPACE, "data.x": Choice((["a", "b"], ["c"]))}
     assert fixed == {"train.steps": 5}
+    assert space_of(["train.lr=3e-4,1e-3,0.1"])[0] == {"train.lr": Choice((3e-4, 1e-3, 0.1))}
     assert space_of({"train.lr": [0.1, 0.2], "model.layers": "1..4"})[0]["model.layers"] == Range(1, 4)
 
 

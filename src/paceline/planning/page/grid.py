@@ -84,7 +84,7 @@ def grid(plan: Plan, ask: Ask) -> dict[str, Any]:
     return {
         "axes": [vars(axis) for axis in axes],
         "devices": counts,
-        "deadlines_h": list(DEADLINES_H),
+        "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.wishes.deadline_h,))}),
         "price": plan.rates.usd,
         "spot": plan.rates.spot_usd,
         "one_machine": plan.site.shared,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,18 +85,13 @@ class Rounds(Protocol):
 
 
 def library_of(name: str) -> Callable[[Boosting], Any]:
-    """UserError where it is not installed.
-
-    Its threads sleep while they wait for each other. By default they spin, and where other processes want the cores
-    too, a round then takes ten times as long.
-    """
+    """UserError where it is not installed."""
     from importlib import import_module, util
 
     from paceline.errors import UserError
 
     if util.find_spec(name) is None:
         raise UserError(f"model.library={name}: it is not installed; type  pip install 'paceline[trees]'")
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     module = import_module(f"paceline.workloads.trees.{name}_rounds")
     found: Callable[[Boosting], Any] = module.rounds
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,10 @@ from pydantic import model_validator
 from paceline.section import Section, contradiction, field
 from paceline.workloads.trees.objectives import NAMES
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+"""Threads of a library sleep while they wait for each other. By default they spin and, where other processes want the
+cores too, a round takes ten times as long. Torch reads it when it is loaded, for all libraries. A run file is read
+before that, so it is set here; ranks inherit it."""
 OTHER_NAMES = {
     "eta": "model.learning_rate",
     "shrinkage_rate": "model.learning_rate",

@@ -173,7 +173,7 @@ def test_the_page_asks_no_network_and_trusts_no_name(planned):
 def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, capsys):
     out = tmp_path / "plan.html"
     (tmp_path / "topics.yaml").write_text("name: topics\nworkload: topics\ntrain: {steps: 3}\n")
-    words = ["--samples", "500", "--tokens", "90", "--cluster", "2xA100"]
+    words = ["--samples", "500", "--tokens", "90", "--cluster", "2xA100", "--deadline", "100h"]
     with pytest.raises(SystemExit) as left:
         main(["plan", str(tmp_path / "topics.yaml"), *words, "--page", str(out)])
     assert left.value.code == 0
@@ -181,6 +181,7 @@ def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, capsys):
     data = json.loads(re.search(r'id="data">(.*)</script>', out.read_text())[1])
     assert data["axes"] == []
     assert data["devices"] == [1, 2]
+    assert 100 in data["deadlines_h"]
     assert "--samples 500 --tokens 90.0" in data["command"]
 
 

@@ -1,6 +1,7 @@
 """Boosted trees on one rank: against the libraries themselves, on every kind of table, and after they are trained."""
 
 import json
+import os
 
 import lightgbm
 import numpy as np
@@ -231,6 +232,11 @@ def test_finished_trees_are_used_on_new_rows(spec, folder, tmp_path, library):
     assert len(paceline.open(run.path).predict([unseen])) == 1
     with pytest.raises(UserError, match="the rows have no column x0, x1"):
         paceline.open(run.path).predict([{"town": "Oslo"}])
+
+
+def test_threads_that_wait_let_others_run(spec):
+    assert spec().model.library == "xgboost"  # the run file was read, and torch reads this when it is loaded
+    assert os.environ["OMP_WAIT_POLICY"]
 
 
 def test_a_plan_knows_the_run_class_by_its_name():

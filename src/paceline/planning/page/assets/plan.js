@@ -4,13 +4,8 @@ const plan = JSON.parse(document.getElementById("data").textContent);
 const AS_FAST = 1.05; // rows.py
 const $ = (id) => document.getElementById(id);
 const at = Object.fromEntries(plan.axes.map((axis) => [axis.key, axis.values.indexOf(axis.now)]));
-const own = { devices: plan.devices.indexOf(plan.chosen), price: plan.price ?? 0, deadline: nearest(plan.wishes.deadline_h) };
-
-function nearest(hours) {
-  if (hours === null) return plan.deadlines_h.length;
-  const later = plan.deadlines_h.findIndex((deadline) => deadline >= hours);
-  return later < 0 ? plan.deadlines_h.length : later;
-}
+const own = { devices: plan.devices.indexOf(plan.chosen), price: plan.price ?? 0, deadline: plan.deadlines_h.indexOf(plan.wishes.deadline_h) };
+if (own.deadline < 0) own.deadline = plan.deadlines_h.length; // none
 
 // ── the choice, as in rows.py
 
@@ -110,8 +105,9 @@ function front(rows, best, shown) {
     const [least, most] = [Math.log(Math.min(...values)), Math.log(Math.max(...values))];
     return (v) => (most - least < 1e-9 ? (low + high) / 2 : low + ((Math.log(v) - least) / (most - least)) * (high - low));
   };
-  const deadline = plan.deadlines_h[own.deadline];
-  const x = scale(rows.map(xs), box.left + 25, box.right - 45), y = scale(rows.map(ys), box.bottom - 25, box.top + 20);
+  const soonest = Math.min(...rows.map(xs)), latest = Math.max(...rows.map(xs)), due = 3600 * plan.deadlines_h[own.deadline];
+  const near = rows[0].hours !== null && due > soonest / 20 && due < latest * 20; // else it is off the picture
+  const x = scale([...rows.map(xs), ...(near ? [due] : [])], box.left + 25, box.right - 45), y = scale(rows.map(ys), box.bottom - 25, box.top + 20);
   const svg = element("svg", { viewBox: `0 0 ${wide} 262`, role: "img" });
   const line = (a) => svg.append(element("line", { style: "stroke: var(--line)", ...a }));
   line({ x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
@@ -128,10 +124,7 @@ function front(rows, best, shown) {
   label(money ? "USD" : "cost", { x: 4, y: 12 });
   const edge = rows.filter((r) => !gainsNothing(r, rows));
   svg.append(element("path", { d: edge.map((r, i) => `${i ? "L" : "M"}${x(xs(r))} ${y(ys(r))}`).join(""), style: "fill: none; stroke: var(--accent); stroke-width: 2" }));
-  if (deadline && rows[0].hours !== null) {
-    const place = Math.max(box.left, Math.min(box.right, x(3600 * deadline)));
-    line({ x1: place, x2: place, y1: box.top, y2: box.bottom, style: "stroke: var(--bad); stroke-dasharray: 4 4" });
-  }
+  if (near) line({ x1: x(due), x2: x(due), y1: box.top, y2: box.bottom, style: "stroke: var(--bad); stroke-dasharray: 4 4" });
   for (const row of rows) {
     const [cx, cy] = [x(xs(row)), y(ys(row))];
     const fill = missed(row) ? "var(--c8)" : edge.includes(row) ? "var(--accent)" : "var(--c8)";

@@ -1,0 +1,97 @@
+"""The verb `doctor` as a command: words in, a table or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.examining.examine import examine
+from paceline.examining.results import EVERYWHERE, CheckResult, Examination, Health, Surroundings
+from paceline.examining.start_nodes import SSH, examine_nodes
+from paceline.launch.environment import ALONE, detect
+from paceline.record.units import wrapped
+
+STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]", help="look at its data too")
+    parser.add_argument("--nodes", default="", metavar="HOST,HOST", help="start it on these hosts, one rank each")
+    parser.add_argument("--by", default=SSH, metavar="COMMAND", help=f"what starts a command on a host ({SSH})")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
+    parser.add_argument("--json", action="store_true", help="print every finding as JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace, console: Any) -> int:
+    place = detect(os.environ) or ALONE
+    if arguments.nodes and place is not ALONE:
+        raise UserError(
+            f"--nodes: {place.launcher} has started this as one of {place.world} ranks; leave out one of them"
+        )
+    if arguments.nodes:
+        found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
+    else:
+        found = examine(Surroundings(arguments.out, os.environ, _spec(arguments.words), place))
+    if place.rank and not found.findings and not arguments.json:
+        return 0  # told to the first, which prints it
+    if arguments.json:
+        json.dump(found.as_json(), sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        for part in shown(found):
+            console.print(part)
+    return 0 if found.healthy else 1
+
+
+def _spec(words: list[str]) -> Any:
+    if not words:
+        return None
+    from paceline.spec import load
+
+    return load(words[0], words[1:])
+
+
+def shown(found: Examination) -> Iterator[Any]:
+    """A table of what was looked at, and below it what to do."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head in ("", "check", "found", "expected"):
+        table.add_column(head, overflow="fold")
+    several, topic = len(found.hosts) > 1, ""
+    for finding in found.findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            table.add_row("", Text(topic, style="bold"), "", "")
+        check = f"{finding.check} ({finding.host})" if several and _says_where(finding) else finding.check
+        mark = Text(finding.verdict.value, style=STYLES[finding.verdict])
+        table.add_row(mark, f"  {check}", finding.found, finding.expected)
+    yield table
+    yield ""
+    for verdict in (Health.WRONG, Health.LOOK):
+        for finding in found.of(verdict):
+            yield from wrapped(_line(finding, several), f"{verdict.value}: ")
+    yield _conclusion(found)
+
+
+def _line(finding: CheckResult, several: bool) -> str:
+    where = f" on {finding.host}" if several and _says_where(finding) else ""
+    return f"{finding.check}{where}: {finding.found}" + (f"  →  {finding.remedy}" if finding.remedy else "")
+
+
+def _says_where(finding: CheckResult) -> bool:
+    return finding.host != EVERYWHERE and finding.host not in finding.found
+
+
+def _conclusion(found: Examination) -> str:
+    where = f"{len(found.hosts)} nodes" if len(found.hosts) > 1 else "this machine"
+    wrong, look = len(found.of(Health.WRONG)), len(found.of(Health.LOOK))
+    counts = [f"{wrong} wrong"] * bool(wrong) + [f"{look} to look at"] * bool(look)
+    return f"{where}, {len(found.findings)} checks in {found.seconds:.0f} s: {', '.join(counts) or 'all is well'}"

@@ -1,0 +1,78 @@
+"""`submit --measure`: a sweep of `measure` as a job array.
+
+Each task compares one number of ranks with one rank, in turns and on the same node, so that no difference between nodes
+is taken for a speed-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.arguments import make_folder, numbers
+from paceline.errors import UserError
+from paceline.planning.emit_slurm import BatchJob, array_script
+from paceline.record.files import write_atomic
+from paceline.spec import load
+from paceline.submitting import slurm
+from paceline.submitting.durations import hours_of
+from paceline.submitting.finding import RUNS
+from paceline.submitting.machines import Asked
+from paceline.submitting.site_file import SiteFile, read_site
+
+SCRIPT = "measure.sbatch"
+
+
+def submit_measure(words: Sequence[str], arguments: argparse.Namespace, asked: Asked) -> Path | None:
+    """The folder of the measurement, to which the script is written and sent; None where it is printed alone."""
+    if not words or "=" in words[0]:
+        raise UserError("which run file? write it as  paceline submit RUN.yaml --measure --ranks 2,4")
+    site = read_site(arguments.site)
+    ranks = sorted(set(numbers(arguments.ranks, "--ranks", different=True)) - {1})
+    if not ranks:
+        raise UserError(f"--ranks {arguments.ranks}: one rank is what others are compared with; give  --ranks 2,4")
+    name = load(words[0], words[1:]).name
+    folder = ((arguments.out or site.runs or RUNS) / f"{name}-measure").resolve()
+    script = array_script(_job(name, words, folder, site, asked, max(ranks)), ranks)
+    if arguments.dry_run:
+        print(script, end="")
+        return None
+    slurm.require_slurm()
+    make_folder(folder)
+    write_atomic(folder / SCRIPT, script)
+    print(f"job {slurm.submit_script(folder / SCRIPT)}: an array of {len(ranks)}\n  {folder / SCRIPT}")
+    return folder
+
+
+def _job(name: str, words: Sequence[str], folder: Path, site: SiteFile, asked: Asked, most: int) -> BatchJob:
+    """All ranks of a task are on one node: `measure` starts them itself."""
+    on_gpu = "gpus_per_node" in asked
+    if on_gpu and asked["gpus_per_node"] < most:
+        raise UserError(f"--gpus-per-node {asked['gpus_per_node']}: {most} ranks need {most}")
+    hours = hours_of(asked["time"], "--time") if "time" in asked else site.hours
+    if hours is None:
+        raise UserError("how long may a task of the array take? give  --time 2h")
+    options = {
+        "partition": asked.get("partition") or site.partition,
+        "account": asked.get("account") or site.account,
+        "qos": site.qos,
+        "constraint": site.constraint,
+        "cpus-per-task": str(most * (site.cpus_per_rank or 1)),
+        "mem": asked.get("memory") or site.memory,
+    }
+    return BatchJob(
+        name=f"{name}-measure",
+        note=f"{name}: measured on up to {most} ranks of a node",
+        command=("measure", str(Path(words[0]).resolve()), *words[1:]),
+        run=str(folder),
+        nodes="1",
+        per_node=1,
+        gpus=(f"{site.gpu_type}:{most}" if site.gpu_type else str(most)) if on_gpu else "",
+        hours=hours,
+        log=f"{str(site.logs or folder).replace('%', '%%')}/slurm-%A_%a.out",
+        options={**{key: value for key, value in options.items() if value}, **site.options},
+        setup=tuple(site.lines(Path.cwd())),
+        python=site.interpreter,
+        warn_s=site.warn_s,
+    )

@@ -1,0 +1,126 @@
+"""The doctor on two nodes: network namespaces with names, files and limits of their own, and faults in one of them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import REPOSITORY
+
+ENTER = """#!/bin/sh
+# enter NODE COMMAND …: a shell of a node, which has its own name; the second has faults
+node=$1; shift
+exec ip netns exec "$node" unshare --uts sh -ec '
+    hostname "$0"
+    case "$0" in *-1)
+        mount --bind {fake} {site}
+        mount -t tmpfs -o size=1m tmpfs {out}
+        ulimit -Sn 512
+    esac
+    exec "$@"' "$node" "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_network():
+    spec = importlib.util.spec_from_file_location("slow_network", REPOSITORY / "benchmarks" / "slow_network.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["slow_network"] = module
+    spec.loader.exec_module(module)
+    if reason := module.why_not():
+        pytest.skip(f"no nodes here: {reason}")
+    return module
+
+
+@pytest.fixture(scope="module")
+def nodes(slow_network, tmp_path_factory):
+    """Names that resolve in each other's namespace, joined by a link of 100 Mbit/s."""
+    from pathlib import Path
+
+    with slow_network.slow_link() as link:
+        link.shape("100mbit")
+        folders = [Path("/etc/netns", name) for name in link.names]
+        lines = [f"{address} {name}" for address, name in zip(slow_network.ADDRESSES, link.names, strict=True)]
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True)
+                (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+            yield link.names
+        finally:
+            for folder in folders:
+                (folder / "hosts").unlink(missing_ok=True)
+                folder.rmdir()
+
+
+@pytest.fixture(scope="module")
+def found(nodes, tmp_path_factory):
+    """(exit code, what was found, by check) of one examination with four faults."""
+    scratch = tmp_path_factory.mktemp("doctor")
+    fake, site, out = (scratch / name for name in ("fake", "site", "out"))
+    other = fake / "tokenizers-0.0.1.dist-info"
+    for folder in (other, site, out):
+        folder.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenizers\nVersion: 0.0.1\n")
+    enter = scratch / "enter"
+    enter.write_text(ENTER.format(fake=fake, site=site, out=out))
+    enter.chmod(0o755)
+    path = os.pathsep.join([str(site), *filter(None, sys.path)])
+    words = ["doctor", "--nodes", ",".join(nodes), "--by", str(enter), "--out", str(out), "--json"]
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-m", "paceline", *words], env=environ, capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    told = json.loads(done.stdout)
+    assert told["hosts"] == list(nodes)
+    return done.returncode, [finding for finding in told["findings"] if finding["verdict"] != "ok"]
+
+
+def one(found, check):
+    (finding,) = [finding for finding in found[1] if finding["check"] == check]
+    return finding
+
+
+def test_something_is_wrong(found):
+    assert found[0] == 1
+
+
+def test_the_slow_link_is_named(found, nodes):
+    both = [finding for finding in found[1] if finding["check"] == "link"]
+    assert [finding["verdict"] for finding in both] == ["wrong"] * 2
+    said = {finding["found"].rpartition(": ")[0] for finding in both}
+    assert said == {f"{nodes[0]} to {nodes[1]}", f"{nodes[1]} to {nodes[0]}"}
+    for finding in both:
+        assert float(finding["found"].split()[-2]) < 110  # Mbit/s
+        assert finding["found"].endswith("Mbit/s")
+
+
+def test_the_node_with_another_version_is_named(found, nodes):
+    finding = one(found, "tokenizers everywhere")
+    assert finding["verdict"] == "wrong"
+    assert finding["found"] == f"0.0.1 on {nodes[1]}"
+    assert finding["host"] == nodes[1]
+
+
+def test_the_full_disk_is_found_on_its_node(found, nodes):
+    for check in ("room", "disk speed"):
+        assert (one(found, check)["verdict"], one(found, check)["host"]) == ("wrong", nodes[1])
+    assert "No space left on device" in one(found, "disk speed")["found"]
+
+
+def test_a_folder_that_is_not_shared_is_said(found, nodes):
+    assert f"not seen by {nodes[1]}" in one(found, "shared folder")["found"]
+    assert one(found, "shared folder")["verdict"] == "look"
+
+
+def test_the_low_limit_is_found_with_the_line_to_type(found, nodes):
+    finding = one(found, "open files")
+    assert (finding["verdict"], finding["found"], finding["host"]) == ("wrong", "512", nodes[1])
+    assert finding["remedy"].startswith("ulimit -n ")
+
+
+def test_what_is_fine_is_not_blamed(found, nodes):
+    assert {finding["check"] for finding in found[1] if finding["verdict"] == "wrong"} == {
+        *("link", "tokenizers everywhere", "room", "disk speed", "open files")
+    }

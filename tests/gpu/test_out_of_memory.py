@@ -1,0 +1,30 @@
+"""On a CUDA device: a run that finds no memory goes on in smaller passes, and has the same answer."""
+
+from pathlib import Path
+
+import hungry
+import pytest
+import torch
+
+from paceline import train
+from paceline.errors import OutOfMemory
+from paceline.record.events import read_steps
+from paceline.record.run_dir import RunDir
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+SPEC = {"workload": f"{Path(hungry.__file__)}:Hungry", "train.steps": 3, "model.layers": 1}
+
+
+def losses(result):
+    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_smaller_passes_have_the_same_answer(small, precision, tmp_path):
+    spec = small.replace({**SPEC, "train.precision": precision})
+    full = losses(train(spec.replace({"workload": "classifier", "train.compile": "off"}), tmp_path, show=False))
+    with pytest.raises(OutOfMemory, match="there is no memory for"):
+        train(spec, tmp_path, show=False)
+    result = train(spec.replace({"train.on_oom": "retry"}), tmp_path, show=False)
+    assert RunDir(result.path).spec().parallel.micro_batch == hungry.ENOUGH
+    assert losses(result) == pytest.approx(full, rel=1e-4 if precision == "fp32" else 3e-2)

@@ -1,0 +1,120 @@
+"""The page of common failures quotes what the code says: each sentence is one of the source, and some are made here."""
+
+import ast
+import re
+import signal
+import socket
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.examining import network, versions
+from paceline.examining.results import Surroundings
+from paceline.launch.blame import of_exit
+from paceline.launch.environment import Place
+from paceline.spec import load
+from paceline.training.explain import equations
+from paceline.training.run import as_placed
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (\d+)\. .*?\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+QUOTES = [
+    (number, line)
+    for number, text in SECTIONS.items()
+    for block in re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+LEAST = 14
+"""Letters that a sentence of the source must have of its own; names of checks are shorter."""
+
+
+def pieces(node):
+    """A string of the source as what it says, and None for what is put in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*(pieces(node.left) or [None]), *(pieces(node.right) or [None])]
+    return []
+
+
+@cache
+def sentences(package="paceline", least=LEAST):
+    """Every string of a package as a pattern of its first line."""
+    found = set()
+    for file in (REPOSITORY / "src" / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            parts = [re.split(r"\{\w+\}", part) if part is not None else None for part in pieces(node)]
+            flat = [piece for part in parts for piece in ([None] if part is None else _between(part))]
+            if sum(len(piece) for piece in flat if piece) >= least:
+                text = "".join(".*?" if piece is None else re.escape(piece.split("\n")[0]) for piece in flat)
+                found.add(text)
+    return [re.compile(text) for text in found]
+
+
+def _between(parts):
+    """What `str.format` puts in counts as put in."""
+    return [piece for part in parts for piece in (part, None)][:-1]
+
+
+def test_there_are_twenty_and_each_quotes_something():
+    assert list(SECTIONS) == [str(number) for number in range(1, 21)]
+    assert {number for number, _ in QUOTES} == set(SECTIONS)
+
+
+@pytest.mark.parametrize(("number", "line"), QUOTES)
+def test_every_quoted_sentence_is_one_of_the_source(number, line):
+    if row := re.fullmatch(
+        r"(?:wrong|look): ([a-zA-Z0 ]+(?:cuda:\d)?): .+", line
+    ):  # what it found may be a number alone
+        assert any(pattern.fullmatch(row[1]) for pattern in sentences("paceline/examining", 4)), line
+    else:
+        assert any(pattern.fullmatch(line.removeprefix("cause: ")) for pattern in sentences()), line
+
+
+@pytest.mark.parametrize("number", SECTIONS)
+def test_each_says_how_it_was_tried(number):
+    assert re.search(r"\]\(\.\./tests/|[Nn]ot tried here|is not\.", SECTIONS[number])
+
+
+def quoted(number):
+    return [line for section, line in QUOTES if section == str(number)]
+
+
+def said(findings):
+    return [f"{finding.verdict}: {finding.check}: {finding.found}" for finding in findings]
+
+
+def test_signals_that_end_ranks():
+    assert of_exit(1, -signal.SIGBUS, time.time(), echo=False).message in quoted(1)
+    assert of_exit(0, -signal.SIGKILL, time.time(), echo=False).message in quoted(15)
+
+
+def test_an_interface_and_a_port():
+    assert said(network.interface(Surroundings(environ={"GLOO_SOCKET_IFNAME": "ib7"})))[0] in quoted(2)
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+        (found,) = said(network.port(Surroundings(environ={"MASTER_PORT": port})))
+    assert found.replace(port, "29500") in quoted(3)
+
+
+def test_another_number_of_ranks(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("name: news\nparallel: {ranks: 4}\n")
+    with pytest.raises(PacelineError) as refused:
+        as_placed(load(file), Place(0, 2, 0, 1, "srun", "n1", 29500))
+    assert str(refused.value) in quoted(8)
+
+
+def test_the_last_batch_is_smaller(small):
+    assert quoted(11)[0] in equations(small, 203)
+
+
+def test_the_odd_version():
+    nodes = {"n1": {"tokenizers": "0.23.3"}, "n3": {"tokenizers": "0.23.3"}, "n2": {"tokenizers": "0.0.1"}}
+    assert said(versions.compared(nodes)) == quoted(19)
