@@ -533,7 +533,7 @@ def test_a_signal_before_the_start_leaves_nothing(folder):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGTERM
-    assert err == f"paceline: executing {folder / 'own.py'}\n"
+    assert err == f"executing {folder / 'own.py'}\n"
     assert not (folder / "runs").exists()
 
 

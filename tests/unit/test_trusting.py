@@ -72,7 +72,7 @@ def test_trust_is_said_once_and_kept_outside_of_the_run(made, tmp_path, monkeypa
     before = sorted(run.iterdir())
     with pytest.raises(SystemExit):  # it has no checkpoint, which is said after the code was read
         main(["predict", str(run), "a", "--trust"])
-    assert f"paceline: executing {tmp_path / 'own.py'}" in capsys.readouterr().err
+    assert f"executing {tmp_path / 'own.py'}" in capsys.readouterr().err
     assert sorted(run.iterdir()) == before
     forget(tmp_path)
     assert load(run / "spec.yaml").workload.endswith("own.py:Own")  # without a word

@@ -93,7 +93,7 @@ def _kept(text: str) -> Path | None:
 def _say_code(file: Path) -> None:
     """Which file of the user's own is about to be executed."""
     if (place := _place()) is None or place.rank == 0:
-        _write(f"paceline: executing {file}")
+        _write(f"executing {file}")
 
 
 def _place() -> Place | None:
