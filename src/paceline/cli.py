@@ -94,6 +94,8 @@ def do_train(arguments: argparse.Namespace) -> int:
     from paceline.verbs import is_rank, train
 
     words, resume, start = arguments.words, arguments.resume, arguments.start
+    if arguments.quiet:
+        registry.announce = lambda file: None
     if resume and start:
         raise UserError("--resume goes on with a run, --from begins another; give one of them")
     if arguments.again and not resume and words and Path(words[0], "spec.yaml").is_file():

@@ -129,7 +129,7 @@ def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu_probes, "measure_gpu", lambda _: made_up())
     path = tmp_path / "new" / "calibration.json"
-    asked = Namespace(measured=None, out=path, ranks="1", threads=0)
+    asked = Namespace(measured=None, out=path, ranks="1", threads=0, json=False)
     assert verb.calibrate(asked, Console(file=io.StringIO())) == 0
     assert read_calibration(path).gpu == accelerator_of(made_up())
 
