@@ -79,6 +79,25 @@ def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_ran
     return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
 
 
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def divides_own_functions() -> bool:
+    """Whether torch can begin a backward pass at a function with a gradient of its own, as zero_bubble does."""
+    out = _Same.apply(torch.ones((), requires_grad=True))
+    try:
+        return out.grad_fn._input_metadata is not None
+    except RuntimeError:
+        return False
+
+
 class Pipeline(nn.Module):
     """The stages of one rank, run with those of the others; called like the model to evaluate, by `step` to train."""
 
@@ -86,6 +105,11 @@ class Pipeline(nn.Module):
         self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, micro_batches: int
     ) -> None:
         super().__init__()
+        if layout.schedule == "zero_bubble" and not divides_own_functions():
+            raise UserError(
+                f"parallel.schedule=zero_bubble: torch {torch.__version__} cannot divide the backward pass of a "
+                "function with a gradient of its own, as a loss may be; use torch 2.13, or parallel.schedule=interleaved"
+            )
         self.stages, self.count, self.device = stages, layout.stages, device
         self.group = reachable(mesh["pipeline"].get_group(), device)
         self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
 from paceline.errors import UserError
+from paceline.parallel.through_host import goes_through_host
 
 RULES = ("column", "row", "gather", "sequence", "vocabulary")
 ALONG = 1
@@ -40,6 +41,11 @@ def divide(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequenc
             )
         if rule is not None and (style := _style(rule, module, sequence)) is not None:
             plan[name] = style
+    if sequence and goes_through_host(mesh.get_group(), mesh.device_type):
+        raise UserError(
+            "parallel.sequence=true: ranks that share a CUDA device sum through gloo, which crashes where sums are "
+            "divided over the sequence; use parallel.sequence=false"
+        )
     return parallel.parallelize_module(model, mesh, plan)
 
 

@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def goes_through_host(group: dist.ProcessGroup, device_type: str) -> bool:
+    """Whether gloo carries what ranks exchange on a device that is not the host."""
+    return device_type != "cpu" and f"{device_type}:gloo" in dist.get_backend_config(group).split(",")
+
+
 def reachable(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """The group itself, or one like it that sends from where gloo can."""
-    carriers = dist.get_backend_config(group).split(",")
-    if device.type == "cpu" or f"{device.type}:gloo" not in carriers:
-        return group
-    return cast(dist.ProcessGroup, ThroughHost(group))
+    return cast(dist.ProcessGroup, ThroughHost(group)) if goes_through_host(group, device.type) else group
 
 
 class ThroughHost:
