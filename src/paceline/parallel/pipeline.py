@@ -107,8 +107,9 @@ class Pipeline(nn.Module):
         super().__init__()
         if layout.schedule == "zero_bubble" and not divides_own_functions():
             raise UserError(
-                f"parallel.schedule=zero_bubble: torch {torch.__version__} cannot divide the backward pass of a function "
-                "with a gradient of its own, as a loss may be; use torch 2.13, or parallel.schedule=interleaved"
+                f"parallel.schedule=zero_bubble: torch {torch.__version__} cannot divide the backward pass of a "
+                "function that has a gradient of its own, as a loss may be; use torch 2.13, or "
+                "parallel.schedule=interleaved"
             )
         self.stages, self.count, self.device = stages, layout.stages, device
         self.group = reachable(mesh["pipeline"].get_group(), device)
