@@ -45,6 +45,7 @@ def main():
         if rank == 0:
             print(f"epoch {epoch}: accuracy {right[0] / right[1]:.4f} of {right[1]:.0f}")
             torch.save(model.module.state_dict(), "ddp.pt")
+    dist.barrier()
     dist.destroy_process_group()
 
 
