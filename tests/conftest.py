@@ -30,10 +30,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ or "XDG_STATE_HOME" not in os.environ
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="paceline-state-")  # not the state of who runs the tests
     atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-for number in (
-    signal.SIGINT,
-    signal.SIGHUP,
-):  # `command &` and nohup ignore them, and so would all that is started here
+for number in (signal.SIGINT, signal.SIGHUP):  # `command &` and nohup ignore them, and so would all that starts here
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -42,6 +39,29 @@ settings.load_profile("the same examples every time")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def slow_network():
+    """Nodes as network namespaces, as the benchmarks make them."""
+    import slow_network
+
+    if reason := slow_network.why_not():
+        pytest.skip(f"no slow network here: {reason}")
+    return slow_network
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,11 @@
 """The doctor on two nodes: network namespaces with names, files and limits of their own, and faults in one of them."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-
-from conftest import REPOSITORY
 
 ENTER = """#!/bin/sh
 # enter NODE COMMAND …: a shell of a node, which has its own name; the second has faults
@@ -22,17 +19,6 @@ exec ip netns exec "$node" unshare --uts sh -ec '
     esac
     exec "$@"' "$node" "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def slow_network():
-    spec = importlib.util.spec_from_file_location("slow_network", REPOSITORY / "benchmarks" / "slow_network.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["slow_network"] = module
-    spec.loader.exec_module(module)
-    if reason := module.why_not():
-        pytest.skip(f"no nodes here: {reason}")
-    return module
 
 
 @pytest.fixture(scope="module")

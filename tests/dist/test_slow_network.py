@@ -1,26 +1,11 @@
 """On a slow link plain data parallelism is slower than one rank, and sending less makes the second rank pay."""
 
-import importlib.util
 import os
-import sys
 
 import pytest
 
-from conftest import REPOSITORY
-
 STEPS = 16
 RATE = "100mbit"
-
-
-@pytest.fixture(scope="module")
-def slow_network():
-    spec = importlib.util.spec_from_file_location("slow_network", REPOSITORY / "benchmarks" / "slow_network.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["slow_network"] = module
-    spec.loader.exec_module(module)
-    if reason := module.why_not():
-        pytest.skip(f"no slow network here: {reason}")
-    return module
 
 
 @pytest.mark.timing

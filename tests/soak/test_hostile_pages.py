@@ -1,7 +1,6 @@
 """Text that would run, in every place that a page shows: a browser executes none of it, and asks no network."""
 
 import json
-import shutil
 
 import pytest
 
@@ -12,7 +11,6 @@ from paceline.workloads.topics.pictures.explorer import write_explorer
 from report_runs import make_run
 from topics_fits import small_fit
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = [
     "<script>window.hit=1</script>",
     "</script><script>window.hit=1</script>",
@@ -43,18 +41,6 @@ def pages(tmp_path_factory):
     fit.names[: len(EVIL)] = EVIL
     explorer = write_explorer(fit, folder / "topics.html", X=X, title="".join(EVIL))
     return [made.page, explorer]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=100_000)
-        yield opened
-        opened.close()
 
 
 def test_nothing_that_was_read_runs_in_a_page(browser, pages):

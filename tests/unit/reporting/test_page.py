@@ -9,7 +9,6 @@ import pytest
 from paceline.reporting.report import report
 from report_runs import make_links, make_measurement, make_run
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHARTS = 9
 PATIENCE_MS = 120_000
 
@@ -19,18 +18,6 @@ def made(tmp_path_factory):
     folder = make_measurement(tmp_path_factory.mktemp("runs") / "docstrings-measure")
     make_links(folder)
     return report([folder], tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
-        yield opened
-        opened.close()
 
 
 def opened(browser, made, width=1100, height=900, scheme="light"):

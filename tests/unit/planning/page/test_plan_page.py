@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import shutil
 from functools import cache, partial
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from paceline.planning.page.page import page
 from paceline.planning.plan import plan
 from paceline.planning.rows import Wishes
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 120_000
 RECIPES = Path(__file__).resolve().parents[4] / "recipes"
 PRICE = 3.29
@@ -39,18 +37,6 @@ def file(planned, tmp_path_factory):
     made = tmp_path_factory.mktemp("page") / "plan.html"
     made.write_text(page(planned, ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
     return made
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
-        yield opened
-        opened.close()
 
 
 def opened(browser, file, width=1100, scheme="light"):

@@ -1,7 +1,6 @@
 """The explorer: what is in the file, and what a person does with it in a real browser."""
 
 import re
-import shutil
 import time
 
 import numpy as np
@@ -12,7 +11,6 @@ from paceline.workloads.topics.pictures.explorer import contents, overlaps, page
 from paceline.workloads.topics.result.model import TopicFit
 from topics_fits import page_data, small_fit
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = [
     '</script><b id="evil">',
     "<img src=x onerror=alert(1)>",
@@ -140,18 +138,6 @@ def test_the_map_puts_like_topics_together_and_none_on_another():
 
 
 # ---- in a browser ----
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def opened(browser, path, width=1200, height=900, scheme="light", at="", scripts=True):
