@@ -39,7 +39,7 @@ from paceline.planning.calibrating.calibrate import measure_device
 from paceline.planning.candidates import Price
 from paceline.planning.plan import plan
 from paceline.record.events import read_steps
-from paceline.record.files import write_json
+from paceline.record.files import to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec, build
 from paceline.training import loop
@@ -224,7 +224,7 @@ def measured(run: Run, spec: RunSpec) -> tuple[float, float, dict[str, Any]]:
     timed = steps[WARM[run.workload] : -WINDOW[run.workload]]
     peak = max(result.summary.peak_bytes_per_rank) - before
     more = {"steps_s": steps, "left_bytes": before, "wall_s": time.perf_counter() - began, "kernels": kernels}
-    more |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "summary": result.summary.to_json()}
+    more |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "summary": to_flat(result.summary)}
     return statistics.median(timed), float(peak), more
 
 

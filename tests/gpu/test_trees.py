@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import xgboost
 
 from paceline import train
 from paceline.errors import UserError
 from paceline.spec import build
 
+xgboost = pytest.importorskip("xgboost", reason="xgboost is not installed")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
