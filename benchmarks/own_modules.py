@@ -1,4 +1,7 @@
-"""Six modules as people write them, which the planner measures on fake tensors: for `plan_gpu.py --set own`."""
+"""Modules as people write them, which the planner measures on fake tensors: for `plan_gpu.py --set own` and `own-seen`.
+
+The prices of eager kernels were set with the first six in view; the other six were first planned and run after that.
+"""
 
 from __future__ import annotations
 
@@ -114,4 +117,145 @@ class Bag(Texts):
         return nn.Sequential(nn.EmbeddingBag(WORDS, 512), *sizes, nn.Linear(512, CLASSES))
 
 
-NAMES = ("WideMlp", "Vgg", "Autoencoder", "Vit", "TextCnn", "Bag")
+class Residual(nn.Module):
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outside) for _ in range(2))
+        self.around = nn.Conv2d(inside, outside, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + self.around(x))
+
+
+class ResNet(Images):
+    def model(self) -> nn.Module:
+        sides = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
+        body = [Residual(*sizes) for sizes in sides]
+        return nn.Sequential(
+            nn.Conv2d(3, 64, 3, 1, 1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)
+        )
+
+
+class Shuffled(Images):
+    """Depthwise and pointwise convolutions in turn."""
+
+    def model(self) -> nn.Module:
+        body: list[nn.Module] = [*convolved(3, 64)]
+        for inside, outside, stride in ((64, 128, 1), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)):
+            body += [nn.Conv2d(inside, inside, 3, stride, 1, groups=inside), nn.BatchNorm2d(inside), nn.ReLU6()]
+            body += [nn.Conv2d(inside, outside, 1), nn.BatchNorm2d(outside), nn.ReLU6()]
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
+
+
+class Hourglass(nn.Module):
+    """Down and up again, with what was seen on the way down joined in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Sequential(*convolved(a, b)) for a, b in ((3, 32), (32, 64), (64, 128)))
+        self.up = nn.ModuleList(nn.Sequential(*convolved(a, b)) for a, b in ((192, 64), (96, 32)))
+        self.out = nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.down[0](x)
+        middle = self.down[1](F.max_pool2d(high, 2))
+        low = self.down[2](F.max_pool2d(middle, 2))
+        y = self.up[0](torch.cat([F.interpolate(low, scale_factor=2.0), middle], 1))
+        return self.out(self.up[1](torch.cat([F.interpolate(y, scale_factor=2.0), high], 1)))
+
+
+class Painter(Images):
+    def model(self) -> nn.Module:
+        return Hourglass()
+
+    def loss(self, model: nn.Module, batch: Labelled) -> tuple[Tensor, int]:
+        images = batch[0].float() / 255
+        return F.l1_loss(model(images), images, reduction="sum") / images[0].numel(), len(images)
+
+
+class HandWritten(nn.Module):
+    """Attention spelled out, with scores that are stored and dropped."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.ffn = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
+        scores = F.dropout(torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1), 0.1, self.training)
+        x = x + self.out((scores @ v).transpose(1, 2).flatten(-2))
+        return x + self.ffn(self.norms[1](x))
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 320), nn.Parameter(torch.zeros(LENGTH, 320))
+        self.layers = nn.Sequential(*(HandWritten(320, 5) for _ in range(4)))
+        self.head = nn.Linear(320, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layers(self.words(ids) + self.places).amax(1))
+
+
+class TextReader(Texts):
+    def model(self) -> nn.Module:
+        return Reader()
+
+
+class Gated(nn.Module):
+    def __init__(self, width: int, reach: int) -> None:
+        super().__init__()
+        self.filter, self.gate = (nn.Conv1d(width, width, 3, padding=reach, dilation=reach) for _ in range(2))
+        self.out = nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(torch.tanh(self.filter(x)) * torch.sigmoid(self.gate(x)))
+
+
+class Waves(Texts):
+    """Dilated convolutions over the words, gated."""
+
+    def model(self) -> nn.Module:
+        class Turned(nn.Embedding):
+            def forward(self, ids: Tensor) -> Tensor:
+                return super().forward(ids).transpose(1, 2)
+
+        layers = [Gated(192, 2**i) for i in range(5)]
+        return nn.Sequential(
+            Turned(WORDS, 192), *layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(192, CLASSES)
+        )
+
+
+class Table(nn.Module):
+    """Columns of categories, each with a table of its own, and a wide net on all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Embedding(WORDS, 32) for _ in range(16))
+        body = [
+            layer
+            for _ in range(3)
+            for layer in (nn.Linear(1024, 1024), nn.BatchNorm1d(1024), nn.SiLU(), nn.Dropout(0.2))
+        ]
+        self.net = nn.Sequential(nn.Linear(512, 1024), *body, nn.Linear(1024, CLASSES))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.net(torch.cat([table(ids[:, i]) for i, table in enumerate(self.columns)], 1))
+
+
+class Categories(Texts):
+    def model(self) -> nn.Module:
+        return Table()
+
+
+SEEN = ("WideMlp", "Vgg", "Autoencoder", "Vit", "TextCnn", "Bag")
+UNSEEN = ("ResNet", "Shuffled", "Painter", "TextReader", "Waves", "Categories")

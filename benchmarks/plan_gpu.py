@@ -1,12 +1,14 @@
 """Is the plan right on this CUDA device? Step time and peak memory of a few runs, planned and measured.
 
-    python benchmarks/plan_gpu.py [--set fresh|seen|own] [--out plan_gpu.json] [--data AG_NEWS_FOLDER]
+    python benchmarks/plan_gpu.py [--set fresh|seen|own|own-seen] [--compile auto|on|off] [--out plan_gpu.json]
+                                  [--data AG_NEWS_FOLDER]
 
 It calibrates first (under a minute), plans each run with that calibration and with the catalogue alone, then trains it
 for a few steps. The formulas were revised with the `seen` runs in view; the six `fresh` ones were first planned
-and run after that, and are those that count. `own` are six modules as people write them (`own_modules.py`). Texts are
-made up unless AG News is named. The last steps of a run are profiled, and not timed; `--out` gets every term of each
-plan and the time of each kernel. Runs are neither evaluated nor saved: neither is part of a step.
+and run after that, and are those that count. `own-seen` and `own` are the same for modules as people write them
+(`own_modules.py`), six each. Texts are made up unless AG News is named. The last steps of a run are profiled, and not
+timed; `--out` gets every term of each plan and the time of each kernel. Runs are neither evaluated nor saved: neither
+is part of a step.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+import own_modules
 import torch
-from own_modules import NAMES
 
 import paceline
 from gpu import device_name
@@ -119,8 +121,9 @@ FRESH = (
     Run("classifier-448", "classifier", {"width": 448, "heads": 7, "layers": 3, "ffn": 1792, "dropout": 0.1}, 320),
     Run("classifier-deep", "classifier", {"width": 256, "heads": 4, "layers": 8, "ffn": 512, "dropout": 0.1}, 96),
 )
-OWN = tuple(Run(name, "own", {}, 256) for name in NAMES)
-SETS = {"fresh": FRESH, "seen": SEEN, "own": OWN}
+OWN = tuple(Run(name, "own", {}, 256) for name in own_modules.UNSEEN)
+OWN_SEEN = tuple(Run(name, "own", {}, 256) for name in own_modules.SEEN)
+SETS = {"fresh": FRESH, "seen": SEEN, "own": OWN, "own-seen": OWN_SEEN}
 
 
 @dataclass(frozen=True)
@@ -235,8 +238,7 @@ def planned(spec: RunSpec, where: str, calibration: Path | None) -> Price:
     return found.rows[0].price
 
 
-def compare(run: Run, texts: Path, data: Path | None, calibration: Path) -> tuple[list[Line], dict[str, Any]]:
-    spec = run.spec(texts, data)
+def compare(run: Run, spec: RunSpec, calibration: Path) -> tuple[list[Line], dict[str, Any]]:
     step_s, peak, more = measured(run, spec)  # first: the plan then knows the texts
     prices = {"calibrated": planned(spec, "local", calibration), "catalogue": planned(spec, catalogue_name(), None)}
     lines = [
@@ -260,7 +262,7 @@ def verdict(way: str, lines: Sequence[Line]) -> str:
 
 
 def named(names: Sequence[str]) -> list[Run]:
-    known = {run.name: run for run in (*FRESH, *SEEN, *OWN)}
+    known = {run.name: run for run in (*FRESH, *SEEN, *OWN, *OWN_SEEN)}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"no run is called {', '.join(unknown)}; known: {', '.join(known)}")
     return [known[name] for name in names]
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of AG News, for the classifiers")
     parser.add_argument("--set", choices=tuple(SETS), default="fresh", help="which runs")
     parser.add_argument("--runs", default="", help="names of any set instead, with commas between them")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="as train.compile")
     parser.add_argument("--calibration", type=Path, help="use this instead of calibrating now")
     asked = parser.parse_args()
     began = time.perf_counter()
@@ -289,7 +292,8 @@ def main() -> None:
         print(f"{kept['device']}, torch {kept['torch']}, calibrated in {time.perf_counter() - began:.0f} s\n{HEAD}")
         for run in wanted:
             try:
-                found, more = compare(run, texts, asked.data, calibration)
+                spec = run.spec(texts, asked.data).replace({"train.compile": asked.compile})
+                found, more = compare(run, spec, calibration)
             except Exception as error:  # the other runs are worth having
                 traceback.print_exc()
                 print(f"{run.name:<17} failed: {type(error).__name__}: {str(error)[:300]}", flush=True)

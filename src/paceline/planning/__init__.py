@@ -8,6 +8,7 @@
     site         where it would go                                calibrating     this machine, measured
     search       the choice on a number of devices                candidates      what it goes through, and prices
     emit         launch files                                     advice          what to do, in numbers
+    eager        kernels of operations as they are written        texts           sentences
     formulas     shape (a model by block), placement (a layout and its types as they see them), physics (the few
                  numbers that are in no data sheet), compute, comm, steptime, memory
 

@@ -1,7 +1,7 @@
 """The shape of a user's own model, measured on fake tensors: the real code runs, but nothing is stored or multiplied.
 
 One pass forward and backward over a small batch is watched: products with their sides, element-wise traffic, kernels,
-and what autograd keeps. A second, larger batch tells what grows with the samples from what does not.
+and how many bytes are alive. A second, larger batch tells what grows with the samples from what does not.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from paceline.nn.keras_backend import holds_keras
 from paceline.nn.operations import PRODUCTS, OperationCounter, is_product, moved_by
 from paceline.parallel.groups import Groups, groups_of
 from paceline.parallel.wrapping import refuse_for_keras
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul
+from paceline.planning.eager import NOTHING, Alive, Moved, as_on_cuda, most_alive, moved, useful
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, EagerTraffic, Matmul
 from paceline.planning.layouts import Divisible
-from paceline.planning.training import Lengths, TrainingSubject
+from paceline.planning.training import Lengths, TrainingSubject, numbers_of
 from paceline.registry import one_line
 from paceline.spec import RunSpec
 from paceline.workload import Workload, workload_of
 
 BATCHES = (4, 8)
+TRANSPOSED = 6
+"""Of the arguments of a convolution."""
 Mode = AbstractContextManager[Any]
 
 
@@ -39,13 +42,17 @@ Mode = AbstractContextManager[Any]
 class RegionWork:
     """What one region of a model did in a forward pass."""
 
-    products: list[tuple[float, int, int]] = field(default_factory=list)
-    """(rows, inner, outer)."""
+    products: list[Matmul] = field(default_factory=list)
+    """Of the whole batch."""
     moved: float = 0.0
     saved: float = 0.0
+    """Bytes."""
     given: float = 0.0
     """What layers are called with: all that is kept of a layer whose activations are computed again."""
     kernels: int = 0
+    forward: Moved = NOTHING
+    """As a GPU's own kernels move it."""
+    backward: Moved = NOTHING
 
 
 class _Watch(OperationCounter):
@@ -55,25 +62,50 @@ class _Watch(OperationCounter):
         super().__init__()
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
+        self.going_back = False
+        self.alive = Alive()
 
     def enter(self, region: str, given: Any = ()) -> None:
         """What follows is work of a repeated layer, called with `given`, or of the rest."""
         self.region = region
         self.seen[region].given += sum(leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.alive.saw(out)
+        return out
+
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
+        if self.going_back:
+            seen.backward += moved(name, args, out)
+            return
+        seen.forward += moved(name, args, out)
+        if name == "_to_copy":  # most are those of autocast
+            return
         seen.kernels += 1
         seen.moved += moved_by(name, args, out)
         if is_product(name):
-            seen.products += _sides(name, args, out)
+            share = useful(name, args, out)
+            seen.products += [Matmul(*sides, useful=share) for sides in _sides(name, args, out)]
+
+    def divide_backward(self) -> None:
+        """It was not seen by region: each has as much of it as of the forward pass."""
+        forward = sum((seen.forward for seen in self.seen.values()), NOTHING)
+        backward = sum((seen.backward for seen in self.seen.values()), NOTHING)
+        for seen in self.seen.values():
+            seen.backward = Moved(
+                backward.bytes * seen.forward.bytes / max(1.0, forward.bytes),
+                backward.kernels * seen.forward.kernels / max(1, forward.kernels),
+            )
 
 
 def _sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
     """(rows, inner, outer) of the products that an operation makes."""
     left, right = (args[1], args[2]) if name in ("addmm", "baddbmm") else (args[0], args[1])
     if name == "convolution":
-        return [(out.numel() / right.shape[0], right[0].numel(), right.shape[0])]
+        many, each = right.shape[0], right[0].numel()
+        return [(left.numel() / many, many, each) if args[TRANSPOSED] else (out.numel() / many, each, many)]
     rows = float(left.numel() // left.shape[-1])
     if name in PRODUCTS:
         return [(rows, left.shape[-1], right.shape[-1])]
@@ -98,7 +130,8 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     layers = workload.blocks(model)
     repeat = max(1, len(layers))
     inside, total = [p for layer in layers for p in layer.parameters()], count_of(model.parameters())
-    blocks = _blocks(passes, sizes, repeat, count_of(inside), total)
+    grown = _Growth(sizes[0], sizes[-1], numbers_of(spec.train).element_bytes)
+    blocks = _blocks(passes, grown, repeat, count_of(inside), total)
     blocks = _with_frozen(blocks, count_of(p for p in inside if not p.requires_grad), groups.frozen)
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
     mean = float(costs.mean())
@@ -119,9 +152,7 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     )
 
 
-def _traced(
-    workload: Workload, spec: RunSpec, batches: Sequence[Any]
-) -> tuple[nn.Module, Groups, list[dict[str, RegionWork]], str]:
+def _traced(workload: Workload, spec: RunSpec, batches: Sequence[Any]) -> tuple[nn.Module, Groups, list[_Watch], str]:
     """(the model, its groups of parameters, what a pass over each batch did, how that was seen).
 
     Code that asks a tensor for its values, as Keras does for its seeds, cannot be run on fake ones. A small batch
@@ -137,7 +168,12 @@ def _traced(
             with mode:
                 model = workload.model()
                 groups = groups_of(workload, spec.train, model)
-            return model, groups, [_watched(mode, model, workload, batch) for batch in batches], how
+            return (
+                model,
+                groups,
+                [_watched(mode, model, workload, batch, spec.train.precision) for batch in batches],
+                how,
+            )
         except UserError:
             raise
         except Exception as error:
@@ -145,42 +181,47 @@ def _traced(
     raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {'; '.join(failures)}") from None
 
 
-def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any) -> dict[str, RegionWork]:
-    """One forward pass, seen by region; what autograd keeps is counted once per storage, without the weights."""
+def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any, precision: str) -> _Watch:
+    """A pass forward and backward; what autograd keeps is counted once per storage, without the weights."""
     watch = _Watch()
+    trained = [p for p in model.parameters() if p.requires_grad]
     own = {id(p) for p in model.parameters()}
     kept: set[int] = set()
 
     def keep(tensor: Tensor) -> Tensor:
         fake = isinstance(tensor, FakeTensor)
-        place = id(tensor.untyped_storage()) if fake else tensor.untyped_storage().data_ptr()
+        storage = tensor.untyped_storage()
+        place = id(storage) if fake else storage.data_ptr()
         if id(tensor) not in own and place not in kept:
             kept.add(place)
-            watch.seen[watch.region].saved += tensor.numel()
+            watch.seen[watch.region].saved += storage.nbytes()
         return tensor
 
     with mode:
         if isinstance(mode, FakeTensorMode):
             batch = tree_map_only(Tensor, mode.from_tensor, batch)
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with ExitStack() as regions, watch, saved:
+        with ExitStack() as regions, watch:
             for layer in workload.blocks(model):
                 regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
-            total, _ = workload.loss(model, batch)
-            watch.counting = False
-        total.backward()
-    return watch.seen
+            with saved, as_on_cuda(precision):
+                total, _ = workload.loss(model, batch)
+            watch.going_back = True
+            torch.autograd.grad(total, trained, allow_unused=True)
+    watch.divide_backward()
+    return watch
 
 
-def _blocks(
-    passes: list[dict[str, RegionWork]], sizes: list[int], repeat: int, inside: int, total: int
-) -> tuple[BlockShape, ...]:
-    layer, rest = ([one[region] for one in passes] for region in ("layer", "rest"))
+def _blocks(passes: list[_Watch], grown: _Growth, repeat: int, inside: int, total: int) -> tuple[BlockShape, ...]:
+    layer, rest = ([one.seen[region] for one in passes] for region in ("layer", "rest"))
+    kept = sum(grown.each(seen[0].saved, seen[-1].saved) for seen in (layer, rest))
+    more = grown.many - grown.few
+    rest[-1].saved += more * max(0.0, most_alive(passes[0].alive, passes[-1].alive, more) - kept)
     if not inside:  # nothing is repeated: the whole is one layer
         layer, rest, repeat, inside = rest, [RegionWork(), RegionWork()], 1, total
-    middle = _block("layer", repeat, inside / repeat, layer, sizes)
-    ends = _block("rest", 1, float(total - inside), rest, sizes)
+    middle = _block("layer", repeat, inside / repeat, layer, grown)
+    ends = _block("rest", 1, float(total - inside), rest, grown)
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
 
 
@@ -200,29 +241,53 @@ def count_of(parameters: Iterable[Tensor]) -> int:
     return sum(p.numel() for p in parameters)
 
 
-def _block(name: str, repeat: int, params: float, seen: list[RegionWork], sizes: list[int]) -> BlockShape:
-    """One of `repeat` equal blocks, per sample: the difference of the two batches over that of their sizes."""
+@dataclass(frozen=True)
+class _Growth:
+    """From a pass over a few samples and one over more: what each of them adds, and what is there without any."""
+
+    few: int
+    many: int
+    element: float
+    """Bytes of an element: what is kept and moved is told in elements."""
+
+    def each(self, a: float, b: float) -> float:
+        more = self.many - self.few
+        return max(0.0, (b - a) / more if more else b / self.many)
+
+    def fixed(self, a: float, b: float) -> float:
+        return max(0.0, b - self.many * self.each(a, b))
+
+
+def _block(name: str, repeat: int, params: float, seen: list[RegionWork], grown: _Growth) -> BlockShape:
+    """One of `repeat` equal blocks, per sample."""
     small, large = seen[0], seen[-1]
-    more = sizes[-1] - sizes[0]
-
-    def each(a: float, b: float) -> float:
-        grown = (b - a) / more if more else b / sizes[-1]
-        return max(0.0, grown) / repeat
-
-    sides = [(m / sizes[-1], k, n) for m, k, n in large.products]
+    products = [replace(product, rows=product.rows / grown.many) for product in large.products]
     if len(small.products) == len(large.products):
         pairs = zip(small.products, large.products, strict=True)
-        sides = [(each(a[0], b[0]) * repeat, b[1], b[2]) for a, b in pairs]
-    share = max(1, len(sides) // repeat)
-    if sides != sides[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
-        sides, share = [(rows / repeat, inner, outer) for rows, inner, outer in sides], len(sides)
-    saved = each(small.saved, large.saved)
-    products = tuple(Matmul(rows, inner, outer) for rows, inner, outer in sides[:share] if rows > 0)
+        products = [replace(b, rows=grown.each(a.rows, b.rows)) for a, b in pairs]
+    share = max(1, len(products) // repeat)
+    if products != products[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
+        products, share = [replace(one, rows=one.rows / repeat) for one in products], len(products)
+    saved = grown.each(small.saved, large.saved) / grown.element / repeat
     return BlockShape(
-        *(name, repeat, params, products, None),
-        moved_elements=each(small.moved, large.moved),
+        *(name, repeat, params, tuple(product for product in products[:share] if product.rows > 0), None),
+        moved_elements=grown.each(small.moved, large.moved) / repeat,
         saved_split_elements=0.0,
         saved_whole_elements=saved,
-        edge_elements=each(small.given, large.given) or saved,
+        edge_elements=grown.each(small.given, large.given) / repeat or saved,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
+        eager=_traffic(small, large, grown, repeat),
+    )
+
+
+def _traffic(small: RegionWork, large: RegionWork, grown: _Growth, repeat: int) -> EagerTraffic:
+    unit = grown.element * repeat
+    forward, backward = (small.forward.bytes, large.forward.bytes), (small.backward.bytes, large.backward.bytes)
+    return EagerTraffic(
+        forward_elements=grown.each(*forward) / unit,
+        backward_elements=grown.each(*backward) / unit,
+        forward_fixed=grown.fixed(*forward) / unit,
+        backward_fixed=grown.fixed(*backward) / unit,
+        forward_kernels=large.forward.kernels / repeat,
+        backward_kernels=large.backward.kernels / repeat,
     )

@@ -34,7 +34,7 @@ MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
 """Optimiser states per parameter."""
 TYPES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
-"""Of the library of products, for each stream of each thread that uses it: one goes forward, one backward."""
+"""Of the library of products, for each thread that uses it: one goes forward, one backward."""
 UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; say it with  --samples N"
 LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
 OPERATIONS_PER_LENGTH = 2
@@ -274,8 +274,7 @@ class TrainingSubject(Subject):
         fullest = placement.micro_batch * self.lengths.fullest(placement.micro_batch)
         found = memory(self.blocks, replace(placement, micro_batch=fullest), self.numbers, where.physics)
         if not device.synchronous:
-            streams = 2 if placement.runtime.one_graph else 1
-            found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * streams * WORKSPACE_BYTES)
+            found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * WORKSPACE_BYTES)
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
             found = replace(found, buffers_bytes=found.buffers_bytes + found.weights_bytes / placement.shards)
         return found

@@ -28,6 +28,8 @@ FP8_CAST_BYTES = {"eager": 6.0, "compiled": 6.0, "fused": 2.0}
 kernels are fused by hand, the one before casts with the range of earlier steps, and only the writes remain."""
 UPDATE_TAIL_S = 60e-6
 """Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
+PLAIN_BANDWIDTH = 0.86
+"""Of the data sheet's, by an element-wise kernel over large tensors, where all that kernels move was counted."""
 PLAIN_SCORE_PASSES = 6.0
 """Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
 
@@ -57,14 +59,18 @@ def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
 
 
 def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: Numbers, physics: Physics) -> float:
-    """One product: the slower of arithmetic, at a rate that small or ragged sides lower, and memory."""
+    """One product: the slower of arithmetic and memory."""
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
+    return float(max(_arithmetic_s(rows, inner, outer, device, numbers, physics), moved / bandwidth))
+
+
+def _arithmetic_s(rows: float, inner: float, outer: float, device: Device, numbers: Numbers, physics: Physics) -> float:
+    """At a rate that small or ragged sides lower."""
     tiles = _tiles(rows, outer)
     size = tiles / (tiles + physics.half_tiles)
     size *= physics.ragged_efficiency ** max(_raggedness(inner), _raggedness(outer))
-    arithmetic_s = 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
-    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
-    moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
-    return float(max(arithmetic_s, moved / bandwidth))
+    return 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
 
 
 def rate_and_half_tiles(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
@@ -128,30 +134,28 @@ def block_time(
         numbers = replace(numbers, matmul="bf16")
     samples = placement.micro_batch / placement.context
     products = _products_s(block, samples, t, device, numbers, physics)
-    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     if numbers.matmul == "fp8":
         inputs = sum(m.rows * m.inner / (t if m.split == "inner" else 1) for m in block.matmuls)
-        products += FP8_CAST_BYTES[runtime.kernels] * samples * inputs / bandwidth
+        products += (
+            FP8_CAST_BYTES[runtime.kernels]
+            * samples
+            * inputs
+            / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+        )
     attention = (0.0, 0.0)
     if block.attention is not None:
         attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
-    cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
-    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
-    elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
-    unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
-    casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
-    starts = 0.0 if device.synchronous else _kernels(block, runtime) * physics.kernel_s
-    forward = products + attention[0] + elementwise + casts + unfused / bandwidth + starts
-    # gradients of cast weights come out of their products in 16 bits, and are widened; frozen weights have none
-    with_gradients = block.trained_params / block.params if block.frozen_params else 1.0
-    backward = (1 + with_gradients) * products + attention[1] + 2 * elementwise + casts + 2 * starts
+    between = _between_s(block, placement, device, numbers, physics)
+    forward = products + attention[0] + between.forward_s
+    with_gradients = block.trained_params / block.params if block.frozen_params else 1.0  # frozen weights have none
+    backward = (1 + with_gradients) * products + attention[1] + between.backward_s
     recompute = 0.0
     if placement.recompute == "full" and block.edge_elements:
         sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product
         recompute = forward - (sizes[-1] / sum(sizes) * products if runtime.stops_early and sizes else 0.0)
     elif placement.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
-        recompute = attention[0] if not block.attention.fused else products / 2 + elementwise
+        recompute = attention[0] if not block.attention.fused else products / 2 + between.elementwise_s
     if runtime.one_graph:
         return BlockTime(forward, backward, recompute)
     host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
@@ -159,6 +163,40 @@ def block_time(
     if device.synchronous:
         return BlockTime(forward + host, backward + 2 * host, recompute + again)
     return BlockTime(_slower(forward, host), _slower(backward, 2 * host), _slower(recompute, again))
+
+
+@dataclass(frozen=True)
+class _Between:
+    """Of a block, beside its products."""
+
+    forward_s: float
+    backward_s: float
+    elementwise_s: float
+    """Forward."""
+
+
+def _between_s(block: BlockShape, placement: Placement, device: Device, numbers: Numbers, physics: Physics) -> _Between:
+    """Element-wise traffic, casts, and the starts of kernels."""
+    t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    if block.eager is not None and not runtime.compiled and not device.synchronous:
+        bandwidth = device.bandwidth_bytes_s * max(PLAIN_BANDWIDTH, physics.bandwidth_efficiency)
+        each_s, of = numbers.element_bytes / bandwidth, block.eager
+        ways = (
+            (of.forward_elements, of.forward_fixed, of.forward_kernels),
+            (of.backward_elements, of.backward_fixed, of.backward_kernels),
+        )
+        forward, backward = ((samples * e + fixed) * each_s + kernels * physics.kernel_s for e, fixed, kernels in ways)
+        return _Between(forward, backward, samples * of.forward_elements * each_s)
+    cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
+    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
+    elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
+    unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
+    # gradients of cast weights come out of their products in 16 bits, and are widened
+    casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
+    starts = 0.0 if device.synchronous else _kernels(block, runtime) * physics.kernel_s
+    forward = elementwise + casts + unfused / bandwidth + starts
+    return _Between(forward, 2 * elementwise + casts + 2 * starts, elementwise)
 
 
 def _kernels(block: BlockShape, runtime: Runtime) -> float:
@@ -180,7 +218,10 @@ def _products_s(
         outer = m.outer / tensor if m.split == "outer" else m.outer
         if block.name == "head":  # vocabularies are padded
             outer = math.ceil(outer / 64) * 64
-        total += matmul_s(m.rows * samples, inner, outer, device, numbers, physics)
+        if m.useful < 1 and not device.synchronous:  # its operands never are in memory as a product would read them
+            total += _arithmetic_s(m.rows * samples, inner, outer, device, numbers, physics) / m.useful
+        else:
+            total += matmul_s(m.rows * samples, inner, outer, device, numbers, physics)
     return total
 
 

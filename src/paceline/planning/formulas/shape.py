@@ -42,6 +42,8 @@ class Matmul:
     inner: int
     outer: int
     split: Split = "none"
+    useful: float = 1.0
+    """On a GPU, of the time of the kernel that makes it: what a plain product with these sides would take."""
 
     @property
     def flops(self) -> float:
@@ -76,6 +78,20 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class EagerTraffic:
+    """Of a block whose operations a GPU runs as they are written: all that its kernels move beside their arithmetic."""
+
+    forward_elements: float
+    """Of one sample, as elements of a plain element-wise kernel that takes as long."""
+    backward_elements: float
+    forward_fixed: float
+    """The same, for any number of samples: casts of weights."""
+    backward_fixed: float
+    forward_kernels: float
+    backward_kernels: float
+
+
+@dataclass(frozen=True)
 class BlockShape:
     """One repeated part of a model."""
 
@@ -106,6 +122,8 @@ class BlockShape:
     """Of `params`, those that have no gradient and are never updated."""
     half_params: float = 0.0
     """Of those, the ones that are kept in 16 bits."""
+    eager: EagerTraffic | None = None
+    """Where that was counted; else it follows from `moved_elements`."""
 
     @property
     def trained_params(self) -> float:

@@ -17,7 +17,7 @@ BUCKET_BYTES = 25e6
 
 ZERO_BUBBLE = 1 / 3
 """Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
-FUSED_UPDATE_KERNELS = 60
+FUSED_UPDATE_KERNELS = 40
 """Launched to sum up, clip and update, where one kernel takes many tensors."""
 POWER_RANK = 4
 """Columns of the two thin matrices that PowerSGD sends for each weight matrix."""

@@ -1,0 +1,191 @@
+"""What the framework's own kernels do on a GPU where each operation is run as it is written.
+
+A pass is traced on the CPU, on fake tensors for the most part, but as if it were on a CUDA device: what autocast
+computes in fp32 there, and what is one kernel there, is so here too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+from weakref import finalize
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from paceline.nn.operations import is_product
+from paceline.parallel.precision import autocast
+
+IN_FP32 = {"layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax", "exp", "log", "pow", "sum", "prod"}
+IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
+"""What CUDA's autocast computes in full, of the functions that move much."""
+NORM_PASSES = 4.0
+"""Over what a norm reads and writes: moments or sums are made first, in kernels that reach a third of the bandwidth."""
+SUM_PASSES = 6.0
+"""Over what is summed down its columns, as the gradients of biases are."""
+STRIDED_PASSES = 2.0
+"""Over what is read in another order than it is written in."""
+CONVOLUTION, ATTENTION = 0.75, 0.5
+"""Of the rate of a plain product with the same sides."""
+CHANNELS, POSITIONS, FEATURES = 64, 128, 64
+"""Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
+CONVOLUTION_KERNELS = 6
+"""A product, its operands in the order that tensor cores want, and its result put back."""
+NORM_BACKWARD_KERNELS = 3
+SORT_KERNELS = 25
+"""To sort the rows of a table whose gradients are added up."""
+LOOKED_UP = ("embedding", "index_select", "index", "gather")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """By one operation beside its arithmetic, as bytes of a plain element-wise kernel that takes as long."""
+
+    bytes: float
+    kernels: float = 1
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(self.bytes + other.bytes, self.kernels + other.kernels)
+
+
+NOTHING = Moved(0.0, 0)
+
+
+@contextmanager
+def as_on_cuda(precision: str) -> Iterator[None]:
+    """What is computed inside has the types that it would have on a CUDA device."""
+    with autocast(precision, torch.device("cpu")), _AsOnCuda(torch.is_autocast_enabled("cpu")):
+        yield
+
+
+class _AsOnCuda(TorchFunctionMode):
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.mixed = mixed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            asked = inspect.signature(F.dropout).bind(*args, **kwargs)
+            asked.apply_defaults()
+            x, p, training, _ = asked.args
+            return torch.native_dropout(x, p, True)[0] if training and 0 < p < 1 else x
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            args, kwargs = _undropped(func, args, kwargs)
+        if self.mixed and getattr(func, "__name__", "") in IN_FP32:
+            args, kwargs = tree_map_only(Tensor, _in_fp32, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _undropped(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Cores keep the scores of an attention that drops some; devices never do."""
+    if func is F.scaled_dot_product_attention:
+        return (args[:4], {**kwargs, "dropout_p": 0.0}) if len(args) < 5 else ((*args[:4], 0.0, *args[5:]), kwargs)
+    asked = inspect.signature(func).bind(*args, **kwargs)
+    asked.arguments["dropout_p"] = 0.0
+    return asked.args, asked.kwargs
+
+
+def _in_fp32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def useful(name: str, args: Any, out: Any) -> float:
+    """Of the time of a GPU's kernel for a product, what a plain one with the same sides would take."""
+    if name == "convolution":
+        return CONVOLUTION * _filled(out.shape[1], CHANNELS)
+    if "attention" not in name:
+        return 1.0
+    length, span, width = args[0].shape[-2], args[1].shape[-2], args[0].shape[-1]
+    return ATTENTION * _filled(length, POSITIONS) * _filled(span, POSITIONS) * _filled(width, FEATURES)
+
+
+def _filled(side: int, tile: int) -> float:
+    return side / (math.ceil(side / tile) * tile)
+
+
+def moved(name: str, args: Any, out: Any) -> Moved:
+    """What an operation moves beside its arithmetic. `name` is torch's own (aten)."""
+    backward = "backward" in name
+    if name.startswith("convolution"):
+        return _by_convolution(args, out)
+    if is_product(name):
+        return Moved(0.0, NORM_BACKWARD_KERNELS if backward else 1)
+    if name in LOOKED_UP:
+        return Moved(2.0 * _bytes(out))
+    if "embedding" in name:
+        bag = (
+            2.0 * args[1].numel() * args[0].shape[-1] * args[0].element_size() if "bag" in name and not backward else 0
+        )
+        return Moved(bag or _bytes((args, out)), SORT_KERNELS if backward else 1)
+    total = _bytes((args, out))
+    if "norm" in name:
+        return Moved(NORM_PASSES * total, NORM_BACKWARD_KERNELS if backward else 1)
+    if name in ("sum", "mean") and isinstance(out, Tensor) and _down_columns(args[0], out):
+        return Moved(SUM_PASSES * total)
+    return Moved((STRIDED_PASSES if _turned(args, out) else 1.0) * total)
+
+
+def _by_convolution(args: Any, out: Any) -> Moved:
+    """Images are kept channel by channel; each operand of a product is put pixel by pixel, and each result back."""
+    if isinstance(out, Tensor):
+        return Moved(STRIDED_PASSES * 2 * _bytes((args[0], out)), CONVOLUTION_KERNELS)
+    gradient, image = args[0], args[1]
+    to_image, to_weight, to_bias = args[-1]
+    turned = (to_image + to_weight) * _bytes((gradient, image))
+    summed = SUM_PASSES * _bytes(gradient) if to_bias else 0.0
+    return Moved(STRIDED_PASSES * 2 * turned + summed, CONVOLUTION_KERNELS * (to_image + to_weight) + to_bias)
+
+
+def _bytes(tensors: Any) -> float:
+    """Of the tensors in a structure; one that is repeated along a side is read once."""
+    found = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
+    return float(sum(min(x.numel() * x.element_size(), x.untyped_storage().nbytes()) for x in found))
+
+
+def _down_columns(x: Tensor, out: Tensor) -> bool:
+    """Rows are added up, rather than what is in a row."""
+    return out.numel() < x.numel() and out.dim() > 0 and x.shape[-1] > 1 and out.shape[-1] == x.shape[-1]
+
+
+def _turned(args: Any, out: Any) -> bool:
+    if not isinstance(out, Tensor) or out.dim() < 2:
+        return False
+    same = (x for x in tree_leaves(args) if isinstance(x, Tensor) and x.shape == out.shape)
+    return any(x.stride() != out.stride() and 0 not in x.stride() for x in same)
+
+
+class Alive:
+    """How the bytes of all tensors that are alive go up and down."""
+
+    def __init__(self) -> None:
+        self.changes: list[int] = []
+        self._known: set[int] = set()
+
+    def saw(self, tensors: Any) -> None:
+        for leaf in tree_leaves(tensors):
+            if isinstance(leaf, Tensor) and id(storage := leaf.untyped_storage()) not in self._known:
+                self._known.add(id(storage))
+                self.changes.append(storage.nbytes())
+                finalize(storage, self._gone, id(storage), storage.nbytes())
+
+    def _gone(self, place: int, size: int) -> None:
+        self._known.discard(place)
+        self.changes.append(-size)
+
+
+def most_alive(small: Alive, large: Alive, more: int) -> float:
+    """Bytes that each of `more` samples adds at the moment when they add the most; 0 where the two passes differ."""
+    if len(small.changes) != len(large.changes) or not more:
+        return 0.0
+    each = ((b - a) / more for a, b in zip(small.changes, large.changes, strict=True))
+    return max(accumulate(each), default=0.0)
