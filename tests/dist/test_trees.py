@@ -1,17 +1,24 @@
 """Boosted trees on several ranks: the same bytes on any number of them, after a kill, and under the other verbs."""
 
+import os
+import socket
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from dying_trees import MARK
 
 import paceline
 from paceline import train
 from paceline.errors import RunFailed
+from paceline.launch.environment import detect
+from paceline.launch.group import joined
+from paceline.launch.local import run_ranks
 from paceline.parity import check
 from paceline.reporting.report import report
 from paceline.spec import build
+from paceline.workloads.trees.network import Network
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 DYING = f"{Path(__file__).with_name('dying_trees.py')}:DyingTrees"
@@ -65,6 +72,27 @@ def test_a_killed_run_goes_on_with_another_number_of_ranks(spec, runs, tmp_path,
     again = paceline.resume(tmp_path / "trees", {"parallel.ranks": 1}, show=False)
     assert (again.path / "model.json").read_bytes() == (runs[1][0] / "model.json").read_bytes()
     assert again.summary.trained.steps == 8
+
+
+def interfaces_of_listening_sockets():
+    """Of a rank that XGBoost has joined: address, or the interface that a socket for all addresses is bound to."""
+    place = detect(os.environ)
+    with joined(place, "cpu", 1, 60.0):
+        network = Network(place, 60.0)
+        network.join()
+        found = set()
+        for one in psutil.Process().net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN:
+                with socket.socket(fileno=os.dup(one.fd)) as opened:
+                    name = opened.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
+                found.add(name or one.laddr.ip)
+        network.any(False)
+        network.leave()
+    return found
+
+
+def test_on_one_machine_xgboost_is_open_to_the_loopback_alone():
+    assert run_ranks(interfaces_of_listening_sockets, (), 2) == [{"127.0.0.1", "lo"}] * 2
 
 
 def test_the_report_shows_which_columns_are_used(runs, tmp_path):

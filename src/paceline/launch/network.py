@@ -11,8 +11,8 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,25 @@ def listening(place: Place) -> socket.socket:
             found.close()
             last = error
     raise last
+
+
+@contextmanager
+def kept_on_loopback(place: Place) -> Iterator[None]:
+    """Where all ranks are on this machine, what a library opens in here to all interfaces is open to the loopback
+    alone from then on. Before version 5.7, Linux wants a privilege for that, and it stays as the library has it."""
+    before = _open_to_all()
+    yield
+    for number in _open_to_all() - before if place.local_world == place.world else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as opened:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, LOOPBACK.encode())
+
+
+def _open_to_all() -> set[int]:
+    """This process's sockets that listen on all interfaces."""
+    import psutil
+
+    opened = psutil.Process().net_connections("tcp")
+    return {one.fd for one in opened if one.status == psutil.CONN_LISTEN and one.laddr.ip in ("0.0.0.0", "::")}
 
 
 def reach(place: Place, timeout_s: float) -> None:

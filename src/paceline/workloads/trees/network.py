@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.launch.environment import Place
+from paceline.launch.environment import LOCALHOST, Place
 from paceline.launch.group import from_main
+from paceline.launch.network import address_towards, kept_on_loopback
 
 
 class Network:
@@ -26,21 +26,25 @@ class Network:
         self._tracker: Any = None
 
     def join(self) -> None:
+        """Each rank listens for word that another failed, and ends when told so, by whomever: on all interfaces, if it
+        were left to XGBoost."""
         if self.place.world == 1:
             return
         from xgboost import collective
 
         meeting = from_main(self._meeting)
         own = {"dmlc_task_id": f"{self.place.rank:08d}", "dmlc_timeout": max(1, round(self.timeout_s))}
-        with _unheard(), self.failures():
+        with _unheard(), self.failures(), kept_on_loopback(self.place):
             self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
         assert collective.get_rank() == self.place.rank
 
     def _meeting(self) -> dict[str, Any]:
-        """Where the ranks meet: an address of the main rank's host that the others can reach."""
+        """Where the ranks meet: on the loopback, or at an address of the main rank's host that the others can reach."""
         from xgboost.tracker import RabitTracker
 
-        self._tracker = RabitTracker(host_ip=_own_address(self.place), n_workers=self.place.world, sortby="task")
+        several = self.place.local_world < self.place.world
+        host = address_towards(self.place.address) if several else LOCALHOST
+        self._tracker = RabitTracker(host_ip=host, n_workers=self.place.world, sortby="task")
         self._tracker.start()
         return dict(self._tracker.worker_args())
 
@@ -88,10 +92,3 @@ def _unheard() -> Iterator[None]:
             sys.stdout.flush()
             os.dup2(kept, 1)
             os.close(kept)
-
-
-def _own_address(place: Place) -> str:
-    """As seen from the way to the main rank; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((place.address, 9))
-        return str(probe.getsockname()[0])
