@@ -24,25 +24,29 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from paceline.nn.operations import is_product
 from paceline.parallel.precision import autocast
 
-IN_FP32 = {"layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax", "exp", "log", "pow", "sum", "prod"}
+IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "sum", "prod"}
 IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
 """What CUDA's autocast computes in full, of the functions that move much."""
-NORM_PASSES = 4.0
-"""Over what a norm reads and writes: moments or sums are made first, in kernels that reach a third of the bandwidth."""
+PASSES = {"batch_norm": 12.0, "layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 3.5}
+"""Over what an operation with this in its name reads and writes, as an H200 runs it with torch 2.11: moments are made
+first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
 SUM_PASSES = 6.0
 """Over what is summed down its columns, as the gradients of biases are."""
 STRIDED_PASSES = 2.0
 """Over what is read in another order than it is written in."""
+DEPTHWISE_PASSES = 14.0
+"""Of a convolution in which every channel is by itself: it multiplies little, in kernels of its own."""
 CONVOLUTION, ATTENTION = 0.75, 0.5
 """Of the rate of a plain product with the same sides."""
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
 CONVOLUTION_KERNELS = 6
 """A product, its operands in the order that tensor cores want, and its result put back."""
-NORM_BACKWARD_KERNELS = 3
-SORT_KERNELS = 25
-"""To sort the rows of a table whose gradients are added up."""
+BACKWARD_KERNELS = 3
+"""Of norms and attention."""
+SORT_KERNELS, SORTED = 25, 3072
+"""To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
 LOOKED_UP = ("embedding", "index_select", "index", "gather")
 
 
@@ -79,11 +83,20 @@ class _AsOnCuda(TorchFunctionMode):
             asked.apply_defaults()
             x, p, training, _ = asked.args
             return torch.native_dropout(x, p, True)[0] if training and 0 < p < 1 else x
+        if func in (F.rms_norm, torch.rms_norm) and (fused := _fused_norm(*args, **kwargs)) is not None:
+            return fused
         if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             args, kwargs = _undropped(func, args, kwargs)
         if self.mixed and getattr(func, "__name__", "") in IN_FP32:
             args, kwargs = tree_map_only(Tensor, _in_fp32, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _fused_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor | None:
+    """Where all is of one type, devices have one kernel for it, which keeps and moves what a layer norm does."""
+    if weight is not None and weight.dtype != x.dtype:
+        return None
+    return torch.native_layer_norm(x, list(shape), weight, None, eps or 0.0)[0]
 
 
 def _undropped(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -113,37 +126,43 @@ def _filled(side: int, tile: int) -> float:
     return side / (math.ceil(side / tile) * tile)
 
 
-def moved(name: str, args: Any, out: Any) -> Moved:
-    """What an operation moves beside its arithmetic. `name` is torch's own (aten)."""
+def moved(name: str, args: Any, out: Any, more: float = 1.0) -> Moved:
+    """What an operation moves beside its arithmetic. `name` is torch's own (aten).
+
+    A pass of the run has `more` times the samples.
+    """
     backward = "backward" in name
     if name.startswith("convolution"):
         return _by_convolution(args, out)
     if is_product(name):
-        return Moved(0.0, NORM_BACKWARD_KERNELS if backward else 1)
+        return Moved(0.0, BACKWARD_KERNELS if backward else 1)
     if name in LOOKED_UP:
-        return Moved(2.0 * _bytes(out))
-    if "embedding" in name:
-        bag = (
-            2.0 * args[1].numel() * args[0].shape[-1] * args[0].element_size() if "bag" in name and not backward else 0
-        )
-        return Moved(bag or _bytes((args, out)), SORT_KERNELS if backward else 1)
+        return Moved(2.0 * _bytes(out), 2)
+    if name == "_embedding_bag":
+        return Moved(2.0 * args[1].numel() * args[0].shape[-1] * args[0].element_size())
     total = _bytes((args, out))
-    if "norm" in name:
-        return Moved(NORM_PASSES * total, NORM_BACKWARD_KERNELS if backward else 1)
+    if "embedding" in name:
+        return Moved(total, SORT_KERNELS if args[1].numel() * more > SORTED else 2)
     if name in ("sum", "mean") and isinstance(out, Tensor) and _down_columns(args[0], out):
         return Moved(SUM_PASSES * total)
+    if (word := next((word for word in PASSES if word in name), "")) and not _plain(word, args, backward):
+        return Moved(PASSES[word] * total, BACKWARD_KERNELS if backward else 1)
     return Moved((STRIDED_PASSES if _turned(args, out) else 1.0) * total)
+
+
+def _plain(word: str, args: Any, backward: bool) -> bool:
+    """Whether it is as fast as any: batch norms of rows, and what only makes an image larger."""
+    return (word == "batch_norm" and args[0].dim() < 3) or (word == "upsample" and not backward)
 
 
 def _by_convolution(args: Any, out: Any) -> Moved:
     """Images are kept channel by channel; each operand of a product is put pixel by pixel, and each result back."""
-    if isinstance(out, Tensor):
-        return Moved(STRIDED_PASSES * 2 * _bytes((args[0], out)), CONVOLUTION_KERNELS)
-    gradient, image = args[0], args[1]
-    to_image, to_weight, to_bias = args[-1]
-    turned = (to_image + to_weight) * _bytes((gradient, image))
-    summed = SUM_PASSES * _bytes(gradient) if to_bias else 0.0
-    return Moved(STRIDED_PASSES * 2 * turned + summed, CONVOLUTION_KERNELS * (to_image + to_weight) + to_bias)
+    back = not isinstance(out, Tensor)
+    pair, weight = (args[:2], args[2]) if back else ((args[0], out), args[1])
+    products, summed = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, False)
+    passes = DEPTHWISE_PASSES if weight.dim() > 3 and weight.shape[1] == 1 < weight.shape[0] else 2 * STRIDED_PASSES
+    sums = SUM_PASSES * _bytes(args[0]) if summed else 0.0
+    return Moved(passes * products * _bytes(pair) + sums, CONVOLUTION_KERNELS * products + summed)
 
 
 def _bytes(tensors: Any) -> float:

@@ -58,8 +58,10 @@ class RegionWork:
 class _Watch(OperationCounter):
     """Counts by the region at work."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: float) -> None:
+        """A pass of the run has `more` times the samples."""
         super().__init__()
+        self.more = more
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
         self.going_back = False
@@ -78,9 +80,9 @@ class _Watch(OperationCounter):
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
         if self.going_back:
-            seen.backward += moved(name, args, out)
+            seen.backward += moved(name, args, out, self.more)
             return
-        seen.forward += moved(name, args, out)
+        seen.forward += moved(name, args, out, self.more)
         if name == "_to_copy":  # most are those of autocast
             return
         seen.kernels += 1
@@ -171,7 +173,7 @@ def _traced(workload: Workload, spec: RunSpec, batches: Sequence[Any]) -> tuple[
             return (
                 model,
                 groups,
-                [_watched(mode, model, workload, batch, spec.train.precision) for batch in batches],
+                [_watched(mode, model, workload, batch, spec) for batch in batches],
                 how,
             )
         except UserError:
@@ -181,9 +183,10 @@ def _traced(workload: Workload, spec: RunSpec, batches: Sequence[Any]) -> tuple[
     raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {'; '.join(failures)}") from None
 
 
-def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any, precision: str) -> _Watch:
+def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any, spec: RunSpec) -> _Watch:
     """A pass forward and backward; what autograd keeps is counted once per storage, without the weights."""
-    watch = _Watch()
+    samples = len(tree_leaves(batch)[0])
+    watch = _Watch((spec.parallel.micro_batch or spec.train.global_batch) / samples)
     trained = [p for p in model.parameters() if p.requires_grad]
     own = {id(p) for p in model.parameters()}
     kept: set[int] = set()
@@ -205,7 +208,7 @@ def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any, precision:
             for layer in workload.blocks(model):
                 regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
-            with saved, as_on_cuda(precision):
+            with saved, as_on_cuda(spec.train.precision):
                 total, _ = workload.loss(model, batch)
             watch.going_back = True
             torch.autograd.grad(total, trained, allow_unused=True)

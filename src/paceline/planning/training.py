@@ -261,6 +261,7 @@ class TrainingSubject(Subject):
             recorded=execution.recorded,
             pieced_tensor=False,
             fused_update=True,
+            fused_norms=not device.synchronous,
             stops_early=True,
             fresh_gradients=one_pass and (sharded or layout.strategy == "single"),
             keeps_casts=sharded and not self.narrow_gathers,

@@ -154,7 +154,8 @@ def _saved_elements(layer: BlockShape, placement: Placement) -> float:
     t, cut = placement.tensor, _whole_cut(placement)
     saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
     if not placement.runtime.compiled:
-        saved += layer.eager_saved_elements / cut
+        fused = layer.unfused_saved_elements if placement.runtime.fused_norms else 0.0
+        saved += (layer.eager_saved_elements - fused) / cut
     if placement.recompute != "selective" or layer.attention is None:
         return saved
     if not layer.attention.fused:
@@ -170,7 +171,9 @@ def _logits(head: BlockShape, placement: Placement, numbers: Numbers) -> float:
     One kernel for the whole loss works in the memory of the logits. The gradient of its weights is there twice while
     another chunk is added to it.
     """
-    alone = head.loss_params > 0 and placement.runtime.compiled and placement.tensor == 1
+    runtime = placement.runtime
+    kernel = runtime.compiled or (runtime.fused_norms and numbers.element_bytes == 2)
+    alone = head.loss_params > 0 and kernel and placement.tensor == 1
     alone |= placement.runtime.fused_loss
     each = numbers.element_bytes + (0.0 if alone else 8.0)
     samples = placement.micro_batch / placement.context

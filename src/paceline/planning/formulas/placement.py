@@ -73,6 +73,8 @@ class Runtime:
     """One kernel computes the loss and its gradient in the memory of the logits."""
     fused_update: bool = False
     """One kernel updates many tensors, instead of several kernels for each."""
+    fused_norms: bool = False
+    """A norm is one kernel, in the type of what it norms."""
     stops_early: bool = False
     """Recomputation ends where nothing more is needed: before a layer's last product."""
     fresh_gradients: bool = False

@@ -25,8 +25,8 @@ CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
 """Of one chunk of the loss on a device: about as many logits, and at most as many tokens (`chunked_loss.py`)."""
 LOSS_PASSES, EAGER_LOSS_PASSES = 1.0, 8.0
 """Over the logits, a third of all: two reads and a write, in one kernel; and what several kernels do besides."""
-EAGER_SAVED = 6
-"""Widths that are kept besides where no compiler makes norms and turned features again."""
+UNFUSED_NORMS = 6
+"""Widths that are kept besides where norms are made of several kernels."""
 ROTARY_PASSES = 9
 """Over queries and keys, to turn each pair of features, where no compiler fuses them."""
 ROTARY_OPERATIONS = 22
@@ -116,6 +116,8 @@ class BlockShape:
     """Weights of the products with which such a loss makes its gradients, in the forward pass already."""
     eager_saved_elements: float = 0.0
     """Kept for the backward pass of one sample besides, unless a compiler makes it again."""
+    unfused_saved_elements: float = 0.0
+    """Of that, what is kept only where a norm is not one kernel."""
     eager_elements: float = 0.0
     """Read and written in the forward pass besides, unless a compiler fuses it away."""
     frozen_params: float = 0.0
@@ -260,7 +262,8 @@ def decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
             kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
             # queries and keys only after they are turned; two norms, in and out; nothing is dropped
             saved_whole_elements=4.0 * length * sizes.width,
-            eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * gated),
+            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * gated),
+            unfused_saved_elements=UNFUSED_NORMS * length * sizes.width,
         ),
         replace(
             head,

@@ -12,11 +12,11 @@ from paceline.data.corpora.stream import TokenStreams
 from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.errors import UserError
 from paceline.planning.formulas.shape import (
-    EAGER_SAVED,
     GATE_PASSES,
     LAUNCHES_PER_OPERATION,
     ROTARY_OPERATIONS,
     ROTARY_PASSES,
+    UNFUSED_NORMS,
     BlockShape,
     ModelShape,
 )
@@ -123,7 +123,7 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keep
             frozen_params=sizes.layer * frozen,
             half_params=sum(inner * outer for _, inner, outer in sizes.linear) * halved,
             eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * sizes.gated),
-            eager_saved_elements=length * (EAGER_SAVED * sizes.width + sizes.ffn * sizes.gated),
+            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * sizes.gated),
             kernels=layer.kernels + LAUNCHES_PER_OPERATION * operations,
         ),
         replace(
