@@ -32,9 +32,10 @@ test-soak: .venv/ready-dev
 	$(BIN)/python -m pytest tests/soak --import-mode=importlib -rA
 
 # On a Slurm of two nodes, which is started on this machine and stopped again. It needs root.
+CLUSTER := slurmctld slurmd slurm-client munge openmpi-bin libfaketime iproute2
 test-cluster: .venv/ready-dev
-	command -v slurmctld slurmd sbatch munged >/dev/null || \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
+	dpkg -s $(CLUSTER) >/dev/null 2>&1 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CLUSTER); }
 	$(BIN)/python -m pytest tests/cluster --import-mode=importlib -rA
 
 lint: .venv/ready-dev

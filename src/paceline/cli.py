@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra
-    from paceline.launch.edge import nothing_passes
+    from paceline.launch.edge import end, nothing_passes
     from paceline.record.run_dir import trust_code
 
     try:
         with nothing_passes():
             if getattr(arguments, "trust", False):
                 trust_code(vars(arguments))
-            sys.exit(arguments.do(arguments))
+            end(arguments.do(arguments))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -88,7 +88,6 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_train(arguments: argparse.Namespace) -> int:
-    from paceline.launch.leaving import leave
     from paceline.record.files import print_json, to_flat
     from paceline.training.run import resumed_spec, started_spec
     from paceline.verbs import is_rank, train
@@ -108,8 +107,7 @@ def do_train(arguments: argparse.Namespace) -> int:
     result = train(spec, arguments.out, resume=resume, show=not (arguments.quiet or arguments.json), **ways)
     if arguments.json and not is_rank():
         print_json({"path": result.path, **to_flat(result.summary)})
-    code = 0 if result.status in ("finished", "stopped") else 1
-    return leave(code) if is_rank() else code
+    return 0 if result.status in ("finished", "stopped") else 1
 
 
 def _load(words: Sequence[str], verb: str) -> RunSpec:

@@ -6,15 +6,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from slurm_lab import until
 
 import paceline
-from paceline.record.events import read_events
+from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
 
 RUN = Path("runs/line")
+LAYOUTS = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {"strategy": "fsdp"},
+    "hsdp, sharded inside of a node": {"strategy": "hsdp", "replicate": 2},
+    "tensor inside, data between": {"strategy": "ddp", "tensor": 2},
+}
+"""Of four ranks on two nodes."""
 
 
 def paceline_says(*words: str, code: int = 0) -> str:
@@ -35,8 +44,13 @@ def step(run: Path = RUN) -> int:
     return max((event["step"] for event in read_events(RunDir(run).events_file(0), "step")), default=0)
 
 
+def ended(run: Path = RUN) -> list[dict[str, Any]]:
+    """What the folder said after each attempt."""
+    return list(read_events(RunDir(run).jobs_file, "ended"))
+
+
 def endings(run: Path = RUN) -> list[str]:
-    return [record["next"] for record in read_events(RunDir(run).jobs_file, "ended")]
+    return [record["next"] for record in ended(run)]
 
 
 def until_ended(lab, job: str, timeout_s: float = 180) -> str:
@@ -53,6 +67,15 @@ def undisturbed(run_file: Path, ranks: int) -> dict[str, torch.Tensor]:
     """What the same run gives in one go."""
     spec = paceline.load(run_file, [f"parallel.ranks={ranks}", "data.step_s=0"])
     return paceline.train(spec, Path("alone"), show=False).weights()
+
+
+def says_the_same(result: paceline.RunResult, alone: paceline.RunResult) -> None:
+    """The losses of all steps, and the weights."""
+    first, second = (read_steps(RunDir(each.path).events_file(0)) for each in (alone, result))
+    assert [step["loss"] for step in second] == pytest.approx([step["loss"] for step in first], rel=1e-5)
+    ours, theirs = alone.weights(), result.weights()
+    for name in ours:
+        assert torch.dist(ours[name], theirs[name]) <= 1e-5 * ours[name].norm() + 1e-5, name
 
 
 def differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

@@ -57,7 +57,7 @@ PartitionName=short Nodes=ALL MaxTime=30 State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
 """
 NODE = "NodeName=n{i} NodeAddr=127.0.0.{address} Port={port} CPUs=4 RealMemory=16000 Gres=gpu:a100:2 State=UNKNOWN"
-IN_NAMESPACE = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
+IN_NAMESPACE = 'mount --bind "$1" /etc/hosts && mount -t tmpfs tmpfs "$2" && hostname "$3" && shift 3 && exec "$@"'
 
 
 def missing() -> str:
@@ -84,6 +84,8 @@ class Lab:
         self._held_since: dict[str, float] = {}
         self.shared = root / "shared"
         """A small disk that all nodes see."""
+        self.local = root / "local"
+        """Another one on each node, which the others do not see."""
         self.environ = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
 
     def start(self) -> None:
@@ -97,7 +99,7 @@ class Lab:
         self.until_ready()
 
     def _configure(self) -> None:
-        for name in ("ctld", "dev", "shared", *self.nodes):
+        for name in ("ctld", "dev", "shared", "local", *self.nodes):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         # before the nodes have namespaces of their own, which would not see it
         self._run("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(self.shared))
@@ -130,7 +132,7 @@ class Lab:
     def start_node(self, node: str) -> None:
         slurmd = ("slurmd", "-N", node, "-f", str(self.root / "slurm.conf"))
         namespace = ("unshare", "--uts", "--mount", "--", "sh", "-c", IN_NAMESPACE, "_")
-        self._run(*namespace, str(self.root / "hosts"), node, *slurmd)
+        self._run(*namespace, str(self.root / "hosts"), str(self.local), node, *slurmd)
 
     def until_ready(self, states: str = "idle") -> None:
         """All nodes answer, and have nothing to do."""

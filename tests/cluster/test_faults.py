@@ -1,23 +1,25 @@
-"""Thirty faults in one run, one after the other: nothing is lost, and the answer is that of an undisturbed run."""
+"""Thirty faults, ten in a run, one after the other: nothing is lost, and the answer is that of an undisturbed run."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runs import differ, paceline_says, step, submitted, undisturbed, weights
+import pytest
+from runs import differ, paceline_says, step, submitted, undisturbed, until_ended, weights
 from slurm_lab import Lab, until
 
 from paceline.record.events import read_events
 from paceline.record.jobs import newest_step
 from paceline.record.run_dir import RunDir
 
-STEPS = 1600
+STEPS = 2000
 PROGRESS = 10
 """Steps between two faults, at least."""
 
@@ -101,19 +103,25 @@ class Campaign:
         return True
 
 
-ROUND: tuple[Callable[[Campaign], bool], ...] = (
+Fault = Callable[[Campaign], bool]
+FAULTS: tuple[Fault, ...] = (
     *(Campaign.kill_rank, Campaign.requeue, Campaign.pre_empt, Campaign.warn, Campaign.crash_node),
     *(Campaign.kill_slurmd, Campaign.stop_rank, Campaign.fill_disk, Campaign.kill_slurmctld, Campaign.cancel),
 )
-FAULTS = (*ROUND, *ROUND, *ROUND[:4], Campaign.crash_first_node, *ROUND[5:])
+ROUNDS: dict[str, Sequence[Fault]] = {
+    "in order": FAULTS,
+    "backwards": FAULTS[::-1],
+    "with the first node": [Campaign.crash_first_node if f is Campaign.crash_node else f for f in FAULTS],
+}
 
 
-def test_thirty_faults_lose_nothing(lab, run_file):
-    file = run_file(steps=STEPS, step_s=0.1)
-    job = submitted(str(file), "--nodes", "2", "--time", "60m", "--out", str(lab.shared))
-    campaign = Campaign(lab, lab.shared / "line", job)
+@pytest.mark.parametrize("faults", ROUNDS.values(), ids=ROUNDS)
+def test_ten_faults_lose_nothing(lab, run_file, faults):
+    file = run_file(steps=STEPS, step_s=0.2)
+    words = (f"data.until={Path('enough').resolve()}", "--nodes", "2", "--time", "60m", "--out", str(lab.shared))
+    campaign = Campaign(lab, lab.shared / "line", submitted(str(file), *words))
     print(f"{'fault':20} {'at step':>8} {'on from':>8} {'back after':>11}")
-    for fault in FAULTS:
+    for fault in faults:
         reached = campaign.step()
         until("steps are made", lambda: campaign.goes_on() and campaign.step() >= reached + PROGRESS, 180)  # noqa: B023
         at, starts, began = campaign.step(), campaign.starts, time.monotonic()
@@ -123,6 +131,7 @@ def test_thirty_faults_lose_nothing(lab, run_file):
         if again:
             until("it starts again", lambda: campaign.goes_on() and campaign.starts > starts, 240)  # noqa: B023
         print(f"{fault.__name__:20} {at:8} {saved if again else at:8} {time.monotonic() - began:9.1f} s", flush=True)
-    until("the run is finished", lambda: campaign.goes_on() or lab.state(campaign.job) == "COMPLETED", 60)
-    until("the run is finished", lambda: lab.hurry(campaign.job) or lab.state(campaign.job) == "COMPLETED", 900)
+    Path("enough").touch()
+    assert until_ended(lab, campaign.job, 300) == "COMPLETED"
     assert differ(weights(campaign.run), undisturbed(run_file(steps=STEPS), 2)) == 0
+    shutil.rmtree(campaign.run)

@@ -6,12 +6,13 @@ what is wrong with a node is said. Needs root.
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from nodes import PORT, nodes, why_not
+from runs import LAYOUTS, says_the_same
 
 from paceline import RunResult, train
 from paceline.record.events import read_events, read_steps
@@ -20,12 +21,6 @@ from paceline.record.summary import read_summary
 from paceline.spec import load
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-LAYOUTS = {
-    "ddp": {"strategy": "ddp"},
-    "fsdp": {"strategy": "fsdp"},
-    "hsdp, sharded inside of a node": {"strategy": "hsdp", "replicate": 2},
-    "tensor inside, data between": {"strategy": "ddp", "tensor": 2},
-}
 PACELINE = [sys.executable, "-m", "paceline"]
 
 
@@ -57,12 +52,7 @@ def test_two_nodes_have_the_answer_of_one_rank(layout, run_file, alone, tmp_path
     run = RunDir(tmp_path / "runs" / "nodes")
     hosts = {event["host"] for rank in range(4) for event in read_events(run.events_file(rank), "start")}
     assert hosts == {"node0", "node1"}
-    result = RunResult(run.path, read_summary(run.summary_file))
-    ours, theirs = alone.weights(), result.weights()
-    for name in ours:
-        assert torch.dist(ours[name], theirs[name]) <= 1e-5 * ours[name].norm() + 1e-5, name
-    first, second = (read_steps(RunDir(r.path).events_file(0)) for r in (alone, result))
-    assert [step["loss"] for step in second] == pytest.approx([step["loss"] for step in first], rel=1e-5)
+    says_the_same(RunResult(run.path, read_summary(run.summary_file)), alone)
 
 
 def test_torchrun_on_two_nodes(run_file, alone, tmp_path):
@@ -120,6 +110,22 @@ def test_a_node_that_cannot_start_is_named_by_the_others(run_file, tmp_path):
     assert "could not join the 2 ranks at node0" in said[0]
     assert "timed out waiting for rank 1" in said[0]
     assert time.monotonic() - began < 300
+
+
+def test_clocks_that_differ_change_nothing(run_file, alone, tmp_path):
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if library is None:
+        pytest.skip("libfaketime is not installed")
+    words = [*PACELINE, "train", str(run_file), "--quiet", "--out", str(tmp_path / "runs")]
+    other = f"export LD_PRELOAD={library} FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1 FAKETIME"
+    with nodes(2, tmp_path) as found:
+        clocks = {0: f"{other}=-1d", 1: f"{other}=+1h"}
+        codes, said = outcome(found.start_ranks(words, before=clocks))
+        assert codes == [0, 0], said
+    run = RunDir(tmp_path / "runs" / "nodes")
+    first, second = (next(iter(read_events(run.events_file(rank), "start")))["t"] for rank in range(2))
+    assert 24 * 3600 < second - first < 26 * 3600
+    says_the_same(RunResult(run.path, read_summary(run.summary_file)), alone)
 
 
 def test_data_are_prepared_once_per_node(run_file, tmp_path):

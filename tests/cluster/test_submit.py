@@ -1,13 +1,15 @@
 """Runs as jobs of a real Slurm: sent, followed, finished, gone on with past their time limit, on fewer nodes, ended."""
 
+import getpass
 import json
-import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from runs import RUN, differ, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
+import yaml
+from runs import RUN, differ, ended, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
 from slurm_lab import until
 
 from paceline.record.events import read_events
@@ -35,16 +37,31 @@ def test_a_job_on_two_nodes_is_sent_followed_and_gives_the_answer_of_one_rank(la
 
 
 def test_a_run_of_five_time_limits_goes_on_by_itself(lab, run_file):
+    """Slurm counts in minutes and warns up to half a minute early: a job has 20 to 50 s here, its start included."""
     Path("short.yaml").write_text("warn_s: 70\nattempts: 1000\n")
-    file = run_file(steps=120, step_s=2.0)
-    job = submitted(str(file), "--nodes", "2", "--time", "2m", "--site", "short.yaml", "--anyway")
-    assert until_ended(lab, job, 1800) == "COMPLETED"
-    assert endings()[-1] == "done"
-    assert set(endings()[:-1]) == {"again"}
-    assert len(endings()) >= 5
+    file = run_file(steps=500, step_s=1.0)
+    job = submitted(str(file), "data.until=enough", "--nodes", "2", "--time", "2m", "--site", "short.yaml", "--anyway")
+    until("five limits are over", lambda: lab.hurry(job) or len(endings()) >= 5, 1200)
+    Path("enough").touch()
+    assert until_ended(lab, job) == "COMPLETED"
+    *limits, last = endings()
+    assert (set(limits), last) == ({"again"}, "done")
+    assert {record["why"].partition(";")[0] for record in ended()[:-1]} == {"the time limit is near"}
     steps = [event["step"] for event in read_events(RunDir(RUN).events_file(0), "step")]
-    assert steps == list(range(1, 121))  # each once: nothing is done twice where Slurm warns in time
-    assert differ(weights(), undisturbed(run_file(steps=120), 2)) == 0
+    assert steps == list(range(1, 501))  # each once: nothing is done twice where Slurm warns in time
+    assert differ(weights(), undisturbed(run_file(steps=500), 2)) == 0
+
+
+def test_ranks_that_do_not_stop_before_the_limit_go_on_from_their_checkpoint(lab, run_file):
+    Path("short.yaml").write_text("warn_s: 10\n")
+    words = ("data.until=enough", "--nodes", "2", "--time", "1m", "--site", "short.yaml", "--anyway")
+    job = submitted(str(run_file(steps=30, step_s=1000.0)), *words)
+    until("the limit is over", lambda: endings(), 180)
+    Path("enough").touch()
+    assert until_ended(lab, job) == "COMPLETED"
+    assert endings() == ["again", "done"]
+    assert "the time limit came before the ranks had stopped" in ended()[0]["why"]
+    assert differ(weights(), undisturbed(run_file(steps=30), 2)) == 0
 
 
 def test_a_run_that_makes_no_progress_is_left_alone_and_says_why(lab, run_file):
@@ -56,6 +73,37 @@ def test_a_run_that_makes_no_progress_is_left_alone_and_says_why(lab, run_file):
     assert row["state"] == "gave up"
     assert "3 attempts in a row came no further than step 0" in row["why"]
     assert "as the test wants" in row["why"]
+
+
+def test_a_node_without_our_package_is_named_in_the_log(lab, run_file):
+    bare = Path("bare.sh").resolve()
+    bare.write_text(
+        f'#!/bin/sh\n[ "$SLURMD_NODENAME" = n2 ] && exec {sys.executable} -I -S "$@"\nexec {sys.executable} "$@"\n'
+    )
+    bare.chmod(0o755)
+    Path("bare.yaml").write_text(yaml.safe_dump({"python": str(bare)}))
+    job = submitted(str(run_file(steps=40)), "--nodes", "2", "--site", "bare.yaml")
+    assert until_ended(lab, job) == "FAILED"
+    said = paceline_says("logs", job)
+    assert "No module named paceline" in said
+    assert "srun: error: n2: task 1: Exited with exit code 1" in said
+    assert "3 attempts in a row came no further than step 0; what they printed:  paceline logs '" in said
+
+
+def test_scratch_is_made_on_each_node_or_the_node_is_named_where_it_cannot_be(lab, run_file):
+    Path("scratch.yaml").write_text(yaml.safe_dump({"scratch": f"{lab.local}/it's {{user}}/{{job}}"}))
+    words = (str(run_file(steps=5, step_s=0.0)), "--nodes", "2", "--site", "scratch.yaml")
+    job = submitted(*words)
+    assert until_ended(lab, job) == "COMPLETED"
+    there = lab.ask("srun", "--nodes=2", "sh", "-c", f'echo "$(hostname)" "{lab.local}"/*/*')
+    assert set(there.splitlines()) == {f"{node} {lab.local}/it's {getpass.getuser()}/{job}" for node in lab.nodes}
+    lab.ask("srun", "--nodes=1", "--nodelist=n2", "mount", "-o", "remount,ro", str(lab.local))
+    try:
+        failed = submitted(*words)
+        assert until_ended(lab, failed) == "FAILED"
+        assert f"/{failed} cannot be written on n2" in paceline_says("logs", failed)
+    finally:
+        lab.ask("srun", "--nodes=1", "--nodelist=n2", "mount", "-o", "remount,rw", str(lab.local))
 
 
 def test_a_cancelled_run_saves_stays_away_and_goes_on_when_it_is_sent_again(lab, run_file):
@@ -88,9 +136,7 @@ def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
 
 
 def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
-    words = ("--measure", "--ranks", "2", "--time", "10m")
-    said = paceline_says("submit", str(run_file(step_s=0.0)), *words)
-    job = re.search(r"^job (\d+)", said)[1]
+    job = submitted(str(run_file(step_s=0.0)), "--measure", "--ranks", "2", "--time", "10m")
     until("the array has ended", lambda: not lab.ask("squeue", "-h", "-j", job).strip(), 400)
     measured = json.loads(Path("runs/line-measure/ranks-2/measure.json").read_text())
     assert [row["ranks"] for row in measured["rows"]] == [1, 2]

@@ -14,10 +14,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from paceline import __version__, registry
 from paceline.errors import Bug, PacelineError, RankSilent, RunFailed, UserError
 from paceline.launch.environment import Place, detect
+from paceline.launch.leaving import leave
 from paceline.terminal import visible
 from paceline.trusting import state_folder
 
@@ -54,6 +56,14 @@ def nothing_passes() -> Iterator[None]:
         except Exception as error:
             _ask_for_report(f" ({registry.one_line(error)})", "".join(traceback.format_exception(error)))
             sys.exit(Bug.exit_code)
+
+
+def end(code: int) -> NoReturn:
+    """After a command that did its work: a rank of several leaves as such, whatever the command was."""
+    place = _place()
+    if place is not None and place.world > 1:
+        leave(code)
+    sys.exit(code)
 
 
 def say_why(error: PacelineError) -> None:

@@ -3,6 +3,7 @@
 It is written to be read, and works with `sbatch` alone. What happens when:
 
     before the time limit   Slurm sends USR1 to the script, the script to the ranks: they save and stop; requeued
+    at the time limit       what ranks did not save in time is lost; requeued, from the newest checkpoint
     machines taken away     Slurm sends TERM to all: the ranks save and stop; Slurm itself starts the job again, or not
     a rank or a node dies   the step ends; requeued, and Slurm requeues what lost its node
     no progress             after so many attempts in a row the script gives up, and says why
@@ -68,13 +69,14 @@ SCRIPT = """#!/usr/bin/env bash
 {directives}
 {setup}
 asked= step=
-# USR1: the time limit is near, so the ranks save and stop. TERM: the machines are taken away; the ranks know.
+# USR1: the time limit is near, so the ranks save and stop. TERM: the machines are taken away; the ranks know. At the
+# limit itself there is no time to wait for ranks that did not stop.
 trap 'asked=USR1; [ -z "$step" ] || kill -USR1 "$step"' USR1
-trap 'asked=TERM' TERM
+trap 'asked=TERM; [ "$(squeue -h -j "$SLURM_JOB_ID" -o %r)" != TimeLimit ] || asked=LIMIT' TERM
 # The ranks begin, go on from the newest checkpoint, or leave a finished run as it is.
 srun --kill-on-bad-exit=1 {tasks}{command} --again &
 step=$!
-while kill -0 "$step" 2>/dev/null; do wait "$step"; done
+while [ "$asked" != LIMIT ] && kill -0 "$step" 2>/dev/null; do wait "$step"; done
 # The run folder says whether there is more to do.
 {after} --asked "$asked"
 next=$?
@@ -89,18 +91,25 @@ exit "$next"
 def batch_script(job: BatchJob) -> str:
     """The whole script."""
     python = shlex.join([*job.python, "-m"])
-    ranks = ' parallel.ranks="$SLURM_NTASKS"' if job.elastic else ""
-    cpus = job.options.get("cpus-per-task")
+    ranks = f' parallel.ranks="$((SLURM_JOB_NUM_NODES * {job.per_node}))"' if job.elastic else ""
     return SCRIPT.format(
         note=_one_line(job.note),
         version=__version__,
         directives="\n".join(_directives(job)),
         setup="".join(f"{line}\n" for line in job.setup),
-        tasks=f"--cpus-per-task={shlex.quote(cpus)} " if cpus else "",  # srun does not take it from sbatch
+        tasks="".join(f"{word} " for word in _task_words(job)),
         command=f"{python} paceline {shlex.join(job.command)}{ranks}",
         after=f"{python} paceline.submitting.after {shlex.quote(job.run)} --attempts {job.attempts}",
         again=AGAIN,
     )
+
+
+def _task_words(job: BatchJob) -> Iterator[str]:
+    """What srun is told of its tasks, and does not take from sbatch."""
+    if job.elastic:
+        yield f"--ntasks-per-node={job.per_node}"
+    if cpus := job.options.get("cpus-per-task"):
+        yield f"--cpus-per-task={shlex.quote(cpus)}"
 
 
 ARRAY = """#!/usr/bin/env bash
@@ -130,17 +139,28 @@ def array_script(job: BatchJob, ranks: Sequence[int]) -> str:
 
 
 def _directives(job: BatchJob) -> Iterator[str]:
-    asked = {"job-name": job.name, "nodes": job.nodes, "ntasks-per-node": str(job.per_node)}
+    asked, options = {"job-name": job.name, "nodes": job.nodes}, dict(job.options)
+    if job.elastic:
+        # Slurm keeps the number of tasks of the first start, and would wait for as many nodes again: cores alone
+        asked["mincpus"] = str(job.per_node * _whole(options.pop("cpus-per-task", "1"), "cpus-per-task"))
+    else:
+        asked["ntasks-per-node"] = str(job.per_node)
     if job.gpus:
         asked["gpus-per-node"] = job.gpus
     if job.hours is not None:
         asked["time"] = time_words(job.hours)
-    asked |= {"signal": f"B:USR1@{job.warn_s}", "open-mode": "append", "output": job.log, **job.options}
+    asked |= {"signal": f"B:USR1@{job.warn_s}", "open-mode": "append", "output": job.log, **options}
     for name, value in asked.items():
         if not re.fullmatch(r"[a-z][a-z-]*", name):
             raise UserError(f"{name!r} is not an option of sbatch; write it without its dashes, as in  constraint")
         yield f"#SBATCH --{name}={quoted(value)}" if value else f"#SBATCH --{name}"
     yield "#SBATCH --requeue"
+
+
+def _whole(text: str, name: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
+        raise UserError(f"{name}: {text!r} is not a number of cores; write it as  {name}: '4'")
+    return int(text)
 
 
 def quoted(value: str) -> str:

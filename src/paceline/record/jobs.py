@@ -10,6 +10,7 @@ Lines are only ever added. Who trained is in the events: each "start" says which
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,8 @@ from paceline.record.run_dir import RunDir, runs_in
 
 ATTEMPTS = 3
 """Without progress, after which a run is not tried again."""
+
+ENDED_BY = {"USR1": "the time limit is near", "LIMIT": "the time limit came before the ranks had stopped"}
 
 
 class Next(StrEnum):
@@ -59,8 +62,8 @@ def note(run: RunDir, kind: str, **values: Any) -> None:
 def outcome(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") -> Ending:
     """Whether a run is to be tried again: its folder decides, whatever the exit code of its ranks was.
 
-    `asked` is the signal that ended the attempt: USR1 (the time limit is near), TERM (somebody takes the machines), or
-    nothing where it ended by itself.
+    `asked` is what ended the attempt: USR1 (the time limit is near), LIMIT (it was reached), TERM (somebody takes the
+    machines), or nothing where it ended by itself.
     """
     step = newest_step(run)
     failed = _last_end(run)
@@ -73,9 +76,10 @@ def outcome(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") ->
         return Ending(Next.LEFT, f"the machines were taken away at step {step:,}", step)
     vain = _attempts_in_vain(records, step)
     if vain >= attempts:
-        why = f": {failed['why']}" if failed is not None and failed.get("why") else ""
+        said = failed.get("why") if failed is not None else None
+        why = f": {said}" if said else f"; what they printed:  paceline logs {shlex.quote(str(run.path))}"
         return Ending(Next.ENOUGH, f"{vain} attempts in a row came no further than step {step:,}{why}", step)
-    because = "the time limit is near" if asked else "the attempt ended before the run did"
+    because = ENDED_BY.get(asked, "the attempt ended before the run did")
     return Ending(Next.AGAIN, f"{because}; the next one goes on from step {step:,}", step)
 
 

@@ -22,7 +22,7 @@ CODES = {Next.DONE: 0, Next.LEFT: 0, Next.AGAIN: AGAIN, Next.ENOUGH: 1}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m paceline.submitting.after", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--asked", default="", metavar="USR1|TERM", help="the signal that came to the batch script")
+    parser.add_argument("--asked", default="", metavar="USR1|TERM|LIMIT", help="what came to the batch script")
     parser.add_argument("--attempts", type=int, default=ATTEMPTS, metavar="N", help="without progress, at most")
     arguments = parser.parse_args()
     try:

@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.record.files import print_json
 from paceline.record.jobs import is_job, jobs_of, note
 from paceline.submitting import slurm
 from paceline.submitting.finding import run_of
@@ -14,13 +15,19 @@ from paceline.submitting.finding import run_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER|JOB")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
+    told = []
     for given in arguments.runs:
-        jobs = cancel(given)
-        folder = shlex.quote(str(run_of(given).path))
-        print(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  paceline submit {folder}")
+        jobs, folder = cancel(given), run_of(given).path
+        told.append({"run": folder, "jobs": jobs})
+        if not arguments.json:
+            later = f"paceline submit {shlex.quote(str(folder))}"
+            print(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  {later}")
+    if arguments.json:
+        print_json(told)
     return 0
 
 

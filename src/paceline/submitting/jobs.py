@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, UserError
 from paceline.record.events import read_events
-from paceline.record.files import read_json
+from paceline.record.files import print_json, read_json
 from paceline.record.jobs import Next, device_seconds, jobs_of, newest_step, runs_with_jobs
 from paceline.record.run_dir import RunDir
 from paceline.record.units import clock, plain
@@ -117,8 +115,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
             raise UserError(f"{folder} is not a folder of runs")
     rows = jobs(arguments.folders)
     if arguments.json:
-        json.dump([asdict(row) for row in rows], sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json([asdict(row) for row in rows])
         return 0
     if not rows:
         places = ", ".join(map(str, arguments.folders or usual_folders()))

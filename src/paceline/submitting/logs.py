@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.record.files import print_json
 from paceline.record.jobs import is_job, jobs_of
 from paceline.record.units import plain
 from paceline.submitting import slurm
@@ -23,7 +24,9 @@ MOST_BYTES = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_FOLDER|JOB")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the last job has ended")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("-f", "--follow", action="store_true", help="go on until the last job has ended")
+    how.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
@@ -33,6 +36,9 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         raise UserError(f"{found.path} was not submitted; send it with  paceline submit RUN.yaml")
     files = log_files(found, jobs)
     places: dict[str, int] = {}
+    if arguments.json:
+        print_json([{"job": job, "log": files[job], "text": _added(job, files[job], places)} for job in jobs])
+        return 0
     for job in jobs:
         _shown(job, files[job], places, titled=len(jobs) > 1)
     if not any(places.values()) and not arguments.follow:
@@ -58,14 +64,20 @@ def _follow(job: str, file: Path, places: dict[str, int]) -> None:
 
 
 def _shown(job: str, file: Path, places: dict[str, int], titled: bool = False) -> None:
-    """Print what was added to a log since it was last looked at."""
-    with suppress(OSError), open(file, "rb") as stream:
-        length = stream.seek(0, 2)
-        first = job not in places
-        place = max(0, length - MOST_BYTES) if first else places[job]
-        stream.seek(place)
-        text = stream.read().decode(errors="replace")
-        places[job] = length
-        if titled and text:
-            print(f"── job {job}")
-        print(plain(text), end="", flush=True)
+    text = _added(job, file, places)
+    if titled and text:
+        print(f"── job {job}")
+    print(plain(text), end="", flush=True)
+
+
+def _added(job: str, file: Path, places: dict[str, int]) -> str:
+    """What was written to a log since it was last looked at; `places` remembers up to where."""
+    try:
+        with open(file, "rb") as stream:
+            length = stream.seek(0, 2)
+            stream.seek(places.get(job, max(0, length - MOST_BYTES)))
+            text = stream.read()
+            places[job] = stream.tell()
+    except OSError:
+        return ""
+    return text.decode(errors="replace")

@@ -24,8 +24,8 @@ from paceline.submitting.site_file import SiteFile, read_site
 SCRIPT = "measure.sbatch"
 
 
-def submit_measure(words: Sequence[str], arguments: argparse.Namespace, asked: Asked) -> Path | None:
-    """The folder of the measurement, to which the script is written and sent; None where it is printed alone."""
+def submit_measure(words: Sequence[str], arguments: argparse.Namespace, asked: Asked) -> slurm.Submitted:
+    """The script is written into the folder of the measurement and sent, unless it is a dry run."""
     if not words or "=" in words[0]:
         raise UserError("which run file? write it as  paceline submit RUN.yaml --measure --ranks 2,4")
     site = read_site(arguments.site)
@@ -35,14 +35,14 @@ def submit_measure(words: Sequence[str], arguments: argparse.Namespace, asked: A
     name = load(words[0], words[1:]).name
     folder = ((arguments.out or site.runs or RUNS) / f"{name}-measure").resolve()
     script = array_script(_job(name, words, folder, site, asked, max(ranks)), ranks)
-    if arguments.dry_run:
-        print(script, end="")
-        return None
-    slurm.require_slurm()
-    make_folder(folder)
-    write_atomic(folder / SCRIPT, script)
-    print(f"job {slurm.submit_script(folder / SCRIPT)}: an array of {len(ranks)}\n  {folder / SCRIPT}")
-    return folder
+    tasks = f"an array of {len(ranks)}: one task for each of --ranks, beside 1"
+    file, job = folder / SCRIPT, ""
+    if not arguments.dry_run:
+        slurm.require_slurm()
+        make_folder(folder)
+        write_atomic(file, script)
+        job = slurm.submit_script(file)
+    return slurm.Submitted(folder, file, script, (tasks,), job)
 
 
 def _job(name: str, words: Sequence[str], folder: Path, site: SiteFile, asked: Asked, most: int) -> BatchJob:

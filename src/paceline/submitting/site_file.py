@@ -23,8 +23,14 @@ from paceline.spec.yaml_file import read_yaml
 from paceline.submitting.durations import hours_of
 
 DEFAULT_SITE = "default"
-PLACES = {"{user}": '"$USER"', "{job}": '"$SLURM_JOB_ID"'}
+PLACES = {"{user}": '"$(id -un)"', "{job}": '"$SLURM_JOB_ID"'}
 """What may stand in `scratch` and is known in the job alone."""
+
+ON_EACH_NODE = '${SLURM_JOB_NUM_NODES:+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1}'
+MAKE_SCRATCH = (
+    'mkdir -p "$TMPDIR" && [ -w "$TMPDIR" ] || '
+    '{ echo "paceline: the scratch folder $TMPDIR cannot be written on $(hostname)" >&2; exit 1; }'
+)
 
 
 class SiteFile(Section):
@@ -100,9 +106,10 @@ class SiteFile(Section):
             found.append(f"module load {shlex.join(self.modules)}")
         found += [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
         if self.scratch:
-            refused = 'echo "paceline: the scratch folder $TMPDIR cannot be written on $(hostname)" >&2; exit 1'
-            found.append(f"export TMPDIR={_with_places(self.scratch)}")
-            found.append(f'mkdir -p "$TMPDIR" && [ -w "$TMPDIR" ] || {{ {refused}; }}')
+            found += [
+                f"export TMPDIR={_with_places(self.scratch)}",
+                f"{ON_EACH_NODE} sh -c {shlex.quote(MAKE_SCRATCH)} || exit",
+            ]
         return [*found, *self.setup]
 
 

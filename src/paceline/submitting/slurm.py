@@ -44,6 +44,19 @@ class JobState:
         return self.state in ACTIVE
 
 
+@dataclass(frozen=True)
+class Submitted:
+    """A job that Slurm has taken; with a dry run, the script that it would have got."""
+
+    run: Path
+    """Its folder."""
+    file: Path
+    """Of the script."""
+    script: str
+    reasons: tuple[str, ...]
+    job: str = ""
+
+
 def require_slurm() -> None:
     if shutil.which("sbatch") is None:
         raise UserError(

@@ -6,8 +6,8 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,7 +16,7 @@ from paceline.arguments import make_folder
 from paceline.errors import PacelineError, UserError
 from paceline.planning.emit_slurm import BatchJob, batch_script
 from paceline.record.events import read_events
-from paceline.record.files import write_atomic, write_json
+from paceline.record.files import print_json, write_atomic, write_json
 from paceline.record.jobs import note
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
@@ -27,20 +27,14 @@ from paceline.submitting.finding import RUNS
 from paceline.submitting.machines import Asked
 from paceline.submitting.request import JobRequest, request_of
 from paceline.submitting.site_file import SiteFile, read_site
+from paceline.submitting.slurm import Submitted
 
 SCRIPT = "job.sbatch"
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A job that Slurm has taken; with a dry run, the script that it would have got."""
-
-    run: Path
-    script: str
-    reasons: tuple[str, ...]
-    job: str = ""
+RUN_LINES = """  {file}
+  follow it with  paceline watch {run}  or  paceline logs {run} -f
+  end it with  paceline cancel {run}"""
+MEASURE_LINES = """  {file}
+  when it is done:  paceline report {run}/ranks-*"""
 
 
 def submit(
@@ -71,7 +65,8 @@ def submit(
     folder = Path(out) if out is not None else here.runs or RUNS
     if dry_run:
         place = before or RunDir(folder / spec.name)
-        return Submitted(place.path, _script(request, place, here, before is not None), tuple(request.reasons))
+        text = _script(request, place, here, before is not None)
+        return Submitted(place.path, place.path / SCRIPT, text, tuple(request.reasons))
     claimed = before or RunDir.claim(folder, spec.name, request.spec)
     try:
         return _sent(request, claimed, here, before is not None)
@@ -149,7 +144,7 @@ def _sent(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> Subm
         gpus=request.gpus,
         usd_per_device_hour=request.usd_per_device_hour,
     )
-    return Submitted(run.path, text, tuple(request.reasons), job)
+    return Submitted(run.path, script, text, tuple(request.reasons), job)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs go (runs, or what the site file says)")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and send nothing")
     parser.add_argument("--anyway", action="store_true", help="send what the plan says cannot work")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--measure", action="store_true", help="send  paceline measure, a task for each of --ranks")
     parser.add_argument("--ranks", default="2", metavar="2,4,8", help="with --measure: numbers to compare with 1 (2)")
 
@@ -175,18 +171,22 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.measure:
         from paceline.submitting.measuring import submit_measure
 
-        if (folder := submit_measure(arguments.words, arguments, asked)) is not None:
-            print(f"  when it is done:  paceline report {shlex.quote(str(folder))}/ranks-*")
+        sent, what = submit_measure(arguments.words, arguments, asked), MEASURE_LINES
+    else:
+        options: Any = {name: getattr(arguments, name) for name in ("site", "out", "dry_run", "anyway")}
+        sent, what = submit(_source(arguments.words), **options, **asked), RUN_LINES
+    state = slurm.states([sent.job]).get(sent.job) if sent.job else None
+    if arguments.json:
+        print_json({**asdict(sent), **({} if state is None else asdict(state))})
         return 0
-    options: Any = {name: getattr(arguments, name) for name in ("site", "out", "dry_run", "anyway")}
-    sent = submit(_source(arguments.words), **options, **asked)
     tell = partial(print, file=sys.stderr if arguments.dry_run else sys.stdout)
     for reason in sent.reasons:
         tell(f"  {reason}")
     if arguments.dry_run:
         print(sent.script, end="")
         return 0
-    _tell_queue(sent, tell)
+    print(f"job {sent.job}{_queue_words(state)}")
+    print(what.format(file=sent.file, run=shlex.quote(str(sent.run))))
     return 0
 
 
@@ -209,14 +209,11 @@ def _source(words: Sequence[str]) -> Source:
     return found
 
 
-def _tell_queue(sent: Submitted, tell: Callable[..., None]) -> None:
-    state = slurm.states([sent.job]).get(sent.job)
-    words = "" if state is None else f": {state.state.lower()}"
-    if state is not None and state.state == "PENDING":
+def _queue_words(state: slurm.JobState | None) -> str:
+    if state is None:
+        return ""
+    words = f": {state.state.lower()}"
+    if state.state == "PENDING":
         words += f" ({state.reason})" if state.reason else ""
         words += f", expected to start {state.start}" if state.start else ", when it starts is not known yet"
-    folder = shlex.quote(str(sent.run))
-    tell(f"job {sent.job}{words}")
-    tell(f"  {sent.run / SCRIPT}")
-    tell(f"  follow it with  paceline watch {folder}  or  paceline logs {folder} -f")
-    tell(f"  end it with  paceline cancel {folder}")
+    return words

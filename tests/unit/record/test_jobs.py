@@ -42,6 +42,10 @@ def test_the_time_limit_leads_to_another_job_for_as_long_as_there_is_progress(ru
         found = ended(run, "USR1")
         assert found.next == Next.AGAIN
         assert found.why == f"the time limit is near; the next one goes on from step {step}"
+    attempt(run, step=60)
+    found = ended(run, "LIMIT")
+    assert found.next == Next.AGAIN
+    assert found.why == "the time limit came before the ranks had stopped; the next one goes on from step 60"
 
 
 def test_a_crash_loop_ends_with_the_reason(run):

@@ -114,6 +114,19 @@ def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp
     assert not list(folder.iterdir())
 
 
+def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, monkeypatch):
+    """It would keep their number from the first start, and wait for nodes that are gone."""
+    monkeypatch.chdir(tmp_path)
+    site = SiteFile(cpus_per_rank=3)
+    script = submit(small, nodes="1-4", ranks_per_node=2, time="10m", dry_run=True, site=site).script
+    assert "#SBATCH --nodes=1-4\n#SBATCH --mincpus=6\n" in script
+    assert "srun --kill-on-bad-exit=1 --ntasks-per-node=2 --cpus-per-task=3 " in script
+    assert 'parallel.ranks="$((SLURM_JOB_NUM_NODES * 2))" --again &' in script
+    assert "SBATCH --ntasks" not in script
+    with pytest.raises(UserError, match="cpus-per-task: 'many' is not a number of cores"):
+        submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))
+
+
 def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
