@@ -14,6 +14,7 @@ from paceline.spec import Section, field
 class Pace(Section):
     step_s: float = field(0.0, "s", "that each pass takes at least", ge=0)
     until: str = field("", "path", "a file: once it is there, passes take no time")
+    hold_at: int = field(0, "batches", "the one that waits for that file; 0 none", ge=0)
     fail_at: int = field(0, "batches", "the one that fails, of each attempt; 0 none", ge=0)
 
 
@@ -30,14 +31,14 @@ class SlowLine(Workload):
 
     def loss(self, model, batch):
         x, y = batch
-        self._wait()
         self.passes = getattr(self, "passes", 0) + 1
+        self._wait()
         if self.passes == self.spec.data.fail_at:
             raise RuntimeError("this batch fails, as the test wants")
         return ((model(x) - y) ** 2).sum(), len(y)
 
     def _wait(self):
         pace = self.spec.data
-        end = time.monotonic() + pace.step_s
+        end = time.monotonic() + (float("inf") if self.passes == pace.hold_at else pace.step_s)
         while time.monotonic() < end and not (pace.until and Path(pace.until).exists()):
             time.sleep(min(0.1, max(0.0, end - time.monotonic())))

@@ -19,7 +19,7 @@ from pathlib import Path
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare")
 PORTS = 12_000 + os.getpid() % 700 * 10
 """Of the daemons: others than those of another lab on this machine."""
-HELD_S = 10
+HELD_S = 5
 CONFIGURATION = """ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}

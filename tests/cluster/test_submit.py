@@ -54,13 +54,13 @@ def test_a_run_of_five_time_limits_goes_on_by_itself(lab, run_file):
 
 def test_ranks_that_do_not_stop_before_the_limit_go_on_from_their_checkpoint(lab, run_file):
     Path("short.yaml").write_text("warn_s: 10\n")
-    words = ("data.until=enough", "--nodes", "2", "--time", "1m", "--site", "short.yaml", "--anyway")
-    job = submitted(str(run_file(steps=30, step_s=1000.0)), *words)
+    words = ("--nodes", "2", "--time", "1m", "--site", "short.yaml", "--anyway")
+    job = submitted(str(run_file(steps=30, step_s=0.0)), "data.hold_at=15", "data.until=enough", *words)
     until("the limit is over", lambda: endings(), 180)
     Path("enough").touch()
     assert until_ended(lab, job) == "COMPLETED"
     assert endings() == ["again", "done"]
-    assert "the time limit came before the ranks had stopped" in ended()[0]["why"]
+    assert ended()[0]["why"] == "the time limit came before the ranks had stopped; the next one goes on from step 10"
     assert differ(weights(), undisturbed(run_file(steps=30), 2)) == 0
 
 
