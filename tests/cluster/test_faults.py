@@ -16,7 +16,6 @@ from runs import differ, paceline_says, step, submitted, undisturbed, until_ende
 from slurm_lab import Lab, until
 
 from paceline.record.events import read_events
-from paceline.record.jobs import newest_step
 from paceline.record.run_dir import RunDir
 
 STEPS = 2000
@@ -39,9 +38,25 @@ class Campaign:
     def step(self) -> int:
         return step(self.run)
 
+    def redone(self) -> int:
+        """Steps that the last attempt makes which one before it had made already."""
+        reached, newest, begins = 0, 0, 0
+        for event in read_events(RunDir(self.run).events_file(0)):
+            if event["kind"] == "start":
+                reached, begins = max(reached, newest), 0
+            elif event["kind"] == "resume":
+                begins = event["step"]
+            elif event["kind"] == "step":
+                newest = event["step"]
+        return reached - begins
+
     def goes_on(self) -> bool:
         self.lab.hurry(self.job)
         return self.lab.state(self.job) == "RUNNING"
+
+    def go_further(self) -> None:
+        reached = self.step()
+        until("steps are made", lambda: self.goes_on() and self.step() >= reached + PROGRESS, 180)
 
     # Each fault returns whether the run must have been started again.
 
@@ -120,17 +135,17 @@ def test_ten_faults_lose_nothing(lab, run_file, faults):
     file = run_file(steps=STEPS, step_s=0.2)
     words = (f"data.until={Path('enough').resolve()}", "--nodes", "2", "--time", "60m", "--out", str(lab.shared))
     campaign = Campaign(lab, lab.shared / "line", submitted(str(file), *words))
-    print(f"{'fault':20} {'at step':>8} {'on from':>8} {'back after':>11}")
+    print(f"{'fault':20} {'at step':>8} {'redone':>8} {'back after':>11}")
+    campaign.go_further()
     for fault in faults:
-        reached = campaign.step()
-        until("steps are made", lambda: campaign.goes_on() and campaign.step() >= reached + PROGRESS, 180)  # noqa: B023
         at, starts, began = campaign.step(), campaign.starts, time.monotonic()
         assert at < STEPS, "the run was over before all faults"
         again = fault(campaign)
-        saved = newest_step(RunDir(campaign.run))
         if again:
             until("it starts again", lambda: campaign.goes_on() and campaign.starts > starts, 240)  # noqa: B023
-        print(f"{fault.__name__:20} {at:8} {saved if again else at:8} {time.monotonic() - began:9.1f} s", flush=True)
+        back_s = time.monotonic() - began
+        campaign.go_further()
+        print(f"{fault.__name__:20} {at:8} {campaign.redone() if again else 0:8} {back_s:9.1f} s", flush=True)
     Path("enough").touch()
     assert until_ended(lab, campaign.job, 300) == "COMPLETED"
     assert differ(weights(campaign.run), undisturbed(run_file(steps=STEPS), 2)) == 0
