@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,16 @@ def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
     until("the array has ended", lambda: not lab.ask("squeue", "-h", "-j", job).strip(), 400)
     measured = json.loads(Path("runs/line-measure/ranks-2/measure.json").read_text())
     assert [row["ranks"] for row in measured["rows"]] == [1, 2]
+
+
+def test_a_sweep_is_taken_apart_by_an_array(lab, run_file):
+    Path("trees.yaml").write_text("{name: trees, workload: trees, train: {steps: 3}, data: {rows: 500}}")
+    words = ("sweep", "trees.yaml", "model.max_depth=2,3")
+    trial = f"{shlex.join([sys.executable, '-m', 'paceline', *words])} --trial $SLURM_ARRAY_TASK_ID"
+    lab.ask("sbatch", "--array=1-2", "--wrap", trial)
+    until("the array has ended", lambda: not lab.ask("squeue", "-h").strip(), 180)
+    told = json.loads(paceline_says(*words, "--show", "--json"))
+    assert [row["status"] for row in told["trials"]] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize(
