@@ -164,9 +164,13 @@ class Lab:
             _kill(process)
 
     def ranks(self, node: str) -> list[int]:
-        """The processes of a node that train."""
-        there = self._processes_of(node)
-        return [process for process in there if b"train" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")]
+        """The processes of a node that train; srun, on the first, has their words in its own."""
+        found = []
+        for process in self._processes_of(node):
+            program, *words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if b"train" in words and program != b"srun":
+                found.append(process)
+        return found
 
     def _processes_of(self, node: str) -> Iterator[int]:
         """Tasks of jobs on a node, and the slurmstepd above them, whose own environment does not say it."""

@@ -28,9 +28,10 @@ PLACES = {"{user}": '"$(id -un)"', "{job}": '"$SLURM_JOB_ID"'}
 
 ON_EACH_NODE = '${SLURM_JOB_NUM_NODES:+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1}'
 MAKE_SCRATCH = (
-    'mkdir -p "$TMPDIR" && [ -w "$TMPDIR" ] || '
-    '{ echo "paceline: the scratch folder $TMPDIR cannot be written on $(hostname)" >&2; exit 1; }'
+    'mkdir -p "$1" && [ -w "$1" ] || '
+    '{ echo "paceline: the scratch folder $1 cannot be written on $(hostname)" >&2; exit 1; }'
 )
+"""Given as an argument: where TMPDIR is not there yet, Slurm starts tasks with another one."""
 
 
 class SiteFile(Section):
@@ -107,8 +108,9 @@ class SiteFile(Section):
         found += [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
         if self.scratch:
             found += [
-                f"export TMPDIR={_with_places(self.scratch)}",
-                f"{ON_EACH_NODE} sh -c {shlex.quote(MAKE_SCRATCH)} || exit",
+                f"scratch={_with_places(self.scratch)}",
+                f'{ON_EACH_NODE} sh -c {shlex.quote(MAKE_SCRATCH)} sh "$scratch" || exit',
+                'export TMPDIR="$scratch"',
             ]
         return [*found, *self.setup]
 
