@@ -33,7 +33,7 @@ test-soak: .venv/ready-dev
 
 # On a Slurm of two nodes, which is started on this machine and stopped again; three at once, since jobs mostly wait.
 # What measures or has deadlines comes by itself. It needs root.
-CLUSTER := slurmctld slurmd slurm-client munge openmpi-bin libfaketime iproute2
+CLUSTER := slurmctld slurmd slurm-client munge openmpi-bin iproute2
 TIMED := $(addprefix tests/cluster/,test_doctor.py test_silent_ranks.py)
 test-cluster: .venv/ready-dev
 	dpkg -s $(CLUSTER) >/dev/null 2>&1 || \
