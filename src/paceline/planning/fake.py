@@ -33,6 +33,7 @@ from paceline.spec import RunSpec
 from paceline.workload import Workload, workload_of
 
 BATCHES = (4, 8)
+RECURRENT = "recurrent layers are not in the price: they go word by word; paceline measure tells their time"
 TRANSPOSED = 6
 """Of the arguments of a convolution."""
 Mode = AbstractContextManager[Any]
@@ -64,7 +65,7 @@ class _Watch(OperationCounter):
         self.more = more
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
-        self.going_back = False
+        self.going_back = self.recurrent = False
         self.alive = Alive()
 
     def enter(self, region: str, given: Any = ()) -> None:
@@ -79,6 +80,7 @@ class _Watch(OperationCounter):
 
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
+        self.recurrent |= "_rnn" in name
         if self.going_back:
             seen.backward += moved(name, args, out, self.more)
             return
@@ -150,7 +152,7 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         evaluation_chunk=workload.evaluation_chunk,
         divisible=Divisible(recomputes=bool(layers), weights=not of_keras),
         lengths=Lengths(float(costs.max()) / mean, float(costs.std()) / mean) if mean else Lengths(),
-        assumptions=(f"shape measured {how}, {total:,} parameters",),
+        assumptions=(f"shape measured {how}, {total:,} parameters", *[RECURRENT] * passes[-1].recurrent),
     )
 
 

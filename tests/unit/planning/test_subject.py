@@ -77,6 +77,10 @@ class Deep(Workload):
     def data(self, split): return Rows()
     def loss(self, model, x): return model(x).sum(), len(x)
 
+class Words(Deep):
+    def model(self): return torch.nn.LSTM(32, 8, batch_first=True)
+    def loss(self, model, x): return model(x[:, None])[0].sum(), len(x)
+
 class Fails(Deep):
     def loss(self, model, x): return model(x[:, :3]).sum(), len(x)
 
@@ -106,6 +110,22 @@ def test_a_module_of_the_users_own_is_measured_on_fake_tensors(own):
     assert [(m.rows, m.inner, m.outer) for m in layer.matmuls] == [(1, 32, 32)]
     assert found.flops_per_sample == pytest.approx(3 * 6 * 2 * 32 * 32)
     assert found.sample_bytes == 128
+
+
+def test_kernels_as_they_are_written_are_counted_forward_and_backward(own):
+    _, layer, rest = subject_of(own("Deep")).blocks
+    each, others = layer.eager, rest.eager
+    assert each.forward_kernels == 1  # a product; activations and the sum of all are the rest
+    assert 6 * each.forward_kernels + others.forward_kernels == 6 + 6 + 1
+    assert others.forward_elements == pytest.approx(6 * 2 * 32 + 32, rel=0.01)
+    assert 6 * each.backward_kernels + others.backward_kernels >= 6 * 3
+    assert others.backward_elements > others.forward_elements
+
+
+def test_a_price_without_its_recurrent_layers_says_so(own):
+    said = "recurrent layers are not in the price"
+    assert any(said in text for text in subject_of(own("Words")).assumptions)
+    assert not any(said in text for text in subject_of(own("Deep")).assumptions)
 
 
 def test_a_model_that_needs_values_is_tried_out_on_the_cpu(own):
