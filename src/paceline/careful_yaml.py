@@ -23,7 +23,7 @@ class TooMuch(ValueError):
     """More than anybody writes, as the end of a sentence."""
 
 
-class Loader(yaml.SafeLoader):
+class CarefulLoader(yaml.SafeLoader):
     """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values.
 
     `+2` is a word too: it adds to something. What is nested deeper than anybody writes ends the reading.
@@ -50,7 +50,7 @@ class Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from error
 
 
-Loader.yaml_implicit_resolvers = {
+CarefulLoader.yaml_implicit_resolvers = {
     first: [
         (tag, form)
         for tag, form in forms
@@ -58,7 +58,9 @@ Loader.yaml_implicit_resolvers = {
     ]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF"))
+CarefulLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
 
 
 def _expanded(node: Any, known: dict[int, int]) -> int:
@@ -89,7 +91,7 @@ def parsed(text: str, look: Callable[[Any], None] = lambda node: None) -> Any:
 
     `look` is given the root node as it is written; merged mappings are one once the values are made.
     """
-    loader = Loader(text)
+    loader = CarefulLoader(text)
     node = loader.get_single_node()
     if _expanded(node, {}) > MOST_VALUES:
         raise TooMuch(f"has more than {MOST_VALUES:,} values once its aliases are followed")
