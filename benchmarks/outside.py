@@ -1,12 +1,12 @@
 """Scripts measured from outside, held against their own clocks and against torch's profiler.
 
-    python benchmarks/outside.py [--scripts ddp accelerate lightning] [--steps 60] [--turns 5] [--rate 100mbit]
+    python benchmarks/outside.py [--scripts ddp accelerate lightning] [--ranks 1 2] [--steps 60] [--turns 200]
 
-Each script runs on 1 and 2 ranks of one core each. Printed are the step as it was seen from outside over the script's
-own clock in the same run, and what a step takes while it is measured over the same when it is not, in turns within one
-process, by the script's clock and by the time of the processor, which other work on the machine disturbs less. Then, on
-two ranks with a slow network between them (root is needed, see slow_network.py), the exposed communication that was
-seen from outside beside that of the profiler, in the same run.
+Each script runs on so many ranks of one core each. Printed are the step as it was seen from outside over the script's
+own clock in the same run, and what a step takes while it is measured over the same when it is not, in pairs of turns
+within one training: by the script's clock, the middle of the pairs, and by the time of the processor, which other work
+on the machine disturbs less, their mean. Then, on two ranks with a slow network between them (root is needed, see
+slow_network.py), the exposed communication that was seen from outside beside that of the profiler, in the same run.
 """
 
 from __future__ import annotations
@@ -73,31 +73,32 @@ def run(kind: str, ranks: int, steps: int, folder: Path, link: Link | None = Non
     return [json.loads(text.strip().splitlines()[-1]) for text in printed]
 
 
-def usual(seconds: list[float]) -> float:
-    return statistics.median(seconds[WARM_UP:])
+def usual(of_steps: list[float]) -> float:
+    return statistics.median(of_steps[WARM_UP:])
 
 
-def clocks(kind: str, ranks: int, steps: int, turns: int) -> tuple[float, float, list[float], list[float]]:
-    """(usual step, seen from outside over the script's clock, and for each pair of turns: measured over not, by the
-    clock and by the processor)."""
+def clocks(kind: str, ranks: int, steps: int, turns: int) -> tuple[float, float, str, str]:
+    """(usual step, seen from outside over the script's clock, measured over not: by the clock and by the processor)."""
     with tempfile.TemporaryDirectory() as folder:
         found = run(kind, ranks, steps, Path(folder), turns=2 * turns)[0]
         events = read_steps(RunDir(Path(folder)).events_file(0))
-    seen = usual([event["step_s"] for event in events[: len(found["step_s"])]]) / usual(found["step_s"])
+    seen = usual([event["step_s"] / own for event, own in zip(events, found["step_s"], strict=False)])
     taken = {on: [turn[1:] for turn in found["turns"] if turn[0] == on] for on in (True, False)}
     by_clock, of_processor = (
-        [usual(own[which]) / usual(alone[which]) for own, alone in zip(taken[True], taken[False], strict=True)]
-        for which in (0, 1)
+        [step(own[which]) / step(alone[which]) for own, alone in zip(taken[True], taken[False], strict=True)]
+        for which, step in ((0, statistics.median), (1, statistics.fmean))
     )
-    return usual(found["step_s"]), seen, by_clock, of_processor
+    return usual(found["step_s"]), seen, middle(by_clock), mean(of_processor)
 
 
 def middle(ratios: list[float]) -> str:
     """The median, and its standard error for normal ratios."""
-    if not ratios:
-        return "-"
     error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
     return f"{statistics.median(ratios):.4f} ± {error:.4f}"
+
+
+def mean(ratios: list[float]) -> str:
+    return f"{statistics.fmean(ratios):.4f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.4f}"
 
 
 def exposed(kind: str, steps: int, link: Link) -> tuple[float, float, float]:
@@ -114,17 +115,17 @@ def exposed(kind: str, steps: int, link: Link) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scripts", nargs="+", default=SCRIPTS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=(1, 2))
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--rate", default="100mbit")
     asked = parser.parse_args()
     columns = f"{'outside / own clock':>20} {'measured / not':>16} {'of processor':>16}"
     print(f"{'script':>10} {'ranks':>5} {'step':>9} {columns}", flush=True)
     for kind in asked.scripts if asked.turns else ():
-        for ranks in (1, 2):
-            turns = 0 if kind == "lightning" and ranks > 1 else asked.turns  # it trains once per process group
-            step_s, seen, cost, processor = clocks(kind, ranks, asked.steps, turns)
-            ratios = f"{seen:>20.4f} {middle(cost):>16} {middle(processor):>16}"
+        for ranks in asked.ranks:
+            step_s, seen, cost, processor = clocks(kind, ranks, asked.steps, asked.turns)
+            ratios = f"{seen:>20.4f} {cost:>16} {processor:>16}"
             print(f"{kind:>10} {ranks:>5} {1e3 * step_s:>6.1f} ms {ratios}", flush=True)
     if reason := why_not():
         raise SystemExit(f"no slow network here: {reason}")

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/outside_script.py ddp|accelerate|lightning [--steps 40] [--profile]
 
 Prints a line of JSON when it ends: seconds of each step by its own clock, those of the processor and, with --profile,
-the communication of each step that torch's profiler saw exposed. With --turns it trains anew so many times, and all
-hooks are taken out for every other one: two processes differ by more than hooks cost, by where their memory lies.
+the communication of each step that torch's profiler saw exposed. With --turns it goes on for so many turns of 5 steps,
+and all hooks are taken out for every other one: two trainings differ by more than hooks cost, by where memory lies.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, dataloader
 
+from paceline.measuring.outside.buckets import GROUPS
+
 WIDTH = 512
 BATCH = 64
+POOL = 8192
+"""Different samples."""
+TURN = 5
+"""Steps: few, so that what else goes on around the machine is the same for two turns in a row."""
 Interval = tuple[float, float]
-CLOCK: list[tuple[float, float]] = []
-"""When each step was over, and the time of the processor by then."""
 
 
 def model() -> nn.Module:
@@ -39,9 +43,49 @@ def model() -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(WIDTH, 10))
 
 
-def samples(steps: int) -> TensorDataset:
-    count = BATCH * int(os.environ.get("WORLD_SIZE", 1)) * steps
-    return TensorDataset(torch.randn(count, WIDTH), torch.randint(0, 10, (count,)))
+class Samples(TensorDataset):
+    """Enough for so many steps: the same come again."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(torch.randn(POOL, WIDTH), torch.randint(0, 10, (POOL,)))
+        self.count = BATCH * int(os.environ.get("WORLD_SIZE", 1)) * steps
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index % POOL)
+
+
+class Clock:
+    """When each step was over, and the time of the processor by then; hooks go and come after the first `steps`."""
+
+    def __init__(self, steps: int, turns: int) -> None:
+        self.steps = steps
+        self.total = steps + turns * TURN
+        self.over: list[tuple[float, float]] = []
+        self.hooks = Hooks()
+
+    def step_is_over(self) -> None:
+        self.over.append((perf_counter(), process_time()))
+        turn, step = divmod(len(self.over) - self.steps, TURN)
+        if turn >= 0 and step == 0:
+            self.hooks.turn(measured(turn))
+
+    def turns(self) -> list[tuple[bool, list[float], list[float]]]:
+        """(measured, seconds of its steps by the clock, those of the processor)"""
+        starts = range(self.steps, self.total, TURN)
+        return [(measured(turn), *self.seconds(start)) for turn, start in enumerate(starts)]
+
+    def seconds(self, start: int = 0, count: int = TURN) -> tuple[list[float], list[float]]:
+        """Of each step from one to another, by the clock and by the processor; the first belongs to what was before."""
+        passed = zip(*self.over[start : start + count], strict=True)
+        by_clock, of_processor = ([after - before for before, after in pairwise(times)] for times in passed)
+        return by_clock, of_processor
+
+
+def measured(turn: int) -> bool:
+    return turn % 4 in (0, 3)
 
 
 def loss(net: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -52,35 +96,34 @@ def loss(net: nn.Module, batch: list[Tensor]) -> Tensor:
     return F.cross_entropy(net(x), y)
 
 
-def ddp(steps: int) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+def ddp(clock: Clock) -> None:
+    dist.init_process_group("gloo")
     net = DistributedDataParallel(model())
     optimizer = torch.optim.AdamW(net.parameters())
-    data = samples(steps)
+    data = Samples(clock.total)
     for batch in DataLoader(data, BATCH, sampler=DistributedSampler(data)):
         optimizer.zero_grad()
         loss(net, batch).backward()
         optimizer.step()
-        CLOCK.append((perf_counter(), process_time()))
+        clock.step_is_over()
 
 
-def accelerate(steps: int) -> None:
+def accelerate(clock: Clock) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     net = model()
     optimizer = torch.optim.AdamW(net.parameters())
-    loader = DataLoader(samples(steps), BATCH, shuffle=True)
+    loader = DataLoader(Samples(clock.total), BATCH, shuffle=True)
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     for batch in loader:
         optimizer.zero_grad()
         accelerator.backward(loss(net, batch))
         optimizer.step()
-        CLOCK.append((perf_counter(), process_time()))
+        clock.step_is_over()
 
 
-def lightning(steps: int) -> None:
+def lightning(clock: Clock) -> None:
     import lightning
 
     class Net(lightning.LightningModule):
@@ -95,16 +138,16 @@ def lightning(steps: int) -> None:
             return torch.optim.AdamW(self.parameters())
 
         def on_train_batch_end(self, *rest: Any) -> None:
-            CLOCK.append((perf_counter(), process_time()))
+            clock.step_is_over()
 
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(accelerator="cpu", devices=ranks, strategy="ddp", max_epochs=1, **quiet)
-    trainer.fit(Net(), DataLoader(samples(steps), BATCH, shuffle=True))
+    trainer.fit(Net(), DataLoader(Samples(clock.total), BATCH, shuffle=True))
 
 
 class Hooks:
-    """Those of the measurement, if this process is measured: each function that took a place knows what it replaced."""
+    """Those of the measurement, if this process is measured: what took a place knows what it replaced."""
 
     def __init__(self) -> None:
         homes = (dataloader._BaseDataLoaderIter, dist.Work, DistributedDataParallel, dist, dist.distributed_c10d)
@@ -112,7 +155,7 @@ class Hooks:
             (home, name, found)
             for home in homes
             for name, found in list(vars(home).items())
-            if hasattr(found, "__code__") and Path(found.__code__.co_filename).match("measuring/outside/hooks.py")
+            if hasattr(found, "__code__") and Path(found.__code__.co_filename).match("measuring/outside/*.py")
         ]
         self.at_steps = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
         self.set = [dict(hooks) for hooks in self.at_steps]
@@ -123,6 +166,8 @@ class Hooks:
         for hooks, ours in zip(self.at_steps, self.set, strict=True):
             hooks.clear()
             hooks.update(ours if on else {})
+        for net, group in GROUPS.items():
+            net.reducer._update_process_group(group if on else net.process_group)
 
 
 def exposed_by_profiler(profiler: Any) -> list[float]:
@@ -150,16 +195,6 @@ def overlap(ones: list[Interval], others: list[Interval], within: Interval = (0.
     return sum(max(0.0, min(one[1], other[1], high) - max(one[0], other[0], low)) for one in ones for other in others)
 
 
-def trained(kind: str, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of each step by the clock, and those of the processor."""
-    CLOCK.clear()
-    {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[kind](steps)
-    by_clock, of_processor = (
-        [after - before for before, after in pairwise(clock)] for clock in zip(*CLOCK, strict=True)
-    )
-    return by_clock, of_processor
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("ddp", "accelerate", "lightning"))
@@ -168,15 +203,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=0)
     asked = parser.parse_args()
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    clock = Clock(asked.steps, asked.turns)
     with profile if asked.profile else nullcontext():
-        by_clock, of_processor = trained(asked.kind, asked.steps)
-    turns, hooks = [], Hooks() if asked.turns else None
-    for turn in range(asked.turns) if hooks else ():
-        measured = turn % 4 in (0, 3)
-        hooks.turn(measured)
-        turns.append((measured, *trained(asked.kind, asked.steps)))
+        {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[asked.kind](clock)
+    by_clock, of_processor = clock.seconds(0, asked.steps)
     exposed = exposed_by_profiler(profile) if asked.profile else []
-    found = {"step_s": by_clock, "processor_s": of_processor, "exposed_s": exposed, "turns": turns}
+    found = {"step_s": by_clock, "processor_s": of_processor, "exposed_s": exposed, "turns": clock.turns()}
     print(json.dumps(found), flush=True)
 
 

@@ -12,7 +12,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,16 +108,21 @@ def three_ranks() -> None:
     dist.init_process_group("gloo", world_size=3)
 
 
-def ddp(hook: Callable[..., Any] | None = None) -> None:
-    """Writes its weights after each step, with which it may end."""
+def ddp(hook: Callable[..., Any] | None = None, **options: Any) -> None:
+    """Accumulates gradients and writes its weights after each step, with which it may end."""
     dist.init_process_group("gloo")
-    net = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.001)
+    inner = model()
+    if "find_unused_parameters" in options:
+        inner.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    net = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.001, **options)
     if hook is not None:
         net.register_comm_hook(None, hook)
         assert net._comm_hooks[0][0].__name__ == hook.__name__
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for number, (x,) in zip(range(STEPS + 1), loader(), strict=False):
         optimizer.zero_grad()
+        with net.no_sync() if "static_graph" not in options else nullcontext():
+            backward(net, x)
         backward(net, x + dist.get_rank())
         torch.save({name: w.detach() for name, w in net.named_parameters()}, f"weights{dist.get_rank()}-{number}.pt")
         optimizer.step()
@@ -169,6 +174,10 @@ SCENARIOS = {
     "three_ranks": Scenario(three_ranks, ranks=2),
     "ddp": Scenario(ddp, ranks=2),
     "ddp_alone": Scenario(ddp, ranks=2),
+    "unused": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
+    "unused_alone": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
+    "static": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
+    "static_alone": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
     "own_hook": Scenario(lambda: ddp(fp16_compress_hook), ranks=2),
     "fsdp": Scenario(fsdp, ranks=2),
     "asynchronous": Scenario(asynchronous, ranks=2),

@@ -39,11 +39,8 @@ def union(intervals: Iterable[Interval]) -> float:
 
 def compilations() -> int:
     """Functions that torch compiled in this process so far, or tried to."""
-    if "torch._dynamo" not in sys.modules:
-        return 0
-    from torch._dynamo.utils import counters
-
-    return int(counters["frames"]["total"])
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)  # asked at each step: no import
+    return int(counters["frames"]["total"]) if counters else 0
 
 
 def compute_s(step_s: float, data_s: float, exposed_s: float) -> float:

@@ -1,8 +1,7 @@
 """Hooks on torch that tell `StepNotes` what a script does: its steps, its waits for batches, its collectives.
 
-The steps of optimisers and the gradient buckets of DistributedDataParallel have public hooks; for the iterators of
-DataLoaders and the functions of torch.distributed, functions around them take their places. The script's own results
-do not change: a communication hook of its own stays, and where it has none, torch's equal of the usual sum is set.
+The steps of optimisers have public hooks; for the iterators of DataLoaders and the functions of torch.distributed,
+functions around them take their places; for gradient buckets see `buckets`. The script's own results do not change.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakSet
 
+from paceline.measuring.outside.noted_step import BLOCKING, FLIGHT, INPUT, WAIT
 from paceline.measuring.outside.request import Request
 from paceline.measuring.outside.step_notes import StepNotes, other_ranks
 
@@ -40,18 +39,20 @@ def attach() -> None:
     _steps(notes)
     _inputs(notes)
     if torch.distributed.is_available():
+        from paceline.measuring.outside.buckets import watch_buckets
+
         calls = _Calls(notes)
         _joining(notes)
         _collectives(calls)
-        _buckets(calls)
+        watch_buckets(notes, calls.entered)
     atexit.register(notes.close)
 
 
 def _steps(notes: StepNotes) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: notes.optimizer_begins(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: notes.optimizer_ended(optimizer))
+    register_optimizer_step_pre_hook(notes.optimizer_begins)
+    register_optimizer_step_post_hook(notes.optimizer_ended)
 
 
 def _inputs(notes: StepNotes) -> None:
@@ -64,7 +65,7 @@ def _inputs(notes: StepNotes) -> None:
         begin = notes.mark()
         batch = following(batches)
         notes.workers = getattr(batches, "_num_workers", None)
-        notes.loaded(begin, samples_in(batch, getattr(batches._index_sampler, "batch_size", None)))
+        notes.note(INPUT, begin, samples_in(batch, getattr(batches._index_sampler, "batch_size", None)))
         return batch
 
     dataloader._BaseDataLoaderIter.__next__ = timed
@@ -142,7 +143,7 @@ def _collectives(calls: _Calls) -> None:
             return wait(work, *args, **kwargs)
         begin = notes.mark()
         done = wait(work, *args, **kwargs)
-        notes.waited(begin)
+        notes.note(WAIT, begin)
         return done
 
     dist.Work.wait = timed_wait
@@ -163,11 +164,11 @@ def _timed_call(calls: _Calls, collective: Callable[..., Any]) -> Callable[..., 
         works = [work for work in (result if isinstance(result, list) else [result]) if hasattr(work, "get_future")]
         for work in works:
             with suppress(RuntimeError):  # a backend without futures: only its waits are seen
-                work.get_future().add_done_callback(lambda future: notes.flown(begin))
+                work.get_future().add_done_callback(lambda future: notes.note(FLIGHT, begin))
         if not works:
             aside = _in_a_stream_of_its_own()
             notes.aside |= aside
-            notes.flown(begin, waited=not aside)
+            notes.note(FLIGHT if aside else BLOCKING, begin)
         return result
 
     return timed
@@ -178,73 +179,3 @@ def _in_a_stream_of_its_own() -> bool:
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()
-
-
-def _buckets(calls: _Calls) -> None:
-    """The gradient buckets of DistributedDataParallel, through its communication hook."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.parallel import DistributedDataParallel
-
-    hooked: WeakSet[Any] = WeakSet()
-    build, register, register_builtin = (
-        getattr(DistributedDataParallel, name)
-        for name in ("__init__", "register_comm_hook", "_register_builtin_comm_hook")
-    )
-
-    @functools.wraps(register)
-    def register_timed(model: Any, state: Any, hook: Callable[..., Any]) -> None:
-        hooked.add(model)
-        register(model, state, _timed_hook(calls, hook))
-
-    @functools.wraps(register_builtin)
-    def register_unseen(model: Any, *args: Any, **kwargs: Any) -> None:
-        hooked.add(model)
-        register_builtin(model, *args, **kwargs)
-
-    @functools.wraps(build)
-    def build_and_watch(model: Any, *args: Any, **kwargs: Any) -> None:
-        build(model, *args, **kwargs)
-
-        def at_first_forward(model: Any, inputs: Any) -> None:
-            """By then a script has set its own hook, if it has one."""
-            once.remove()
-            if model not in hooked and model.process_group.size() > 1:
-                register_timed(model, model.process_group, allreduce_hook)
-
-        once = model.register_forward_pre_hook(at_first_forward)
-
-    DistributedDataParallel.__init__ = build_and_watch
-    DistributedDataParallel.register_comm_hook = register_timed
-    DistributedDataParallel._register_builtin_comm_hook = register_unseen
-
-
-def _timed_hook(calls: _Calls, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Notes each bucket, and the end of a backward pass: after the last bucket there is nothing left to compute."""
-    notes = calls.notes
-    lock = threading.Lock()
-    in_flight = 0
-    last: Any = None
-
-    @functools.wraps(hook)
-    def timed(state: Any, bucket: Any) -> Any:
-        nonlocal in_flight, last
-        begin = notes.mark()
-        with lock:
-            in_flight += 1
-            last = begin if bucket.is_last() else None
-        with calls.entered():
-            future = hook(state, bucket)
-
-        def landed(future: Any) -> Any:
-            nonlocal in_flight
-            notes.flown(begin)
-            with lock:
-                in_flight -= 1
-                tail = last if not in_flight else None
-            if tail is not None:
-                notes.waited(tail)
-            return future.value()
-
-        return future.then(landed)
-
-    return timed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 
 class SeveralOptimizers(Exception):
@@ -20,7 +20,7 @@ class StepEnds:
         self.steps_by = steps_by
         self.names: list[str] = []
         """Adam, Adam-2, …: in the order of their first steps."""
-        self._name_of: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._name_of: dict[ReferenceType[Any], str] = {}
         self._last = ""
         self._inside: list[Any] = []
 
@@ -33,7 +33,7 @@ class StepEnds:
         self._leave(optimizer)
         if self._inside:
             return False
-        name = self._name(optimizer)
+        name = self._name_of.get(ref(optimizer)) or self._named(optimizer)
         if self.steps_by:
             return name == self.steps_by
         again = name != self._last and self._stepped_before(name)
@@ -46,13 +46,12 @@ class StepEnds:
         return bool(self._last) and self.names.index(name) < self.names.index(self._last)
 
     def _leave(self, optimizer: Any) -> None:
-        place = next((i for i, other in enumerate(self._inside) if other is optimizer), len(self._inside))
-        del self._inside[place:]
+        if optimizer in self._inside:
+            del self._inside[self._inside.index(optimizer) :]
 
-    def _name(self, optimizer: Any) -> str:
-        if optimizer not in self._name_of:
-            kind = type(optimizer).__name__
-            same = sum(name.partition("-")[0] == kind for name in self.names)
-            self._name_of[optimizer] = f"{kind}-{same + 1}" if same else kind
-            self.names.append(self._name_of[optimizer])
-        return self._name_of[optimizer]
+    def _named(self, optimizer: Any) -> str:
+        kind = type(optimizer).__name__
+        same = sum(name.partition("-")[0] == kind for name in self.names)
+        self.names.append(f"{kind}-{same + 1}" if same else kind)
+        self._name_of[ref(optimizer)] = self.names[-1]
+        return self.names[-1]

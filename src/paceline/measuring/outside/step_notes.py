@@ -11,21 +11,20 @@ import multiprocessing
 import os
 import resource
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import UserError
 from paceline.launch.environment import detect
+from paceline.measuring.outside.noted_step import Note, NotedStep
 from paceline.measuring.outside.optimizers import SeveralOptimizers, StepEnds
 from paceline.measuring.outside.request import Request
 from paceline.record.events import EventWriter
-from paceline.record.timers import CollectiveTimer, compilations, compute_s, timer_of, union
+from paceline.record.timers import compilations, timer_of
 
 READ_LATER = 50
 """Steps after which the marks of one are read on a device."""
@@ -38,30 +37,6 @@ REFUSED = 3
 """Exit code."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A moment, and the clock that it belongs to."""
-
-    clock: CollectiveTimer
-    at: Any
-
-
-@dataclass
-class OpenStep:
-    """The present step: pairs of marks."""
-
-    begin: Mark
-    flights: list[tuple[Any, Any]] = field(default_factory=list)
-    """Collectives, from the call until the result is there."""
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
-    """In which this rank could do nothing else."""
-    inputs: list[tuple[Any, Any]] = field(default_factory=list)
-    samples: int = 0
-    compilations: int = field(default_factory=compilations)
-    """Functions that were compiled before it."""
-    compiled: bool = False
-
-
 class StepNotes:
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -69,41 +44,26 @@ class StepNotes:
         """Processes that made the last batch."""
         self.aside = False
         """Whether collectives were seen in a stream of their own, where their waits cannot be told."""
+        self.noted: list[Note] = []
+        """In the present step, from any thread."""
         self._clock = timer_of("cpu")
+        self.mark = self._clock.now
         self._ends = StepEnds(request.steps_by)
-        self._lock = threading.Lock()
-        self._open: OpenStep | None = None
-        self._done: deque[tuple[int, float, OpenStep, Any]] = deque()
+        self._begin: Any = None
+        self._compilations = 0
+        self._done: deque[NotedStep] = deque()
         self._steps = 0
         self._events: EventWriter | None = None
         self._device = "cpu"
 
-    def mark(self) -> Mark:
-        return Mark(self._clock, self._clock.now())
+    def note(self, kind: str, begin: Any, detail: Any = None) -> None:
+        """Something that began at a mark is over."""
+        self.noted.append((kind, begin, self.mark(), detail))
 
-    def flown(self, begin: Mark, *, waited: bool = False) -> None:
-        """A collective is over; beside it this rank did nothing, where it `waited`."""
-        self._add(begin, "flights", "waits") if waited else self._add(begin, "flights")
-
-    def waited(self, begin: Mark) -> None:
-        self._add(begin, "waits")
-
-    def loaded(self, begin: Mark, samples: int) -> None:
-        self._add(begin, "inputs")
-        if self._open is not None:
-            self._open.samples += samples
-
-    def _add(self, begin: Mark, *lists: str) -> None:
-        end = self._clock.now()
-        with self._lock:
-            if self._open is not None and begin.clock is self._clock:
-                for name in lists:
-                    getattr(self._open, name).append((begin.at, end))
-
-    def optimizer_begins(self, optimizer: Any) -> None:
+    def optimizer_begins(self, optimizer: Any, *call: Any) -> None:
         self._ends.begins(optimizer)
 
-    def optimizer_ended(self, optimizer: Any) -> None:
+    def optimizer_ended(self, optimizer: Any, *call: Any) -> None:
         try:
             if not self._ends.ends(optimizer):
                 return
@@ -116,14 +76,14 @@ class StepNotes:
             )
         if self._events is None:
             self._start(optimizer)
-        now = self.mark()
-        with self._lock:
-            ended, self._open = self._open, OpenStep(now)
-        if ended is None:
+        begin, end = self._begin, self.mark()
+        notes, self.noted, self._begin = self.noted, [], end
+        before, self._compilations = self._compilations, compilations()
+        if begin is None:
             return
         self._steps += 1
-        ended.compiled = compilations() > ended.compilations
-        self._done.append((self._steps, time.time(), ended, now.at))
+        compiled = self._compilations > before
+        self._done.append(NotedStep(self._steps, time.time(), begin, end, compiled, notes))
         leave = READ_LATER if self._device == "cuda" else 0
         if len(self._done) >= leave + TOGETHER:
             self._write(leave)
@@ -146,6 +106,7 @@ class StepNotes:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         self._device = next((p.device.type for p in parameters), "cpu")
         self._clock = timer_of(self._device)
+        self.mark = self._clock.now
         cuda = self._device == "cuda"
         self._events = self._writer(rank)
         self._events.write(
@@ -165,25 +126,10 @@ class StepNotes:
     def _write(self, leave: int) -> None:
         """Write all steps but so many, whose marks the device may not have passed."""
         while self._events is not None and len(self._done) > leave:
-            number, t, step, end = self._done.popleft()
-            seconds = step.begin.clock.seconds
-            ((begin_s, end_s),) = seconds([(step.begin.at, end)])
-            data_s = union(seconds(step.inputs))
-            comm_s = union(seconds(step.flights))
-            exposed_s = min(comm_s, union(seconds(step.waits)))
-            step_s = end_s - begin_s
-            self._events.write(
-                "step",
-                t=round(t, 6),
-                step=number,
-                step_s=step_s,
-                data_s=data_s,
-                compute_s=compute_s(step_s, data_s, exposed_s),
-                comm_s=comm_s,
-                exposed_s=exposed_s,
-                rank_batch=step.samples,
-                **({"compiled": True} if step.compiled else {}),
-            )
+            step = self._done.popleft()
+            times = step.times(self._clock.seconds)
+            compiled = {"compiled": True} if step.compiled else {}
+            self._events.write("step", t=round(step.t, 6), step=step.number, **times, **compiled)
 
     def close(self, status: str = "ended") -> None:
         """The process ends, by itself or because the steps are done."""
