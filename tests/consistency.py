@@ -7,8 +7,10 @@ written down here; and what one sentence says, another does not deny.
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
+import tempfile
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,19 +18,24 @@ from pathlib import Path
 from hypothesis import strategies as st
 from rich.console import Console
 
-from paceline.measuring.reading import RunTimes, StepParts
+from paceline.measuring.reading import read_times
 from paceline.measuring.result import FORMAT, concluded
-from paceline.measuring.rows import BatchLayout, combined, done
+from paceline.measuring.rows import GAIN, WORTH, BatchLayout, combined, done, share_cores
 from paceline.measuring.verb import show
-from paceline.planning.plan import plan
-from paceline.planning.show import show as shown_plan
-from paceline.record.files import write_json
+from paceline.record.files import to_flat, write_json
+from paceline.record.run_dir import RunDir
+from paceline.record.summary import Summary, read_summary, summarise
+from paceline.record.summary import show as show_summary
+from paceline.record.units import duration
+from paceline.reporting.charts import charts
 from paceline.reporting.contents import gather
 from paceline.reporting.page import tiles
 from paceline.reporting.tables import tables
 from paceline.spec import build
 
 CORES = 4
+STEPS = 24
+COMPILING = 50
 NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?) ?(×|%|ms|s\b|min\b|h\b|d\b|GB|MB|kB|USD)?")
 
 
@@ -42,6 +49,8 @@ class Row:
     exposed: float
     waiting: float
     data: float
+    compiled: frozenset[int]
+    """Steps in which something was compiled, which take far longer."""
 
 
 ROWS = st.builds(
@@ -52,16 +61,20 @@ ROWS = st.builds(
     exposed=st.floats(0.0, 0.5),
     waiting=st.floats(0.0, 1.0),
     data=st.floats(0.0, 0.4),
+    compiled=st.frozensets(st.integers(1, STEPS), max_size=4),
 )
 
 
 @st.composite
-def run_files(draw):
-    """A run file of the classifier or of the language model."""
-    workload = draw(st.sampled_from(["classifier", "lm"]))
+def run_files(draw, presets=()):
+    """A run file of the classifier or of the language model, small or of a known size."""
+    workload, preset = draw(st.sampled_from(["classifier", "lm"])), draw(st.sampled_from([None, *presets]))
     model = {"width": draw(st.sampled_from([64, 128, 256])), "layers": draw(st.integers(1, 4))}
+    if workload == "lm" and preset:
+        model = {"preset": preset}
     data = {"source": "docstrings"} if workload == "classifier" else {}
     train = {"steps": draw(st.integers(10, 5000)), "global_batch": draw(st.sampled_from([16, 64, 256]))}
+    train["precision"] = draw(st.sampled_from(["fp32", "bf16"]))
     return {"name": "made", "workload": workload, "model": model, "data": data, "train": train}
 
 
@@ -77,32 +90,57 @@ def measurements(draw):
     return draw(run_files()), step_s, rows, draw(st.integers(1, 3)), draw(st.sampled_from([None, 2.5]))
 
 
-def times_of(row: Row, alone_s: float, repeat: int, batch: int) -> RunTimes:
-    ideal = alone_s if row.ranks == 1 else alone_s / row.ranks * row.over_ideal
-    step_s = ideal * row.noise[repeat]
+def events_of(row: Row, step_s: float, batch: int) -> list[list[dict]]:
+    """By rank: all wait for the last one, which is slower by what they wait."""
     exposed = row.exposed * step_s if row.ranks > 1 else 0.0
     data, waiting = row.data * step_s, row.waiting * exposed
-    compute = step_s - exposed - data
-    parts = StepParts(data, compute, exposed * 1.1, exposed, waiting)
-    busy = [compute + data] * row.ranks
-    busy[-1] += waiting
-    rate = batch / step_s
-    return RunTimes(
-        20, step_s, parts, rate, None, tuple(busy), (10**9,) * row.ranks, threads=max(1, CORES // row.ranks)
-    )
+    by_rank = []
+    for rank in range(row.ranks):
+        lines = [{"kind": "start", "t": 1e9, "rank": rank, "ranks": row.ranks, "device": "cpu", "cores": CORES}]
+        lines[0] |= {"threads": max(1, CORES // row.ranks), "launcher": "paceline"}
+        for step in range(1, STEPS + 1):
+            times = COMPILING if step in row.compiled else 1 + 0.01 * math.sin(step)
+            waits = 0.0 if rank == row.ranks - 1 else waiting
+            seconds = {"data_s": data, "exposed_s": exposed - waiting + waits, "comm_s": 1.1 * exposed}
+            seconds |= {"step_s": step_s, "compute_s": step_s - data - seconds["exposed_s"]}
+            lines.append(
+                {"kind": "step", "t": 1e9 + step, "step": step, "samples": batch * step, "batch": batch, "lr": 1e-3,
+                 "loss": 2 / step + 1e-9 * row.ranks, "grad_norm": 1.0, "skipped": False,
+                 "compiled": step in row.compiled, **{name: s * times for name, s in seconds.items()}}
+            )  # fmt: skip
+        by_rank.append(lines)
+    return by_rank
+
+
+def written_run(folder: Path, name: str, spec, by_rank: list[list[dict]]) -> RunDir:
+    run = RunDir.claim(folder, name, spec)
+    for rank, lines in enumerate(by_rank):
+        run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps = [line for line in by_rank[0] if line["kind"] == "step"]
+    write_json(run.summary_file, to_flat(summarise(spec, "", steps, "finished", 640)))
+    return run
 
 
 def measured(folder: Path, made):
-    """The measurement as it is written, without runs."""
+    """The measurement as it is written, with its runs."""
     values, step_s, rows, repeats, price = made
     spec, batch = build(values), values["train"]["global_batch"]
     label = {row.ranks: f"{row.ranks} rank{'s' * (row.ranks > 1)}" for row in rows}
-    times = {row.ranks: [times_of(row, step_s, i, batch) for i in range(repeats)] for row in rows}
-    made_rows = [combined(label[n], n, found, BatchLayout(f"{batch} global", batch)) for n, found in times.items()]
-    rates = {label[n]: [t.samples_per_s for t in found] for n, found in times.items()}
-    state = {"format": FORMAT, "name": "made", "kind": "strong", "steps": 20, "spec": spec.dump(), "load": 0.0}
+    specs = {label[row.ranks]: spec.replace({"parallel.ranks": row.ranks, "train.steps": STEPS}) for row in rows}
+    made_rows, rates = [], {}
+    for row in rows:
+        alone_s = step_s if row.ranks == 1 else step_s / row.ranks * row.over_ideal
+        runs = [
+            written_run(
+                folder, f"{row.ranks}-{i}", specs[label[row.ranks]], events_of(row, alone_s * row.noise[i], batch)
+            )
+            for i in range(repeats)
+        ]
+        times, layout = [read_times(run) for run in runs], BatchLayout(f"{batch} global", batch)
+        made_rows.append(combined(label[row.ranks], row.ranks, times, layout, [run.name for run in runs]))
+        rates[label[row.ranks]] = [t.samples_per_s for t in times]
+    state = {"format": FORMAT, "name": "made", "kind": "strong", "steps": STEPS, "spec": spec.dump(), "load": 0.0}
     state |= {"environment": {"cores": CORES}, "done": {}, "failed": {}}
-    specs = {label[n]: spec.replace({"parallel.ranks": n}) for n in times}
     found = concluded(folder, state, made_rows, rates, values["train"]["steps"] * batch, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
     return found
@@ -135,6 +173,8 @@ def derived(found) -> str:
         words += [f"{row.loads.slowest.over_others:.6g}×"] if row.loads.slowest else []
         words += [str(row.loads.slowest.rank)] if row.loads.slowest else []
         words += [f"{row.scaling.speedup_low:.6g} {row.scaling.speedup_high:.6g}"]
+    words += [f"{100 * (GAIN - 1):.0f} %"]
+    words += [f"{row.compiled_steps} {duration(row.compiled_s)}" for row in rows]
     return " ".join([*words, str(CORES), *(str(factor * max(r.ranks for r in rows)) for factor in (1, 2, 4))])
 
 
@@ -153,6 +193,7 @@ def _among(one: tuple[float, str, float], known: list[tuple[float, str, float]])
 
 
 def check_measurement(folder: Path, made) -> None:
+    folder = Path(tempfile.mkdtemp(dir=folder))
     found = measured(folder, made)
     contents = gather([folder])
     shown = tables(contents)
@@ -162,17 +203,74 @@ def check_measurement(folder: Path, made) -> None:
     assert not unfounded(said, " ".join([cells, derived(found), *notes])), cells
     chosen = {table.rows[table.chosen][0] for table in shown if table.chosen is not None}
     check_choice(contents, found, chosen)
+    check_costs(found)
     for name, value, _ in tiles(contents):
         assert name == "recommended" or not unfounded([value], cells), (name, value)
-    terminal = io.StringIO()
-    console = Console(file=terminal, width=100, highlight=False, markup=False)
-    for part in show(found):
-        console.print(part)
-    text = terminal.getvalue()
+    assert contents.same is None or contents.same.text.startswith(f"All {len(found.rows)} runs trained the same thing")
+    for chart in charts(contents, folder):
+        if chart.name == "scaling":
+            assert all(p["high"] <= chart.data["top"] for line in chart.data["lines"] for p in line["points"])
+    text = printed(*show(found))
     assert "…" not in text
     assert all(line in " ".join(text.split()) for line in found.verdict)
     marked = {line[1:].strip().rsplit("  ")[0].strip() for line in text.splitlines() if line.startswith("✓")}
     assert marked == chosen
+    for row, made_row in zip(done(found.rows), made[2], strict=True):
+        summary = read_summary(folder / row.runs[0] / "summary.json")
+        check_summary(summary, made_row)
+    check_beside_others(folder, made)
+
+
+def printed(*parts) -> str:
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=100, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+    return terminal.getvalue()
+
+
+def check_costs(found) -> None:
+    """Money is hours times what is paid for; ranks that share cores are paid for once."""
+    rows = done(found.rows)
+    for row in rows:
+        paid = 1 if share_cores(rows) else row.ranks
+        assert math.isclose(row.cost.device_hours, paid * row.cost.hours)
+        assert found.usd_per_device_hour is None or math.isclose(
+            row.cost.cost_usd, found.usd_per_device_hour * row.cost.device_hours
+        )
+        assert row.step_s_high <= COMPILING / 2 * row.step_s, "a step that compiled is part of a median"
+
+
+def check_summary(summary: Summary, made_row: Row) -> None:
+    """The parts that are printed are those of the mean that is printed, and their shares are theirs."""
+    terminal = io.StringIO()
+    show_summary(summary, Console(file=terminal, width=100, highlight=False, markup=False))
+    text = terminal.getvalue()
+    mean = float(re.search(r"median; ([\d.,]+) m?s on average", text)[1].replace(",", ""))
+    parts = re.findall(r"^  +(compute|data|exposed|other) +([\d.,]+) m?s +(\d+) %", text, re.MULTILINE)
+    shown = [(float(value.replace(",", "")), int(percent)) for _, value, percent in parts]
+    assert all(abs(100 * value / mean - percent) <= 0.51 + 100 * 0.06 / mean for value, percent in shown), text
+    assert sum(value for value, _ in shown) <= mean * 1.001 + 0.1 * len(shown), text
+    compiled = len(made_row.compiled)
+    assert (f"{compiled} step{'s' * (compiled > 1)} took" in text) == bool(compiled), text
+    assert "in the first step" in text
+    assert ("on average of the last" in text) == (summary.loss_last_steps > 1)
+
+
+def check_beside_others(folder: Path, made) -> None:
+    """A whole run of the file, and one of another model: neither is held against what it is not."""
+    values, step_s, *_ = made
+    spec, row = build(values), Row(1, 1.0, (1.0,) * 3, 0.0, 0.0, 0.0, frozenset())
+    by_rank = events_of(row, step_s, values["train"]["global_batch"])
+    for line in by_rank[0][1:]:
+        line["loss"] *= 1.3  # another schedule
+    whole = written_run(folder.parent, f"whole-{folder.name}", spec, by_rank)
+    told = gather([folder, whole.path])
+    alike = spec.train.steps == STEPS
+    assert alike or "did not train" not in " ".join([*told.verdict, told.same.text])
+    wide = spec.replace({"parallel.ranks": 2, "model.layers": spec.model.layers + 1})
+    other = written_run(folder.parent, f"wide-{folder.name}", wide, by_rank * 2)
+    assert not any("Take" in line or "Stay" in line for line in gather([whole.path, other.path]).verdict)
 
 
 def check_choice(contents, found, chosen: set[str]) -> None:
@@ -185,38 +283,22 @@ def check_choice(contents, found, chosen: set[str]) -> None:
     if first.startswith("Take"):
         (label,) = chosen
         assert first.startswith(f"Take {label}:")
-        assert rows[label].speedup > 1
+        assert rows[label].speedup >= GAIN
+        assert rows[label].scaling.speedup_low > 1
+        assert share_cores(rows.values()) or rows[label].efficiency >= WORTH
         assert rows[label].scaling.speedup_low <= rows[label].speedup <= rows[label].scaling.speedup_high
     elif first.startswith("Stay"):
         assert chosen == {"1 rank"}
+        worth = [row for row in rows.values() if share_cores(rows.values()) or row.efficiency >= WORTH]
+        assert max(row.speedup for row in worth) <= GAIN
     elif first.startswith("Not decided"):
         assert not chosen
+    assert len(rows) > 2 or not found.laws
     for law in found.laws:
+        assert law.curve[-1].ranks <= max(CORES, *(row.ranks for row in rows.values()))
         for point in law.curve:
             assert point.low <= point.speedup * 1.0001
             assert point.speedup <= point.high * 1.0001
         if law.ceiling_high is not None:
             assert max(point.speedup for point in law.curve) <= law.ceiling_high * 1.001
     assert all(math.isfinite(f.share) and f.share <= 1.001 for f in found.findings)
-
-
-CLUSTERS = st.sampled_from(["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4"])
-
-
-def check_plan(values, cluster: str) -> None:
-    """The marked row, the advice and the lines to type are of the same layout."""
-    tokens = {"tokens": 100.0} if values["workload"] == "classifier" else {}
-    found = plan(build(values), cluster=cluster, samples=20_000, **tokens)
-    terminal = io.StringIO()
-    console = Console(file=terminal, width=100, highlight=False, markup=False)
-    for part in shown_plan(found):
-        console.print(part)
-    text = terminal.getvalue()
-    assert "…" not in re.sub(r"… \d+ slower", "", text)
-    rows = {row.devices: row for row in found.rows}
-    assert found.chosen is None or found.chosen in found.rows
-    for devices, times in re.findall(r"on ([\d,]+) devices? will run at ([\d.,]+)×", " ".join(found.advice)):
-        told, row = float(times.replace(",", "")), rows[int(devices.replace(",", ""))]
-        assert abs(told - row.speedup) <= 0.051 * max(1.0, row.speedup)
-    if found.chosen is not None:
-        assert found.overrides()["parallel.ranks"] == found.chosen.devices

@@ -244,7 +244,7 @@ def do_launch(arguments: argparse.Namespace) -> int:
     from paceline.launch.command import launch
 
     own = ["--", *arguments.command] if arguments.before and arguments.command else arguments.command
-    return launch([*arguments.before, *own], arguments.ranks, arguments.restarts)
+    return launch([*arguments.before, *own], arguments.ranks, arguments.restarts, arguments.json)
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -378,7 +378,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     for name, (about, add_arguments, do) in VERBS.items():
         one = verbs.add_parser(name, help=about)
         add_arguments(one)
-        if name not in ("launch", "plan"):  # one prints what its command does, the other has its own
+        if name != "plan":  # it has its own
             one.add_argument("--json", action="store_true", help="print JSON instead of text")
         one.set_defaults(do=do)
     for name, verb in added.items():

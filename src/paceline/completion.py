@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.errors import UserError
+from paceline.record.files import print_json
+
 BASH = """# paceline completion for bash: put this line into ~/.bashrc
 #   eval "$(paceline completion bash)"
 _paceline() {{
@@ -56,14 +59,23 @@ FISH = """# paceline completion for fish: put this line into ~/.config/fish/conf
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"), help="whose script to print")
+    parser.add_argument("--json", action="store_true", help="print verbs, options and keys as JSON instead")
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
     from paceline.cli import parser, verb_names
     from paceline.spec.keys import all_keys
 
-    print(script(arguments.shell, parser(verb_names()), [key.name for key in all_keys() if "." in key.name]))
+    commands, keys = parser(verb_names()), [key.name for key in all_keys() if "." in key.name]
+    if arguments.json:
+        about, options = _verbs(commands)
+        verbs = {verb: {"about": told, "options": options[verb]} for verb, told in about.items()}
+        print_json({"verbs": verbs, "keys": keys})
+    elif arguments.shell is None:
+        raise UserError('which shell? write it as  eval "$(paceline completion bash)",  or zsh or fish')
+    else:
+        print(script(arguments.shell, commands, keys))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +12,9 @@ from paceline import registry
 from paceline.errors import UserError, did_you_mean
 from paceline.record.files import print_json
 from paceline.spec.keys import Key, all_keys, sections_of
+
+NEAR = 0.75
+"""Likeness of a word to a section, from which it is taken for a slip of the hand."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +29,12 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     known = all_keys(arguments.workload)
     exact = [key for key in known if key.name in arguments.asked]
     found = exact or [key for key in known if not arguments.asked or _asked_for(key, arguments.asked)]
-    if not found:
-        word = arguments.asked[0]
-        names = [*sections_of(arguments.workload), *(key.name for key in known)]
-        hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections_of(arguments.workload))}"
+    sections = list(sections_of(arguments.workload))
+    slips = [word for word in arguments.asked if not exact and _misspelt(word, sections, known)]
+    if not found or slips:
+        word = (slips or arguments.asked)[0]
+        names = sections if slips else [*sections, *(key.name for key in known)]
+        hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections)}"
         raise UserError(f"no key of a run file of {arguments.workload} is called {word!r} or speaks of it{hint}")
     if arguments.json:
         print_json([{**asdict(key), "allowed": key.allowed} for key in found])
@@ -51,6 +57,12 @@ def _asked_for(key: Key, words: Sequence[str]) -> bool:
         if len(word) > 2 and word.lower() in f"{key.name} {key.meaning}".lower() and word not in ("run", "train"):
             return True
     return False
+
+
+def _misspelt(word: str, sections: Sequence[str], known: Sequence[Key]) -> bool:
+    """Whether it looks like a section and is no word of any key."""
+    words = {part for key in known for part in re.split(r"\W+|_", f"{key.name} {key.meaning}".lower())}
+    return word not in sections and word.lower() not in words and bool(did_you_mean(word, sections, cutoff=NEAR))
 
 
 def _lines(key: Key) -> Any:

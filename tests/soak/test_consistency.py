@@ -2,7 +2,8 @@
 
 from hypothesis import HealthCheck, given, settings
 
-from consistency import CLUSTERS, check_measurement, check_plan, measurements, run_files
+from consistency import check_measurement, measurements
+from plan_consistency import QUESTIONS, check_plan
 
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -13,7 +14,7 @@ def test_measurements(tmp_path, made):
     check_measurement(tmp_path, made)
 
 
-@given(run_files(), CLUSTERS)
+@given(QUESTIONS)
 @MANY
-def test_plans(values, cluster):
-    check_plan(values, cluster)
+def test_plans(asked):
+    check_plan(asked)

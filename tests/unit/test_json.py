@@ -1,6 +1,7 @@
 """`--json`: what a verb prints, for other programs. Nothing else stands on standard output."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,6 @@ import pytest
 from paceline.cli import main, parser, verb_names
 
 RUN = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model.yaml"
-WITHOUT = {"launch", "completion"}
-"""What these print is somebody else's: of a command, for a shell."""
 
 
 def answer(capsys, *words):
@@ -19,7 +18,7 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("verb", [name for name in verb_names() if name not in WITHOUT])
+@pytest.mark.parametrize("verb", verb_names())
 def test_every_verb_has_it(verb):
     (verbs,) = (action for action in parser([verb])._actions if action.dest == "verb")
     assert "--json" in verbs.choices[verb]._option_string_actions
@@ -35,3 +34,18 @@ def test_a_run_from_the_first_word_to_the_page(capsys, tmp_path):
     assert (seen["status"], seen["step"]) == ("finished", 3)
     (listed,) = answer(capsys, "runs", tmp_path)
     assert listed["metrics"] == seen["evaluation"]
+
+
+def test_how_a_command_ended_and_what_it_printed_elsewhere(capfd):
+    with pytest.raises(SystemExit) as end:
+        main(["launch", "--ranks", "2", "--json", "--", sys.executable, "-c", "print('mine')"])
+    told = capfd.readouterr()
+    found = json.loads(told.out)
+    assert (end.value.code, found["exit_code"], found["ranks"], found["said"]) == (0, 0, 2, [])
+    assert told.err.count("mine") == 2
+
+
+def test_what_a_shell_completes_as_data(capsys):
+    found = answer(capsys, "completion")
+    assert "--repeats" in found["verbs"]["measure"]["options"]
+    assert "train.lr" in found["keys"]

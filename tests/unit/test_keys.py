@@ -35,9 +35,11 @@ def test_a_section_a_key_and_a_word(capsys):
     rows = json.loads(said(capsys, "keys", "parallel", "--json")[1])
     assert all(row["name"].startswith("parallel.") for row in rows)
     assert "model.k" in said(capsys, "keys", "model", "--workload", "topics")[1]
-    code, _, err = said(capsys, "keys", "trian.lr")
-    assert code == 2
-    assert "did you mean 'train.lr'?" in err
+    for slip, meant in (("trian.lr", "train.lr"), ("tran", "train"), ("dta", "data")):
+        code, _, err = said(capsys, "keys", slip)
+        assert code == 2
+        assert f"did you mean {meant!r}?" in err
+    assert said(capsys, "keys", "warm")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from paceline.errors import UserError
 from paceline.launch import blame
@@ -36,6 +37,7 @@ from paceline.launch.environment import LOCALHOST, Place, detect
 from paceline.launch.local import POLL_S, attend, rank_environment, reserved_port
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 from paceline.launch.tf_config import TF_CONFIG, tf_configs
+from paceline.record.files import print_json
 
 Say = Callable[[str], None]
 EXAMPLE = "paceline launch --ranks 2 -- python train.py"
@@ -43,8 +45,11 @@ MOST_RANKS = 1024  # on one machine; more is a slip of the hand
 say_aloud = partial(print, file=sys.stderr, flush=True)
 
 
-def launch(command: Sequence[str], ranks: int | None, restarts: int = 0) -> int:
-    """The verb: start the ranks, or become one where another launcher has started this process."""
+def launch(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
+    """The verb: start the ranks, or become one where another launcher has started this process.
+
+    `as_json` prints how it ended; what the ranks print then goes to standard error.
+    """
     if not command:
         raise UserError(f"which command? write it after  --  as in  {EXAMPLE}")
     if ranks is not None and not 1 <= ranks <= MOST_RANKS:
@@ -52,17 +57,28 @@ def launch(command: Sequence[str], ranks: int | None, restarts: int = 0) -> int:
     if restarts < 0:
         raise UserError(f"--restarts: {restarts} is not a number of restarts; use 0 or more")
     place = detect(os.environ)
+    if place is None and as_json:
+        return _told(command, ranks or 1, restarts)
     if place is None:
-        return run_command(command, 1 if ranks is None else ranks, restarts=restarts)
+        return run_command(command, ranks or 1, restarts=restarts)
     if ranks not in (None, place.world):
         raise UserError(
             f"--ranks {ranks}: {place.launcher} has started this process as one of {place.world} already; "
             "leave --ranks out"
         )
+    if as_json:
+        raise UserError(f"--json: {place.launcher} started the ranks and alone knows how they end; leave it out")
     if restarts:
         raise UserError(f"--restarts {restarts}: {place.launcher} started the ranks and must start them again itself")
     become(command, place)
     return 0
+
+
+def _told(command: Sequence[str], ranks: int, restarts: int) -> int:
+    began, said = time.monotonic(), list[str]()
+    code = run_command(command, ranks, restarts=restarts, say=said.append, output=sys.stderr)
+    print_json({"exit_code": code, "ranks": ranks, "seconds": time.monotonic() - began, "said": said})
+    return code
 
 
 def run_command(
@@ -71,10 +87,12 @@ def run_command(
     environ: Mapping[str, str] | None = None,
     restarts: int = 0,
     say: Say = say_aloud,
+    output: IO[str] | None = None,
 ) -> int:
     """Run `command` in `ranks` processes; 0, or the exit code of the rank that failed first, which `say` names.
 
-    After a failure all of them are started again, at most `restarts` times. `environ` is what they inherit (ours).
+    After a failure all of them are started again, at most `restarts` times. `environ` is what they inherit (ours), and
+    `output` where they print (as we do).
     """
     inherited = os.environ if environ is None else environ
     program = _program(command[0], inherited)
@@ -82,7 +100,7 @@ def run_command(
         for tried in range(restarts + 1):
             with ExitStack() as held:
                 ports = [held.enter_context(reserved_port()) for _ in range(1 + ranks)]
-                all_ = held.enter_context(_started(program, command, rank_environments(inherited, ports)))
+                all_ = held.enter_context(_started(program, command, rank_environments(inherited, ports), output))
                 attend(all_, stop)
                 failures = all_.failures()
             if not failures:
@@ -193,7 +211,9 @@ class _CommandRanks:
 
 
 @contextmanager
-def _started(program: str, command: Sequence[str], environs: Sequence[dict[str, str]]) -> Iterator[_CommandRanks]:
+def _started(
+    program: str, command: Sequence[str], environs: Sequence[dict[str, str]], output: IO[str] | None
+) -> Iterator[_CommandRanks]:
     """The ranks, and a process that ends them if we are killed."""
     started = _CommandRanks([])
     script = Path(__file__).with_name("orphans.py")
@@ -201,7 +221,7 @@ def _started(program: str, command: Sequence[str], environs: Sequence[dict[str, 
     assert guard.stdin is not None
     try:
         for number, environ in enumerate(environs):
-            process = _start(program, command, environ)
+            process = _start(program, command, environ, output)
             started.ranks.append(_CommandRank(number, process))
             guard.stdin.write(f"{process.pid}\n".encode())
             guard.stdin.flush()
@@ -215,10 +235,11 @@ def _started(program: str, command: Sequence[str], environs: Sequence[dict[str, 
         guard.stdin.close()
 
 
-def _start(program: str, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    program: str, command: Sequence[str], environ: Mapping[str, str], output: IO[str] | None
+) -> subprocess.Popen[bytes]:
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output}
     try:
-        return subprocess.Popen(
-            list(command), executable=program, stdin=subprocess.DEVNULL, env=environ, start_new_session=True
-        )
+        return subprocess.Popen(list(command), executable=program, env=environ, start_new_session=True, **streams)
     except OSError as error:
         raise _cannot_start(program, error) from None

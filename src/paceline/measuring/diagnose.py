@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 
-from paceline.measuring.rows import Done, FailedRow, MeasuredRow, TimedRow, done, recommended, reference
+from paceline.measuring.rows import GAIN, Done, FailedRow, MeasuredRow, TimedRow, done, recommended, reference
 
 NOTABLE = 0.1
 """Of a step: a part that is smaller is not named as a cause."""
@@ -19,7 +19,7 @@ UNEVEN = 1.15
 """A rank that works so many times as long as the others is named."""
 FEW_SAMPLES = 8
 PAYS = 1.2
-"""A speed-up beyond doubt."""
+"""A speed-up of a single repeat from which a row may pay, whatever the others say."""
 ANYTHING = 2.0
 """The highest speed-up of the repeats over the lowest: from here on there is no verdict."""
 MORE_THAN_RANKS = 1.05
@@ -138,7 +138,7 @@ class Decision:
 
     choice: Choice
     row: TimedRow
-    """The one to take, or to measure again; where nothing pays, that of the most ranks."""
+    """The one to take, or to measure again; where nothing pays, the fastest beside the reference."""
     base: TimedRow
 
 
@@ -153,7 +153,8 @@ def decide(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
         again = best if best in doubtful else max(doubtful, key=lambda row: row.scaling.speedup_high)
         return Decision(Choice.UNDECIDED, again, base)
     if best is base or best.speedup <= base.ranks:
-        return Decision(Choice.STAY, max(measured, key=lambda row: row.ranks), base)
+        others = (row for row in measured if row is not base)
+        return Decision(Choice.STAY, max(others, key=lambda row: row.speedup, default=base), base)
     return Decision(Choice.TAKE, best, base)
 
 
@@ -168,7 +169,8 @@ def settled(rows: Sequence[Done | FailedRow]) -> list[Done | FailedRow]:
 def _doubtful(row: TimedRow, base: TimedRow) -> bool:
     """Whether some repeats say that a row pays, and others that it does not; or they say anything at all."""
     low, high = row.scaling.speedup_low, row.scaling.speedup_high
-    return (low <= base.ranks and high > PAYS * base.ranks) or high > ANYTHING * low
+    pays = high > PAYS * base.ranks or row.speedup >= GAIN * base.ranks
+    return (low <= base.ranks and pays) or high > ANYTHING * low
 
 
 def beyond_its_ranks(row: TimedRow) -> bool:

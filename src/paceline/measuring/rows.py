@@ -12,6 +12,8 @@ from paceline.record.files import from_flat, to_flat
 
 WORTH = 0.5
 """Efficiency below which more ranks are not recommended: half of what is paid for would be lost."""
+GAIN = 1.1
+"""Times the speed of fewer ranks, below which more of them are not recommended."""
 GRADIENT_BYTES = 4.0
 
 
@@ -310,27 +312,40 @@ def reference(rows: Iterable[Done | FailedRow]) -> Done | None:
 def priced(
     rows: Sequence[Done | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
 ) -> list[Done | FailedRow]:
-    """Time, device-hours and cost of the whole run on each row."""
+    """Time, device-hours and cost of the whole run on each row; cores that ranks share count as one device."""
+    shared = share_cores(rows)
     return [
-        row if isinstance(row, FailedRow) else replace(row, cost=_cost(row, total_samples, usd_per_device_hour))
+        row
+        if isinstance(row, FailedRow)
+        else replace(row, cost=_cost(row, 1 if shared else row.ranks, total_samples, usd_per_device_hour))
         for row in rows
     ]
 
 
-def _cost(row: TimedRow, total_samples: int | None, price: float | None) -> Cost:
+def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:
+    """Whether the ranks of each row divide the same cores among them, and so cost the same however many there are."""
+    on_cores = (row for row in done(rows) if isinstance(row, MeasuredRow) and row.resources.device is None)
+    return len({row.resources.threads for row in on_cores if row.resources.threads}) > 1
+
+
+def _cost(row: TimedRow, devices: int, total_samples: int | None, price: float | None) -> Cost:
     hours = total_samples / row.samples_per_s / 3600 if total_samples else None
-    device_hours = hours * row.ranks if hours is not None else None
+    device_hours = hours * devices if hours is not None else None
     usd = device_hours * price if device_hours is not None and price is not None else None
-    per_million = 1e6 / row.samples_per_s / 3600 * row.ranks * price if price is not None else None
+    per_million = 1e6 / row.samples_per_s / 3600 * devices * price if price is not None else None
     return Cost(hours, device_hours, usd, per_million)
 
 
 def recommended(rows: Iterable[Done | FailedRow]) -> Done | None:
-    """The fastest at an efficiency of a half or more; where speed is the same within its spread, the fewer ranks."""
+    """The fastest at an efficiency of a half or more; the fewest ranks that are as fast within their spread, or nearly.
+
+    Ranks that share cores cost nothing more, so their efficiency does not matter.
+    """
     measured = done(rows)
-    fine = [row for row in measured if row.efficiency >= WORTH] or measured
-    if not fine:
+    shared = share_cores(measured)
+    fine = [row for row in measured if shared or row.efficiency >= WORTH]
+    best = max(fine, key=lambda row: row.speedup, default=None)
+    if best is None:
         return None
-    best = max(fine, key=lambda row: row.speedup)
-    as_fast = [row for row in fine if row.scaling.speedup_high >= best.speedup and row.ranks < best.ranks]
-    return min(as_fast, key=lambda row: row.ranks, default=best)
+    near = [row for row in fine if max(row.scaling.speedup_high, GAIN * row.speedup) >= best.speedup]
+    return min((row for row in near if row.ranks < best.ranks), key=lambda row: row.ranks, default=best)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -136,6 +136,8 @@ def fit_laws(
     reach = REACH * max(points, default=1)
     reach = reach if most is None else max(*points, min(reach, most)) if points else 1
     found = [_fit(name, given, points, reach) for name in names if len(given) >= LAWS[name].needs]
+    if most is not None:  # what no number of ranks passes is not known where more of them have no cores
+        found = [replace(law, ceiling=None, peak_ranks=None, ceiling_high=None) for law in found]
     return [law for law in found if law.error <= BELIEVED]
 
 

@@ -16,7 +16,7 @@ from paceline.measuring.diagnose import (
     more_workers,
     samples_per_pass,
 )
-from paceline.measuring.rows import FailedRow, MeasuredRow, TimedRow, done, reference
+from paceline.measuring.rows import GAIN, FailedRow, MeasuredRow, TimedRow, done, reference, share_cores
 from paceline.measuring.scaling import LAWS, LawFit
 from paceline.record.environment import BUSY
 from paceline.record.units import duration, number, percent
@@ -199,12 +199,21 @@ def decision_text(rows: Sequence[TimedRow | FailedRow]) -> str:
                 "measure again with more repeats."
             )
         case Choice.STAY:
-            also = f"; {row.label} reach{_es(row)} {times}" if row is not base else ""
-            return f"Stay on {base.label}: more do not pay{also}."
+            also = ""
+            if base.ranks < row.speedup < GAIN * base.ranks:
+                also = f", and a gain below {percent(GAIN - 1)} is not worth them"
+            elif row.speedup > base.ranks:
+                also = f", {_price(row, rows)}"
+            return f"Stay on {base.label}: more do not pay; {row.label} reach{_es(row)} {times}{also}."
         case Choice.TAKE:
-            cost = (row.ranks / base.ranks) / (row.speedup / base.ranks)
-            price = f"at {number(cost, 3)}× the device-hours" if cost > 1.005 else "at no more device-hours"
-            return f"Take {row.label}: {times} as fast as {base.label}, {price}."
+            return f"Take {row.label}: {times} as fast as {base.label}, {_price(row, rows)}."
+
+
+def _price(row: TimedRow, rows: Sequence[TimedRow | FailedRow]) -> str:
+    if share_cores(rows):
+        return "on the same cores"
+    cost = row.ranks / row.speedup
+    return f"at {number(cost, 3)}× the device-hours" if cost > 1.005 else "at no more device-hours"
 
 
 def _es(row: TimedRow) -> str:
@@ -250,7 +259,8 @@ def notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> l
     threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
     if len(set(threads.values())) > 1:
         told = ", ".join(f"{label}: {count}" for label, count in threads.items())
-        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({told}).")
+        paid = ", and the machine counts as one device" if share_cores(measured) else ""
+        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({told}){paid}.")
     found += [
         f"{row.label}: {row.compiled_steps} step{'s' * (row.compiled_steps > 1)} of a run compiled or recorded, "
         f"{duration(row.compiled_s)} in all; no median counts them."

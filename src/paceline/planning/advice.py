@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.layout import Layout
-from paceline.planning.candidates import MEMORY_BAND, Limits, Price, family_name
+from paceline.planning.candidates import MEMORY_BAND, Limits, Price
 from paceline.planning.formulas.placement import Reduction
 from paceline.planning.search import search
 from paceline.record.units import duration, percent, size
 
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan, PlannedRow
+    from paceline.planning.subject import Subject
     from paceline.planning.training import TrainingSubject
 
 PAYS = 1.1
@@ -45,7 +46,7 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
     elif most.efficiency < 0.5:
         yield _does_not_pay(subject, plan, most)
     else:
-        yield _pays(chosen, plan.base)
+        yield _pays(subject, chosen, plan.base)
     yield from _computes_longer(subject, plan.base, most.price, plan.site.shared)
     if chosen.price.tight:
         yield (
@@ -61,12 +62,14 @@ def advise_training(subject: TrainingSubject, plan: Plan) -> Iterator[str]:
     yield from _types(subject, chosen.price)
 
 
-def over(base: Price) -> str:
+def over(subject: Subject, base: Price) -> str:
     """What speed-ups are counted from, by its name."""
-    n, layout = base.devices, family_name(base.layout)
-    if base.layout.offload:
-        layout += ", states in host memory"
-    return "one device" if layout == "single" else f"{_few(n)} ({layout})"
+    layout = subject.layout_name(base).replace(" *", ", states in host memory")
+    return "one device" if layout == "single" else f"{_few(base.devices)} ({layout})"
+
+
+def _named(subject: Subject, price: Price) -> str:
+    return subject.layout_name(price).removesuffix(" *")
 
 
 def _misses_memory(subject: TrainingSubject, plan: Plan) -> bool:
@@ -78,18 +81,19 @@ def _misses_memory(subject: TrainingSubject, plan: Plan) -> bool:
     return alone is None or alone.layout.offload
 
 
-def _pays(chosen: PlannedRow, base: Price) -> str:
+def _pays(subject: TrainingSubject, chosen: PlannedRow, base: Price) -> str:
     p, n = chosen.price, chosen.devices
+    name = _named(subject, p)
     if n == 1:
         return f"Take one device: a step takes {duration(p.step_s)}."
     if n == base.devices:
-        return f"{family_name(p.layout)} on {n} devices: a step takes {duration(p.step_s)}."
+        return f"{name} on {n} devices: a step takes {duration(p.step_s)}."
     hidden = p.time.comm_s - p.time.exposed_s
     travel = f"communicates {duration(p.time.comm_s)}"
     if hidden > 0.1 * p.time.comm_s:
         travel += f", of which {hidden / p.time.comm_s:.0%} hide behind the arithmetic".replace("%", " %")
     return (
-        f"{family_name(p.layout)} on {n} devices will run at {times(chosen.speedup)} the speed of {over(base)}: "
+        f"{name} on {n} devices will run at {times(chosen.speedup)} the speed of {over(subject, base)}: "
         f"each step computes {duration(p.time.compute_s)} and {travel}."
     )
 
@@ -100,7 +104,7 @@ def _computes_longer(subject: TrainingSubject, base: Price, most: Price, shared:
         return
     alone, together = (subject.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
     longer = f"Each of {most.devices} devices computes {duration(most.time.compute_s)} in a step, and "
-    longer += f"{over(base)} {duration(base.time.compute_s)}"
+    longer += f"{over(subject, base)} {duration(base.time.compute_s)}"
     if shared:
         yield f"{longer}: ranks share the cores of one machine."
     elif alone.one_graph and not together.one_graph:
@@ -115,9 +119,9 @@ def _computes_longer(subject: TrainingSubject, base: Price, most: Price, shared:
 def _does_not_pay(subject: TrainingSubject, plan: Plan, most: PlannedRow) -> str:
     """The case that people find out by burning hours: what it would run at, why, and what would help instead."""
     p, n = most.price, most.devices
-    name = family_name(p.layout)
+    name = _named(subject, p)
     assert plan.base is not None
-    said = f"{name} on {n} devices will run at {times(most.speedup)} the speed of {over(plan.base)}: "
+    said = f"{name} on {n} devices will run at {times(most.speedup)} the speed of {over(subject, plan.base)}: "
     said += f"each step computes {duration(p.time.compute_s)}"
     fixed = p.time.update_s + p.time.overhead_s
     if p.time.exposed_s >= fixed:
@@ -197,7 +201,7 @@ def _too_large(plan: Plan, base: Price) -> str:
     if states <= where.memory_bytes:
         rest = ", and activations do not fit beside them"
     host = f" and {size(base.memory.host_bytes)} of host memory" if base.layout.offload else ""
-    least = f"{family_name(base.layout)} on {_few(n)} needs {size(base.memory.total_bytes)}{host} on each."
+    least = f"{_named(plan.subject, base)} on {_few(n)} needs {size(base.memory.total_bytes)}{host} on each."
     return f"{said}: weights, gradients and optimiser states take {size(states)}{rest}. {least}"
 
 

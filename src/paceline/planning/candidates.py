@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -117,10 +117,14 @@ class Limits:
     micro_batch: int | None = None
     checkpointing: str | None = None
     offload: bool | None = None
+    written: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+    """The fields of `parallel` that say so, as the run file has them."""
 
     def words(self) -> str:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return " ".join(f"parallel.{name}={str(value).lower()}" for name, value in given.items())
+        return " ".join(f"parallel.{name}={str(value).lower()}" for name, value in self.written)
+
+
+INSISTED = tuple(one.name for one in fields(Limits) if one.name != "written")
 
 
 def limits_of(spec: RunSpec) -> Limits:
@@ -128,16 +132,18 @@ def limits_of(spec: RunSpec) -> Limits:
     parallel = spec.parallel
     usual = type(parallel)()
     given = {}
-    for name in vars(Limits()):
+    for name in INSISTED:
         value = getattr(parallel, name)
         written = spec.origin(f"parallel.{name}") != DEFAULT or value != getattr(usual, name)
         if written and value not in (None, "auto"):
             given[name] = value
+    said = tuple(given.items())
     if given.get("strategy") == "zero3":
         given["strategy"] = "fsdp"
     if parallel.reduce != "exact":  # for data parallelism alone
         given = {"strategy": "ddp", "tensor": 1, "pipeline": 1, **given}
-    return Limits(**given)
+        said = (*said, ("reduce", parallel.reduce))
+    return Limits(**given, written=said)
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class Refusal(Enum):
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
     NO_CONTEXT = "context {context} does not divide them"
     NO_SAMPLE = "batch {batch} leaves some without a sample"
-    UNFILLED = "{samples} samples per rank do not fill {stages} stages"
+    UNFILLED = "{samples} per rank cannot fill {stages} stages"
     MEMORY = "{term} {over} over"
     MEMORY_OFFLOADED = "{term} {over} over even offloaded"
     HOST_MEMORY = "offloaded states take {needed_bytes} of host memory per node, which has {capacity_bytes}"

@@ -69,8 +69,9 @@ class LayoutSpace:
             yield self._refused(axes, who, Refusal.NO_SAMPLE, facts)
             return
         if pipeline > 1 and self.batch // data < pipeline:
-            facts = {"samples": self.batch // data, "stages": pipeline}
-            yield self._refused(sides, "", Refusal.UNFILLED, facts)
+            share = self.batch // data
+            said = {"samples": f"{share} sample{'s' * (share > 1)}", "stages": pipeline}
+            yield self._refused(sides, "", Refusal.UNFILLED, said)
             return
         schedule = self.limits.schedule or "1f1b"
         sequence = self.limits.sequence
@@ -117,7 +118,7 @@ class LayoutSpace:
         free = STRATEGIES if self.divisible.weights else HELD_WHOLE
         for strategy in free if asked is None else (asked,):
             if strategy == "single":
-                if self.devices == 1:
+                if self.devices == 1 or (asked is not None and data == 1):
                     yield 1, 1, strategy
             elif strategy == "hsdp":
                 in_node = max(1, self.cluster.per_node // tensor)

@@ -17,6 +17,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-efficiency", type=float, metavar="0.5", help="recommend only what wastes no more")
     parser.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
     parser.add_argument("--spot-price", type=float, metavar="USD", help="the same of devices that may be taken away")
+    parser.add_argument("--spot", action="store_true", help="count with that price: cost, budget and the page")
     parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
     parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
     parser.add_argument(

@@ -84,7 +84,7 @@ class Plan(Tabular):
     @functools.cached_property
     def choice(self) -> RowChoice:
         """The rows by what they are best at."""
-        return RowChoice(self.rows, self.wishes, one_machine=self.site.shared)
+        return RowChoice(self.rows, self.wishes)
 
     @functools.cached_property
     def chosen(self) -> PlannedRow | None:
@@ -193,7 +193,7 @@ def plan(
         limits=limits,
         rates=rates,
         base=base,
-        rows=tuple(planned_row(f, base, subject, rates) for f in found if base and f.chosen),
+        rows=tuple(planned_row(f, base, subject, rates, site.shared) for f in found if base and f.chosen),
         out=tuple(f for f in found if f.chosen is None),
         impossible=tuple(impossible),
         wishes=wishes,
@@ -233,23 +233,24 @@ def _grown(site: Site, devices: int) -> Site:
 
 
 def _base(subject: Subject, site: Site, limits: Limits, found: Sequence[Found]) -> Price | None:
-    """The fewest devices that hold the run, with its states on them if that is possible; None where nothing fits.
+    """The fewest devices that hold the run with its states on them, else in host memory; None where nothing fits.
 
-    Doublings from one are tried beside those asked for, so that a row reads the same whatever stands around it.
+    Doublings up to all that there are are tried beside those asked for, so that a row reads the same whatever stands
+    around it.
     """
     if not any(f.chosen for f in found):
         return None
     known = {f.devices: f for f in found}
-    offloaded = next((f.chosen for f in found if f.chosen), None)
     kept = replace(limits, offload=False) if limits.offload is None else limits
-    for n in sorted({*known, *(1 << k for k in range(found[-1].devices.bit_length()))}):
-        try:
-            tried = (known.get(n) or search(subject, n, site.at(n), kept)).chosen
-        except UserError:  # not whole nodes
-            continue
-        if tried is not None and not tried.layout.offload:
-            return tried
-    return offloaded
+    for offload, allowed in ((False, kept), (True, limits)):
+        for n in sorted({*known, *(1 << k for k in range(site.devices.bit_length()))}):
+            try:
+                tried = (known.get(n) or search(subject, n, site.at(n), allowed)).chosen
+            except UserError:  # not whole nodes
+                continue
+            if tried is not None and tried.layout.offload <= offload:
+                return tried
+    return None
 
 
 def _search(subject: Subject, site: Site, counts: list[int], limits: Limits) -> tuple[list[Found], list[Refused]]:

@@ -40,6 +40,8 @@ class PlannedRow:
     """The same hours at the price of devices that may be taken away."""
     pauses_s: Mapping[str, float] = field(default_factory=dict)
     """Of the whole run, between its steps; `hours` has them in it."""
+    one_machine: bool = False
+    """The devices are ranks that share one machine, which is paid for once."""
 
     @property
     def efficiency(self) -> float:
@@ -48,7 +50,11 @@ class PlannedRow:
 
     @property
     def device_hours(self) -> float | None:
-        return None if self.hours is None else self.hours * self.devices
+        return None if self.hours is None else self.hours * self.paid_devices
+
+    @property
+    def paid_devices(self) -> int:
+        return 1 if self.one_machine else self.devices
 
     @property
     def run_s(self) -> float:
@@ -74,6 +80,8 @@ class Rates:
     usd: float | None = None
     spot_usd: float | None = None
     """Of devices that may be taken away."""
+    take_spot: bool = False
+    """Count with that one."""
 
     def checked(self) -> Rates:
         for option, value in (("--price", self.usd), ("--spot-price", self.spot_usd)):
@@ -82,20 +90,27 @@ class Rates:
 
     def over(self, usual: Rates) -> Rates:
         """What is said, else the usual ones; beside a price of one's own, other people's spot price means nothing."""
-        return replace(usual, spot_usd=self.spot_usd or usual.spot_usd) if self.usd is None else self
+        said = self if self.usd is not None else replace(self, usd=usual.usd, spot_usd=self.spot_usd or usual.spot_usd)
+        if not self.take_spot:
+            return said
+        if said.spot_usd is None:
+            raise UserError("--spot: nobody said what such devices cost as spot; say it with  --spot-price USD")
+        return replace(said, usd=said.spot_usd, spot_usd=None)
 
 
-def planned_row(found: Found, base: Price, subject: Subject, rates: Rates) -> PlannedRow:
+def planned_row(found: Found, base: Price, subject: Subject, rates: Rates, one_machine: bool) -> PlannedRow:
     assert found.chosen is not None
     chosen, n = found.chosen, found.devices
     pauses_s = subject.pauses_s(chosen)
     hours = None
     if subject.steps is not None:
         hours = (chosen.start_s + subject.steps * chosen.step_s + sum(pauses_s.values())) / 3600
-    usd, spot = (None if hours is None or rate is None else hours * n * rate for rate in (rates.usd, rates.spot_usd))
     kwh = None if hours is None else hours * (chosen.where.cluster.device.watts * n) / 1e3
     speedup = base.step_s / chosen.step_s
-    return PlannedRow(n, found, chosen, speedup, base.devices, hours, usd, kwh, spot, pauses_s)
+    row = PlannedRow(n, found, chosen, speedup, base.devices, hours, None, kwh, None, pauses_s, one_machine)
+    paid_h = row.device_hours
+    usd, spot = (None if paid_h is None or rate is None else paid_h * rate for rate in (rates.usd, rates.spot_usd))
+    return replace(row, cost_usd=usd, spot_usd=spot)
 
 
 @dataclass(frozen=True)
@@ -152,12 +167,14 @@ class RowChoice:
     rows: tuple[PlannedRow, ...]
     """Fewest devices first."""
     wishes: Wishes = field(default_factory=Wishes)
-    one_machine: bool = False
-    """Its ranks share it, and cost nothing more."""
+
+    @property
+    def one_machine(self) -> bool:
+        return any(row.one_machine for row in self.rows)
 
     def paid_s(self, row: PlannedRow) -> float:
         """What money is proportional to."""
-        return row.run_s if self.one_machine else row.devices * row.run_s
+        return row.paid_devices * row.run_s
 
     @functools.cached_property
     def kept(self) -> tuple[PlannedRow, ...]:
@@ -223,6 +240,6 @@ class RowChoice:
         if names := [name for name, of in best.items() if of is row]:
             return ", ".join(names[:2])  # what is fastest and cheapest is the knee too
         if self.gains_nothing(row):
-            return "gains nothing"
+            return "slower" if self.one_machine else "gains nothing"
         assert self.knee is not None
         return "past the knee" if row.devices > self.knee.devices else "pays"

@@ -138,6 +138,8 @@ def _best(subject: Subject, family: Family, where: Where, limits: Limits, offloa
                     hungry = min(filter(None, (hungry, priced)), key=lambda p: p.host_over_bytes)
                 elif priced.fits and (found is None or _better(priced, found)):
                     found = priced
+        if found is not None and not found.tight and layouts and held_bytes(layouts[0]) <= device.memory_bytes:
+            break  # every batch fits: to compute anything again can only take longer
         if found is None and layouts:
             least = min(filter(None, (least, (held_bytes(layouts[-1]), layouts[-1]))), key=lambda one: one[0])
     if found is not None:

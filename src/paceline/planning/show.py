@@ -58,8 +58,10 @@ def _head(plan: Plan) -> Iterator[str]:
     links = f"{size(where.link_bytes_s)}/s in a node" if where.per_node > 1 and where.link_bytes_s > 1 else ""
     network = f"{number(where.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if where.nodes > 1 else ""
     rates = plan.rates
-    price = f"{rates.usd:g} USD per device and hour" if rates.usd is not None else ""
-    if rates.spot_usd is not None:
+    price = f"{rates.usd:g} USD per {'machine' if site.shared else 'device'} and hour" if rates.usd is not None else ""
+    if rates.take_spot:
+        price += " as spot"
+    elif rates.spot_usd is not None:
         price += f"{' (' if price else ''}{rates.spot_usd:g}{' as' if price else ' USD'} spot{')' if price else ''}"
     shape = f"{f'{where.nodes} × ' * (where.nodes > 1)}{where.per_node} × {where.device.name}"
     if site.shared:
@@ -85,19 +87,27 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _devices(plan: Plan) -> Any:
     wording, name, choice = plan.subject.wording, plan.subject.layout_name, plan.choice
-    longest = max(len(name(row.price)) for row in plan.rows)
+    roomy = max(len(name(row.price)) for row in plan.rows) <= ROOMY
+    known = any(row.hours is not None for row in plan.rows)
     optional = {
-        "kWh": longest <= ROOMY,
-        "USD": plan.rates.usd is not None,
-        "spot USD": plan.rates.spot_usd is not None and longest <= ROOMY,
+        wording.total: known,
+        "kWh": known and roomy,
+        "USD": known and plan.rates.usd is not None,
+        "spot USD": known and plan.rates.spot_usd is not None and roomy,
         "cost": _costs(plan),
     }
     shown = [column for column, wanted in optional.items() if wanted]
-    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", wording.total, *shown, "verdict"]
+    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", *shown, "verdict"]
     table = PlainTable(*columns, left=3, remark=True)
     for row in plan.rows:
-        said = {"kWh": row.energy_kwh, "USD": row.cost_usd, "spot USD": row.spot_usd}
-        amounts = {**{name: amount(value) for name, value in said.items()}, "cost": multiple(choice.relative_cost(row))}
+        long = short(row.hours * 3600) if wording.durations and row.hours is not None else amount(row.hours)
+        amounts = {
+            wording.total: long,
+            "kWh": amount(row.energy_kwh),
+            "USD": amount(row.cost_usd),
+            "spot USD": amount(row.spot_usd),
+            "cost": multiple(choice.relative_cost(row)),
+        }
         table.add_row(
             "✓" if row is plan.chosen else " ",
             f"{row.devices:,}",
@@ -105,7 +115,6 @@ def _devices(plan: Plan) -> Any:
             short(row.price.step_s),
             multiple(row.speedup),
             percent(row.efficiency),
-            short(row.hours * 3600) if wording.durations and row.hours is not None else amount(row.hours),
             *(amounts[column] for column in shown),
             choice.verdict(row),
             style="bold" if row is plan.chosen else "",
@@ -157,13 +166,18 @@ def _compared(plan: Plan) -> Iterator[str]:
         rows = sorted((row for row in plan.rows if names[row.devices]), key=lambda row: row.run_s)
         yield from wrapped("; ".join(f"{_and(names[row.devices])}: {_who(row)}" for row in rows), "")
     yield from wrapped(_wished(plan), "")
-    fewest = ", the fewest that hold it" * (base.devices > 1) + " as the run file insists" * (
-        base.devices > 1 and bool(plan.limits.words())
+    fewest = ""
+    if base.devices > 1:
+        fewest = ", the fewest that hold it"
+        elsewhere = any(row.price.layout.offload for row in plan.rows) and not base.layout.offload
+        fewest += " without host memory" * elsewhere
+        fewest += " as the run file insists" * bool(plan.limits.words())
+    yield from wrapped(
+        f"speed-ups are over {over(plan.subject, base)}{fewest}{'; cost is over the cheapest' * _costs(plan)}", ""
     )
-    yield from wrapped(f"speed-ups are over {over(base)}{fewest}{'; cost is over the cheapest' * _costs(plan)}", "")
-    if plan.rates.spot_usd is not None and plan.subject.steps is not None:
+    if (plan.rates.take_spot or plan.rates.spot_usd is not None) and plan.subject.steps is not None:
         yield "spot devices may be taken away: what was done since the last checkpoint is then done again"
-    if (ceilings := plan.ceilings) is None:
+    if (ceilings := plan.ceilings) is None or plan.site.shared:  # no law goes beyond the cores of a machine
         return
     serial = ceilings.serial_share
     share = f"{percent(serial) if serial >= 0.1 else f'{100 * serial:.2g} %'} serial"
@@ -180,8 +194,11 @@ def _and(words: list[str]) -> str:
 def _wished(plan: Plan) -> str:
     """What was asked for, and whether a row keeps to it."""
     wishes, chosen = plan.wishes, plan.chosen
-    asked = [f"a deadline of {amount(wishes.deadline_h)} h"] * (wishes.deadline_h is not None)
-    asked += [f"a budget of {amount(wishes.budget_usd)} USD"] * (wishes.budget_usd is not None)
+    asked = []
+    if wishes.deadline_h is not None:
+        asked.append(f"a deadline of {wishes.deadline_h:,.6g} h")
+    if wishes.budget_usd is not None:
+        asked.append(f"a budget of {wishes.budget_usd:,.10g} USD")
     if wishes.min_efficiency is not None:
         asked.append(f"an efficiency of at least {percent(wishes.min_efficiency)}")
     if chosen is None:

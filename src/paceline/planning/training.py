@@ -14,6 +14,7 @@ from paceline.layout import Layout, layout_of
 from paceline.planning.advice import advise_training
 from paceline.planning.candidates import Family, Limits, Price, Refusal, Refused, family_name
 from paceline.planning.formulas.memory import Memory, memory
+from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import NUMBERS, Numbers, Placement, Reduction, Runtime
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, repeated
 from paceline.planning.formulas.steptime import step_time
@@ -237,7 +238,7 @@ class TrainingSubject(Subject):
     def _placed(self, layout: Layout, device: Device) -> Placement:
         passes = layout.passes(layout.global_batch)
         zero = ZERO.get(layout.strategy, 0)
-        placement = Placement(
+        return Placement(
             *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, self.context),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
             accumulate=passes,
@@ -248,8 +249,8 @@ class TrainingSubject(Subject):
             schedule=cast(Any, layout.schedule),
             offload="none" if not layout.offload else "all" if zero == 3 else "states",
             reduction=self.reduction,
+            runtime=self._runtime(layout, device, sharded=zero == 3),
         )
-        return replace(placement, runtime=self._runtime(layout, device, sharded=placement.zero == 3))
 
     def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
         """What is compiled on a device, and what stays in its memory."""
@@ -270,22 +271,35 @@ class TrainingSubject(Subject):
 
     def memory(self, layout: Layout, where: Where) -> Memory:
         """Of the fullest device, with the longest samples in one pass."""
+        known = (layout, where.cluster.device.synchronous, where.physics)
+        if known not in self._memories:
+            self._memories[known] = self._memory(layout, where)
+        return self._memories[known]
+
+    @functools.cached_property
+    def _memories(self) -> dict[tuple[Layout, bool, Physics], Memory]:
+        return {}
+
+    def _memory(self, layout: Layout, where: Where) -> Memory:
         device = where.cluster.device
         placement = self.placement(layout, device)
-        fullest = placement.micro_batch * self.lengths.fullest(placement.micro_batch)
-        found = memory(self.blocks, replace(placement, micro_batch=fullest), self.numbers, where.physics)
+        fullest = self.lengths.fullest(placement.micro_batch)
+        filled = placement if fullest == 1 else replace(placement, micro_batch=placement.micro_batch * fullest)
+        found = memory(self.blocks, filled, self.numbers, where.physics)
+        buffers = found.buffers_bytes
         if not device.synchronous:
-            found = replace(found, buffers_bytes=found.buffers_bytes + THREADS * WORKSPACE_BYTES)
+            buffers += THREADS * WORKSPACE_BYTES
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
-            found = replace(found, buffers_bytes=found.buffers_bytes + found.weights_bytes / placement.shards)
-        return found
+            buffers += found.weights_bytes / placement.shards
+        return replace(found, buffers_bytes=buffers)
 
     def price(self, layout: Layout, where: Where) -> Price:
         placement = self.placement(layout, where.cluster.device)
         blocks = self._launched(placement.micro_batch, where.cluster.device)
         time = step_time(blocks, placement, where.cluster, self.numbers, where.physics)
         read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
-        time = replace(time, data_s=max(0.0, read_s - time.step_s))  # batches are made ahead, beside the step
+        if read_s > time.step_s:  # batches are made ahead, beside the step
+            time = replace(time, data_s=read_s - time.step_s)
         return Price(layout, where, time, self.memory(layout, where))
 
     def _launched(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:

@@ -52,7 +52,7 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
             asked,
             cluster=arguments.cluster,
             devices=devices,
-            price=Rates(arguments.price, arguments.spot_price),
+            price=Rates(arguments.price, arguments.spot_price, arguments.spot),
             samples=arguments.samples,
             tokens=arguments.tokens,
             calibration=arguments.calibration,
@@ -107,7 +107,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     }
     given |= {option: vars(arguments)[what.key] for option, (_, what) in registry.plan_options().items()}
     said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    return ["paceline", "plan", *arguments.words, *said]
+    return ["paceline", "plan", *arguments.words, *said, *["--spot"] * arguments.spot]
 
 
 def _write(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:

@@ -105,7 +105,7 @@ def _breakdown(contents: Contents) -> Chart:
     longest = max(map(sum, zip(*terms.values(), strict=True)))
     terms = {name: values for name, values in terms.items() if max(values) > LEAST_SHARE * longest}
     planned = [None if plan is None else short(plan.step_s * 1e3) for plan in plans]
-    caption = "Milliseconds of a step, by what the ranks did: medians over the steps and the repeats."
+    caption = "Milliseconds of a step, by what the ranks did: medians over the steps of the middle repeat."
     if any(planned):
         caption += " The mark is the step as it was planned."
     data = {"labels": labels, "terms": terms, "names": TERMS, "plan": planned}
@@ -144,7 +144,7 @@ def _difference(contents: Contents) -> Chart:
     each = max(60, min(MOST_PER_RUN // 2, MOST_POINTS // 2 // len(others)))
     lines = []
     for run in others:
-        found = [(step, d) for step, d in loss_differences(first, run) if d > 0]
+        found = [(step, d) for step, d in loss_differences(first, run) if 0 < d < math.inf]
         width = max(1, math.ceil(len(found) / each))
         points = [max(found[i : i + width], key=lambda p: p[1]) for i in range(0, len(found), width)]
         lines.append({"name": run.name, "points": [[step, float(f"{d:.3g}")] for step, d in points]})

@@ -149,17 +149,22 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def loss_differences(reference: RunView, other: RunView) -> list[tuple[int, float]]:
-    """(step, relative difference of the loss) at the steps that both have."""
+    """(step, relative difference of the loss) at the steps of both; infinite where one alone is finite."""
     ours = {p.step: p.loss for p in reference.points}
-    both = [p for p in other.points if p.step in ours and math.isfinite(p.loss) and math.isfinite(ours[p.step])]
-    return [(p.step, abs(p.loss - ours[p.step]) / max(abs(ours[p.step]), 1e-30)) for p in both]
+    pairs = [(p.step, ours[p.step], p.loss) for p in other.points if p.step in ours]
+    return [(step, _difference(a, b)) for step, a, b in pairs if math.isfinite(a) or math.isfinite(b)]
+
+
+def _difference(ours: float, other: float) -> float:
+    finite = math.isfinite(ours) and math.isfinite(other)
+    return abs(other - ours) / max(abs(ours), 1e-30) if finite else math.inf
 
 
 @dataclass(frozen=True)
 class Comparison:
     runs: int
     steps: int
-    """Of the shortest run."""
+    """That all of them have in common with the first."""
     differing: tuple[str, ...]
     """Keys of the specs that ask for another training; the losses say nothing then."""
     largest: float
@@ -173,6 +178,12 @@ class Comparison:
     def text(self) -> str:
         if self.differing:
             return f"The runs differ in {', '.join(self.differing[:4])}, so their losses are not expected to be equal."
+        if not self.steps:
+            return "The runs have no loss of the same step, so nothing is compared."
+        if math.isinf(self.largest):
+            return (
+                f"The runs did not train the same thing: only some losses are finite ({self.run} at step {self.step})."
+            )
         same = f"All {self.runs} runs trained the same thing"
         if not self.largest:
             return f"{same}: the losses are equal to the last digit over {self.steps} steps."
@@ -189,13 +200,15 @@ def compared(runs: Sequence[RunView]) -> Comparison | None:
     values = [_what_decides(run.spec) for run in runs]
     keys = dict.fromkeys(key for found in values for key in found)
     differing = tuple(key for key in keys if any(found.get(key) != values[0].get(key) for found in values[1:]))
+    found = [] if differing else [(run.name, loss_differences(first, run)) for run in others]
     largest, name, step = 0.0, "", 0
-    for run in () if differing else others:
-        for at, difference in loss_differences(first, run):
+    for other, differences in found:
+        for at, difference in differences:
             if difference > largest:
-                largest, name, step = difference, run.name, at
+                largest, name, step = difference, other, at
     tolerance = AS_EQUAL * TOLERANCE[first.spec.train.precision]
-    return Comparison(len(runs), min(len(run.points) for run in runs), differing, largest, name, step, tolerance)
+    steps = min((len(differences) for _, differences in found), default=0)
+    return Comparison(len(runs), steps, differing, largest, name, step, tolerance)
 
 
 def same_work(runs: Sequence[RunView]) -> bool:

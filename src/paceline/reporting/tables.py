@@ -49,7 +49,7 @@ def tables(contents: Contents) -> list[Table]:
         if s.planned:
             found.append(_plan(s, name))
         found.append(_benefit(s, name))
-        if s.laws:
+        if s.laws and s.laws[-1].curve[-1].ranks > max(row.ranks for row in done(s.rows)):
             found.append(_laws(s, name))
     found += [_links(m, f": {m.name}" if len(contents.links) > 1 else "") for m in contents.links]
     if contents.experiments is not None:
@@ -163,7 +163,7 @@ def _laws(s: Series, name: str) -> Table:
         values = ", ".join(f"{key} {number(value, 3)}" for key, value in law.parameters.items())
         points = [law.beyond(ranks) for ranks in (2 * most, 4 * most)]
         bands = [f"{_times(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" if p else "–" for p in points]
-        ceiling = f"at most {_times(law.ceiling_high)}" if law.ceiling_high else "none"
+        ceiling = f"at most {_times(law.ceiling_high)}" if law.ceiling_high else "–"
         rows.append((law.name, values, percent(law.error), *bands, ceiling))
     head = ("law", "parameters", "off by", f"on {2 * most}", f"on {4 * most}", "ceiling")
     return Table("fits", f"Beyond what was measured{name}", head, tuple(rows), left=2)

@@ -291,3 +291,28 @@ def test_lines_are_as_wide_as_tables():
     for line in wrapped("a sentence with 12 % and 30 ms in it, " * 20, "→ "):
         assert len(line) <= TEXT_COLUMNS
         assert not line.endswith(" 12")
+
+
+def test_a_gain_that_is_not_worth_its_ranks_is_not_recommended():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.99))
+    assert decision_text(rows) == (
+        "Stay on 1 rank: more do not pay; 2 ranks reach 1.01×, and a gain below 10 % is not worth them."
+    )
+    rows, _ = judged(ONE, row("4 ranks", 4, 0.6))
+    assert decision_text(rows) == "Stay on 1 rank: more do not pay; 4 ranks reach 1.67×, at 2.4× the device-hours."
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.5), row("4 ranks", 4, 0.46))
+    assert decision_text(rows).startswith("Take 2 ranks: 2× as fast as 1 rank, at no more device-hours.")
+
+
+def test_a_gain_within_the_spread_is_not_decided():
+    rows = with_speedups([ONE, row("2 ranks", 2, 0.87)], {"1 rank": [64.0, 64.0], "2 ranks": [73.0, 62.0]})
+    assert decision_text(rows).startswith("Not decided: 2 ranks reach 1.15×, but single repeats went from 0.969 to")
+
+
+def test_ranks_that_share_cores_are_paid_for_once():
+    """One rank had four threads and four have one each: the machine is the same, and so is what it costs."""
+    rows, _ = judged(row("1 rank", 1, 1.0, threads=4), row("4 ranks", 4, 0.6, threads=1))
+    one, four = rows = priced(rows, 64 * 3600, 2.0)
+    assert (one.cost.cost_usd, four.cost.device_hours) == (2.0, pytest.approx(0.6))
+    assert decision_text(rows) == "Take 4 ranks: 1.67× as fast as 1 rank, on the same cores."
+    assert "the machine counts as one device" in " ".join(notes(rows, cores=4, load=0.0))

@@ -59,6 +59,7 @@ def test_no_law_holds_where_ranks_share_cores():
     fit = fit_laws({2: [1.8], 4: [3.0]}, most=6)[0]
     assert fit.curve[-1].ranks == 6
     assert fit.beyond(8) is None
+    assert fit.ceiling_high is None
     assert fit_laws({2: [1.8], 4: [3.0]}, most=2)[0].curve[-1].ranks == 4, "what was measured is shown"
 
 

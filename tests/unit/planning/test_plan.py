@@ -137,6 +137,18 @@ def test_a_spot_price_of_others_does_not_stand_beside_a_price_of_ones_own(lm_fil
     assert row.spot_usd == pytest.approx(row.cost_usd / 2)
 
 
+def test_spot_devices_are_what_is_paid_for_where_they_are_asked_for(lm_file, ask):
+    where = (lm_file, "--cluster", "8xH100")
+    usual, spot = (json.loads(ask(*where, "--json", *more)[1])["rows"][-1] for more in ((), ("--spot",)))
+    assert spot["cost_usd"] == pytest.approx(usual["spot_usd"])
+    told = ask(*where, "--spot")[1]
+    assert "USD per device and hour as spot" in told
+    assert "spot devices may be taken away" in told
+    code, _, err = ask(*where, "--price", "1", "--spot")
+    assert code == 2
+    assert "say it with  --spot-price USD" in err
+
+
 def test_prices_of_the_catalogue_hold_unless_others_are_given(lm_file):
     spec = paceline.load(lm_file)
     assert plan(spec, "8xH100", [8]).usd_per_device_hour == 3.99

@@ -113,6 +113,18 @@ def test_no_sentence_contradicts_the_table(plans):
         assert said.count("✓ is the") <= 1
 
 
+def test_a_machine_is_paid_for_once():
+    """However many ranks share it: the faster row costs less, and none is cheap and called slower."""
+    small = {"name": "some", "train": {"steps": 500, "global_batch": 256}, **MODELS[0]}
+    found = plan(build(small), "local", [1, 2], 2.0, samples=5000)
+    for row in found.rows:
+        assert row.cost_usd == pytest.approx(2.0 * row.hours)
+    assert {found.choice.verdict(row) for row in found.rows} == {"fastest", "slower"}
+    assert found.choice.fastest is found.choice.cheapest
+    assert "2 USD per machine and hour" in printed(found)
+    assert "Amdahl" not in printed(found)
+
+
 def test_more_devices_that_compute_for_longer_are_explained():
     """Four V100s: 12 ms of kernels launched one by one, against 3 ms of a graph on one."""
     found = planned(0)

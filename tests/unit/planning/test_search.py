@@ -144,6 +144,13 @@ def test_the_run_file_limits_the_search():
     assert limits_of(lm(parallel="auto")) == Limits()
 
 
+def test_what_the_run_file_insists_on_is_said_as_it_is_written():
+    spec = lm(parallel={"strategy": "zero3", "checkpointing": "full"})
+    assert limits_of(spec).words() == "parallel.strategy=zero3 parallel.checkpointing=full"
+    assert limits_of(lm(parallel={"reduce": "bf16"})).words() == "parallel.reduce=bf16"
+    assert limits_of(lm(parallel="auto")).words() == ""
+
+
 @pytest.mark.parametrize(
     ("spec", "where"),
     [

@@ -95,6 +95,22 @@ def test_the_length_of_a_run_does_not_matter_where_its_rate_is_constant(tmp_path
     assert "trained the same thing: the losses are equal to the last digit over 30 steps" in gather(runs).same.text
 
 
+def test_losses_that_cannot_be_held_against_each_other_are_not_called_equal(tmp_path):
+    def losing(path, at):
+        file = path / "events" / "rank0.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            line |= {"loss": None} if line.get("step", 0) >= at else {}
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    one, other = make_run(tmp_path, "one"), losing(make_run(tmp_path, "other"), 50)
+    told = gather([one, other]).same.text
+    assert told == "The runs did not train the same thing: only some losses are finite (other at step 50)."
+    neither = [losing(make_run(tmp_path, name), 1) for name in ("a", "b")]
+    assert gather(neither).same.text == "The runs have no loss of the same step, so nothing is compared."
+
+
 def test_speeds_of_different_work_are_not_compared(tmp_path):
     runs = [make_run(tmp_path, "wide", 1), make_run(tmp_path, "narrow", 2, step_s=0.01, **{"model.width": 32})]
     contents = gather(runs)

@@ -87,6 +87,7 @@ def grid(plan: Plan, ask: Ask) -> dict[str, Any]:
         "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.wishes.deadline_h,))}),
         "price": plan.rates.usd,
         "spot": plan.rates.spot_usd,
+        "take_spot": plan.rates.take_spot,
         "one_machine": plan.site.shared,
         "wishes": vars(plan.wishes),
         "chosen": plan.chosen.devices if plan.chosen else counts[-1],
@@ -109,7 +110,7 @@ def _setting(plan: Plan, axes: list[Axis], values: tuple[Any, ...], ask: Ask, co
     return {
         "words": words,
         "headline": found.subject.headline(),
-        "base": over(found.base) if found.base else "",
+        "base": over(found.subject, found.base) if found.base else "",
         "rows": {row.devices: _row(found, row) for row in found.rows},
         "reasons": reasons | {refused.devices: [refused.reason] for refused in found.impossible},
         "nearest": {f.devices: _nearest(f) for f in found.out},

@@ -26,7 +26,7 @@ def page(plan: Plan, ask: Ask, command: list[str]) -> str:
     made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return made.from_string((ASSETS / "plan.html.j2").read_text(encoding="utf-8")).render(
         plan=plan,
-        where=f"{plan.site.name} = {whole.nodes} × {whole.per_node} × {whole.device.name}",
+        where=f"{plan.site.name} = {f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}",
         source=whole.device,
         assumptions=plan.subject.assumptions,
         insisted=plan.limits.words(),

@@ -9,6 +9,7 @@ from paceline.data.corpora.own_tokenizer import planned_vocabulary
 from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
+from paceline.planning.frozen import NamedWeight, weights_of, with_frozen
 from paceline.planning.texts import TextStatistics, usual_mean
 from paceline.planning.training import TrainingSubject, numbers_of
 from paceline.spec import RunSpec
@@ -33,7 +34,11 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     return TrainingSubject.of(
         spec,
         texts.count,
-        blocks=_blocks(spec.model, data.max_length, vocab, texts, numbers_of(spec.train)),
+        blocks=with_frozen(
+            _blocks(spec.model, data.max_length, vocab, texts, numbers_of(spec.train)),
+            spec.train.groups,
+            lambda: _weights(spec.model, data.max_length, vocab, texts.classes),
+        ),
         traits=ENTRY.traits,
         unit="tokens",
         units_per_sample=texts.mean,
@@ -59,6 +64,15 @@ def _assumed(data: Any, samples: int | None, tokens: float | None) -> TextStatis
     mean = min(mean, longest)
     deviation = 0.0 if mean == longest else deviation
     return TextStatistics(count, mean, longest, deviation, USUAL_CLASSES, held_out, (assumed,) if assumed else ())
+
+
+def _weights(model: Any, longest: int, vocab: int, classes: int) -> list[NamedWeight]:
+    import torch
+
+    from paceline.workloads.classifier.workload import Encoder
+
+    with torch.device("meta"):
+        return weights_of(Encoder(model, vocab, longest, classes))
 
 
 def _distinct_lengths(texts: TextStatistics) -> float:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from paceline.data.corpora.own_tokenizer import planned_vocabulary
 from paceline.data.corpora.stream import TokenStreams
 from paceline.errors import UserError
-from paceline.planning.formulas.shape import BlockShape, decoder_blocks
+from paceline.planning.formulas.shape import decoder_blocks
+from paceline.planning.frozen import NamedWeight, with_frozen
 from paceline.planning.layouts import Divisible
 from paceline.planning.training import TrainingSubject, numbers_of
 from paceline.shapes import DecoderShape
-from paceline.spec import RunSpec, Train
+from paceline.spec import RunSpec
 from paceline.workloads.lm import ENTRY
 
 
@@ -31,7 +32,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     return TrainingSubject.of(
         spec,
         known,
-        blocks=_frozen(decoder_blocks(sizes, length), sizes, spec.train),
+        blocks=with_frozen(decoder_blocks(sizes, length), spec.train.groups, partial(_weights, sizes)),
         numbers=replace(numbers, gathered_bytes=2) if narrow else numbers,
         traits=ENTRY.traits,
         divisible=Divisible(
@@ -47,19 +48,5 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     )
 
 
-def _frozen(blocks: tuple[BlockShape, ...], sizes: DecoderShape, train: Train) -> tuple[BlockShape, ...]:
-    """The blocks, of whose weights `train.groups` freezes some."""
-    if not any(group.frozen for group in train.groups.values()):
-        return blocks
-    held = {"tokens": 0, "layers": 0, "head": 0}
-    for name, numbers in sizes.named():
-        first = next((group for pattern, group in train.groups.items() if fnmatchcase(name, pattern)), None)
-        if first is not None and first.frozen:
-            place = {"positions": "tokens", "norm": "head"}.get(name.partition(".")[0], name.partition(".")[0])
-            held[place] += numbers
-    embedding, layer, head = blocks
-    return (
-        replace(embedding, frozen_params=float(held["tokens"])),
-        replace(layer, frozen_params=held["layers"] / layer.repeat),
-        replace(head, frozen_params=float(held["head"])),
-    )
+def _weights(sizes: DecoderShape) -> list[NamedWeight]:
+    return [NamedWeight(name, numbers, name.startswith("layers.")) for name, numbers in sizes.named()]

@@ -20,6 +20,7 @@ from paceline.planning.formulas.shape import (
     BlockShape,
     ModelShape,
 )
+from paceline.planning.frozen import weights_of, with_frozen
 from paceline.planning.texts import TextStatistics, usual_mean
 from paceline.planning.training import TrainingSubject
 from paceline.spec import DEFAULT, RunSpec
@@ -58,7 +59,11 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     return TrainingSubject.of(
         spec,
         facts.count,
-        blocks=_blocks(sizes, max(1, round(facts.mean)), facts.classes, model, _keeps_bf16(spec, file)),
+        blocks=with_frozen(
+            _blocks(sizes, max(1, round(facts.mean)), facts.classes, model, _keeps_bf16(spec, file)),
+            spec.train.groups,
+            lambda: weights_of(_built(file, model.task, facts.classes)),
+        ),
         traits=ENTRY.traits,
         unit="tokens",
         units_per_sample=facts.mean,
@@ -152,18 +157,24 @@ def _routed(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockSha
     )
 
 
-def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
-    """The sizes of a model that the library can build, with its parameters as they are."""
-    from paceline.workload import repeated_layers
+def _built(file: ConfigFile, task: str, classes: int) -> Any:
+    """The model as an object of the library, without memory."""
     from paceline.workloads.transformers.build import build, config_of
-    from paceline.workloads.transformers.lora import sides
 
     config = config_of(file)
     if classes:
         config.num_labels = classes
-    model = build(config, task)
+    return build(config, task)
+
+
+def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
+    """The sizes of a model that the library can build, with its parameters as they are."""
+    from paceline.workload import repeated_layers
+    from paceline.workloads.transformers.lora import sides
+
+    model = _built(file, task, classes)
     layers = repeated_layers(model)
-    text = config.get_text_config()
+    text = model.config.get_text_config()
     names = ("hidden_size", "num_attention_heads", "vocab_size")
     if not layers or any(not getattr(text, name, None) for name in names):
         raise UserError(

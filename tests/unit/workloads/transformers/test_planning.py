@@ -163,3 +163,14 @@ def test_experts_cost_their_parameters_and_the_work_of_the_active_ones(tmp_path)
             assert "to spread them over ranks is not priced" in " ".join(found.assumptions)
     assert flops[8] == flops[16]
     assert 1.5 < flops[8] / flops[0] < 2
+
+
+@pytest.mark.parametrize(("kind", "task"), [("llama", "causal_lm"), ("bert", "sequence_classification")])
+def test_frozen_parts_have_no_gradients_and_no_states(kind, task, tmp_path):
+    _, file = saved_config(kind, tmp_path, num_labels=5)
+    asked = {"workload": "transformers", "model": {"config": str(file), "task": task}, "train": {"steps": 10}}
+    groups = {"*layer*.[01].*": {"frozen": True}, "*embed*": {"frozen": True}}
+    usual, some = (subject_of(build({**asked, "train": {"steps": 10, "groups": g}})) for g in ({}, groups))
+    sizes = sizes_of(json.loads(file.read_text()))
+    assert usual.trained_params == usual.params == some.params
+    assert some.trained_params == pytest.approx(usual.params - sizes.tables - 2 * sizes.layer)

@@ -18,10 +18,10 @@ function setting() {
 function rowsOf(found) {
   return plan.devices.filter((n) => found.rows?.[n]).map((devices) => {
     const row = found.rows[devices];
-    const paid = row.run_s * (plan.one_machine ? 1 : devices);
-    const usd = row.hours === null || !own.price ? null : row.hours * devices * own.price;
-    const spot = row.hours === null || plan.spot === null ? null : row.hours * devices * plan.spot;
-    return { ...row, devices, paid, usd, spot };
+    const paidDevices = plan.one_machine ? 1 : devices;
+    const usd = row.hours === null || !own.price ? null : row.hours * paidDevices * own.price;
+    const spot = row.hours === null || plan.spot === null ? null : row.hours * paidDevices * plan.spot;
+    return { ...row, devices, paid: row.run_s * paidDevices, usd, spot };
   });
 }
 
@@ -54,7 +54,7 @@ function verdict(row, rows, best) {
   if (missed(row) || rows.length === 1) return missed(row);
   const names = ["fastest", ...(plan.one_machine ? [] : ["cheapest", "knee"])].filter((name) => best[name] === row);
   if (names.length) return names.slice(0, 2).join(", ");
-  if (gainsNothing(row, rows)) return "gains nothing";
+  if (gainsNothing(row, rows)) return plan.one_machine ? "slower" : "gains nothing";
   return row.devices > best.knee.devices ? "past the knee" : "pays";
 }
 
@@ -133,6 +133,10 @@ function front(rows, best, shown) {
     svg.append(element("text", { x: cx + 12, y: cy - 6 }, `${row === best.chosen ? "✓ " : ""}${row.devices.toLocaleString("en-US")}`));
   }
   $("front").replaceChildren(svg);
+  const said = ["Each point is a number of devices: the ring is the one above, ✓ the one to take."];
+  if (edge.length > 1) said.push("On the line nothing is both faster and cheaper.");
+  if (near) said.push("The dashed line is the deadline.");
+  $("front-note").textContent = said.join(" ");
 }
 
 function table(found, rows, best, shown) {
@@ -211,13 +215,13 @@ function draw() {
     $("memory-note").textContent = near ? `It does not fit: ${near.layout}, which comes nearest, needs ${near.room}; the red line is what a device has.` : "Not possible.";
     $("time-note").textContent = "It does not fit.";
   }
-  if (rows.length) front(rows, best, row); else $("front").replaceChildren();
+  if (rows.length) front(rows, best, row); else for (const id of ["front", "front-note"]) $(id).replaceChildren();
   table(found, rows, best, row);
-  $("base").textContent = found.base ? `Speed-ups are over ${found.base}; cost is over the cheapest. Click a row to see it above.` : "";
+  $("base").textContent = found.base ? `Speed-ups are over ${found.base}${plan.one_machine ? "" : "; cost is over the cheapest"}. Click a row to see it above.` : "";
   const reasons = found.reasons?.[n] ?? [];
   $("reasons").replaceChildren(...(reasons.length ? reasons : ["None of the layouts that were tried is out."]).map((text) => element("li", {}, text)));
   const more = [...found.words, `--devices ${n}`];
-  if (own.price !== (plan.price ?? 0)) more.push(`--price ${own.price}`);
+  if (own.price !== (plan.price ?? 0)) more.push(`${plan.take_spot ? "--spot-price" : "--price"} ${own.price}`);
   if (own.deadline < plan.deadlines_h.length) more.push(`--deadline ${plan.deadlines_h[own.deadline]}h`);
   $("command").textContent = [plan.command, ...more].join(" ");
   $("apply").textContent = row ? row.apply : "nothing fits";

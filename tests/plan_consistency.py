@@ -1,0 +1,196 @@
+"""What a plan says, held against its own rows and against what is planned when the question is put another way."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, field
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from rich.console import Console
+
+from consistency import run_files, unfounded
+from paceline.errors import UserError
+from paceline.planning.advice import times
+from paceline.planning.amounts import amount, multiple, short
+from paceline.planning.candidates import family_name, limits_of
+from paceline.planning.plan import Plan, plan
+from paceline.planning.rows import Rates, Wishes
+from paceline.planning.show import show
+from paceline.planning.what_if import WhatIf
+from paceline.record.units import duration, size
+from paceline.spec import COMMAND_LINE, build
+
+CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]
+WIDE = 100
+WAYS = re.compile(r"\. (Stay on|Use|Raise|Send) .*")
+"""What could be done instead: priced, and in no table."""
+
+
+@dataclass(frozen=True)
+class Question:
+    values: dict
+    cluster: str
+    parallel: dict = field(default_factory=dict)
+    wishes: Wishes = field(default_factory=Wishes)
+    rates: Rates = field(default_factory=Rates)
+    what_if: WhatIf = field(default_factory=WhatIf)
+
+    def answered(self, parallel: dict | None = None, **changed) -> Plan:
+        parallel = self.parallel if parallel is None else parallel
+        written = {f"parallel.{name}": COMMAND_LINE for name in parallel}
+        spec = build({**self.values, "parallel": parallel}, written)
+        tokens = {"tokens": 100.0} if self.values["workload"] == "classifier" else {}
+        given = {"cluster": self.cluster, "price": self.rates, "wishes": self.wishes, "samples": 20_000, **tokens}
+        given |= {"what_if": self.what_if}
+        return plan(spec, **{**given, **changed})
+
+
+PARALLEL = st.fixed_dictionaries(
+    {},
+    optional={
+        "strategy": st.sampled_from(["auto", "ddp", "zero1", "zero2", "zero3", "fsdp"]),
+        "checkpointing": st.sampled_from(["none", "full"]),
+        "micro_batch": st.sampled_from([1, 4]),
+        "tensor": st.sampled_from([1, 2]),
+        "reduce": st.sampled_from(["exact", "exact", "bf16"]),
+    },
+)
+MAYBE = st.one_of(st.none(), st.floats(-3, 3).map(lambda power: 10**power))
+QUESTIONS = st.builds(
+    Question,
+    run_files(["gpt2", "1b", "7b", "70b"]),
+    st.sampled_from(CLUSTERS),
+    PARALLEL,
+    st.builds(Wishes, MAYBE, st.none(), st.sampled_from([None, None, 0.3, 0.9])),
+    st.builds(Rates, st.sampled_from([None, 0.5, 2.0]), st.sampled_from([None, 0.2])),
+    st.builds(WhatIf, st.just(False), st.booleans(), st.sampled_from([1, 1, 1, 2])),
+)
+
+
+def printed(found: Plan) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=WIDE, highlight=False, markup=False)
+    for part in show(found):
+        console.print(part)
+    return out.getvalue()
+
+
+def check_plan(asked: Question) -> None:
+    try:
+        found = asked.answered()
+    except UserError:  # a run file that cannot be
+        assume(False)
+    text = printed(found)
+    assert "…" not in re.sub(r"… [\d,]+ (slower|impossible)", "", text)
+    assert all(len(line.rstrip()) <= WIDE for line in text.splitlines()), text
+    insists_on_what_is_written(asked, found)
+    marks_one_row(found, text)
+    adds_up(found)
+    tree_is_right(found)
+    sentences_are_in_the_tables(found, text)
+    reads_the_same_alone(asked, found)
+    does_what_it_says(asked, found)
+
+
+def insists_on_what_is_written(asked: Question, found: Plan) -> None:
+    said = dict(word.split("=") for word in found.limits.words().split())
+    for key, value in said.items():
+        assert str(asked.parallel[key.removeprefix("parallel.")]).lower() == value
+    assert limits_of(found.spec.replace({"parallel": "auto"})).words() == ""
+    free = {name for name, value in asked.parallel.items() if value in ("auto", "exact")}
+    assert {f"parallel.{name}" for name in asked.parallel if name not in free} == set(said)
+
+
+def marks_one_row(found: Plan, text: str) -> None:
+    """One choice: its mark, its verdict, the wishes and the lines to type."""
+    chosen, choice = found.chosen, found.choice
+    verdicts = {row.devices: choice.verdict(row) for row in found.rows}
+    marked = re.findall(r"^✓ +([\d,]+) ", text, re.MULTILINE)
+    assert marked == ([f"{chosen.devices:,}"] if chosen else [])
+    if chosen is None:
+        assert not found.rows
+        return
+    assert chosen.devices == found.as_json()["chosen"]["devices"]
+    assert found.what_if or found.overrides()["parallel.ranks"] == chosen.devices
+    assert bool(choice.kept) != ("no row keeps to" in " ".join(text.split()))
+    if choice.kept:
+        assert not found.wishes.missed_by(chosen)
+    if found.wishes == Wishes():
+        assert chosen.run_s <= 1.05 * min(row.run_s for row in found.rows)
+    dear = {row.cost_usd for row in found.rows if "cheapest" in verdicts[row.devices]}
+    assert not dear or min(row.cost_usd or 0 for row in found.rows) == min(cost or 0 for cost in dear)
+    for row in found.rows:
+        if verdicts[row.devices] in ("gains nothing", "slower"):
+            better = [o for o in found.rows if o.run_s <= row.run_s and (o.cost_usd or 0) <= (row.cost_usd or 0)]
+            assert [o for o in better if o is not row]
+
+
+def adds_up(found: Plan) -> None:
+    base = found.base
+    for devices, told in re.findall(r"the speed of ([\d,]+|one) devices?([^:]*):", " ".join(found.advice)):
+        assert base.devices == (1 if devices == "one" else int(devices.replace(",", ""))), told
+    for row in found.rows:
+        assert abs(row.speedup * row.price.step_s - base.step_s) <= 1e-9 * base.step_s
+        assert row.devices > 1 or not row.price.time.comm_s
+        assert row.price.fits
+        if row.hours is not None and found.rates.usd is not None:
+            paid = 1 if found.site.shared else row.devices
+            assert abs(row.cost_usd - paid * row.hours * found.rates.usd) <= 1e-9 * row.cost_usd
+        layout = row.price.layout
+        gathers = layout.strategy in ("fsdp", "hsdp") and (row.devices > 1 or layout.offload)
+        assert gathers or not row.price.memory.gathered_bytes
+
+
+def tree_is_right(found: Plan) -> None:
+    """Where the tree is said to agree, the choice is of the kind that it names."""
+    for row in found.rows:
+        words, layout = row.found.usual.words(), row.price.layout
+        kind = "tensor, pipeline or both" if layout.tensor * layout.pipeline > 1 else "ddp" if layout.plain else "fsdp"
+        if "agrees" in words and row.devices > 1:
+            assert f"→ {kind}" in words
+        if "as fast as" in words and "agrees" not in words:
+            assert float(re.search(r"is ([\d.]+)× as fast as", words)[1]) >= 1
+
+
+def sentences_are_in_the_tables(found: Plan, text: str) -> None:
+    known = [text.partition("\n→ ")[0], str(found.subject.global_batch)]
+    for price in {id(p): p for p in (found.base, *(row.price for row in found.rows)) if p}.values():
+        parts, held = price.time, price.memory
+        fixed = parts.update_s + parts.overhead_s
+        seconds = [getattr(parts, name) for name in found.subject.wording.times]
+        known += [duration(s) for s in (*seconds, parts.comm_s, fixed, price.step_s)]
+        hidden = (parts.comm_s - parts.exposed_s) / parts.comm_s if parts.comm_s else 0.0
+        known += [f"{hidden:.0%}".replace("%", " %"), size(held.total_bytes), size(price.capacity_bytes)]
+        known += [size(held.host_bytes), str(price.devices), family_name(price.layout)]
+    known += [times(row.speedup) for row in found.rows]
+    states = found.subject.stored_params * found.subject.numbers.weight_bytes
+    states += found.subject.trained_params * (found.subject.numbers.gradient_bytes + found.subject.numbers.state_bytes)
+    said = [WAYS.sub(".", line) for line in found.advice if "would make" not in line]
+    assert not unfounded(said, " ".join([*known, size(states), "13 %"])), text
+    longest = found.rows and found.rows[-1].price
+    if longest and found.base and longest.devices > found.base.devices:
+        grew = longest.time.compute_s > found.base.time.compute_s
+        assert grew == any("computes" in line and "in a step, and" in line for line in found.advice), text
+
+
+def reads_the_same_alone(asked: Question, found: Plan) -> None:
+    """A row is the same whatever stands around it."""
+    if not found.rows:
+        return
+    row = found.rows[len(found.rows) // 2]
+    alone = asked.answered(devices=[row.devices])
+    (same,) = alone.rows
+    shown = [(multiple(r.speedup), short(r.price.step_s), amount(r.cost_usd), r.price.layout) for r in (row, same)]
+    assert shown[0] == shown[1]
+
+
+def does_what_it_says(asked: Question, found: Plan) -> None:
+    """The lines to type lead to the step that was promised."""
+    if found.chosen is None or found.what_if:
+        return
+    typed = {key.removeprefix("parallel."): value for key, value in found.overrides().items()}
+    again = asked.answered({**asked.parallel, **typed}, devices=[found.chosen.devices], wishes=Wishes())
+    (row,) = again.rows
+    assert abs(row.price.step_s - found.chosen.price.step_s) <= 1e-9 * row.price.step_s
