@@ -2,6 +2,7 @@
 
     python benchmarks/plan_local.py                 # over the loopback; about two minutes
     sudo python benchmarks/plan_local.py --shaped   # and over links of 1 Gbit/s and 100 Mbit/s
+    sudo python benchmarks/plan_local.py --shaped --ranks 1,2
 
 It calibrates first, with one thread per rank, and plans with nothing but that. Shaped links are made of network
 namespaces, one per rank, and need root. The machine should be otherwise idle: whatever else runs takes cores away
@@ -55,6 +56,10 @@ class Line:
     @property
     def error(self) -> float:
         return self.predicted / self.measured - 1
+
+    @property
+    def step_error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
 
     @property
     def verdict(self) -> bool:
@@ -170,18 +175,18 @@ alone_s: dict[str, float] = {}
 """A step on one rank, by run: it has no links."""
 
 
-def compare(name: str, spec: RunSpec, link: str, calibration: Path) -> Iterator[Line]:
-    where = f"{max(RANKS)}x1xlocal+{LINKS[link]}" if LINKS[link] else "local"
+def compare(name: str, spec: RunSpec, link: str, calibration: Path, numbers: Sequence[int]) -> Iterator[Line]:
+    where = f"{max(numbers)}x1xlocal+{LINKS[link]}" if LINKS[link] else "local"
     plain = {"parallel.strategy": "ddp", "parallel.tensor": 1, "parallel.pipeline": 1}  # what is run below
-    found = plan(spec.replace(plain), where, RANKS, calibration=calibration)
+    found = plan(spec.replace(plain), where, numbers, calibration=calibration)
     assert all(row.price.layout.plain for row in found.rows)
     predicted = {row.devices: row for row in found.rows}
     if link != "loopback":
-        measured = {ranks: run_apart(spec, ranks) for ranks in RANKS if ranks > 1}
+        measured = {ranks: run_apart(spec, ranks) for ranks in numbers if ranks > 1}
     else:
         measured = {}
         for _ in range(ROUNDS):  # in turns, so that whatever else runs slows all of them alike
-            for ranks in RANKS:
+            for ranks in numbers:
                 step_s = run_here(spec, ranks)
                 measured[ranks] = min(step_s, measured.get(ranks, step_s))
         alone_s[name] = measured[1]
@@ -203,23 +208,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shaped", action="store_true", help="over links of 1 Gbit/s and 100 Mbit/s too; needs root")
     parser.add_argument("--runs", default=",".join(RUNS), help="which runs, by name")
+    parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="how many, the first is 1")
     parser.add_argument("--calibration", type=Path, help="use this instead of calibrating now")
     asked = parser.parse_args()
+    numbers = [int(word) for word in asked.ranks.split(",")]
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         calibration = asked.calibration or Path(folder) / "calibration.json"
         if asked.calibration is None:
-            write_json(calibration, measure(RANKS, lambda text: print(text, file=sys.stderr), threads=1))
+            write_json(calibration, measure(numbers, lambda text: print(text, file=sys.stderr), threads=1))
         print("run               link        ranks    measured    planned   measured   planned   error   load  verdict")
         for name, spec in specs(asked.runs.split(",")):
-            lines += _over(["loopback"], name, spec, calibration)
+            lines += _over(["loopback"], name, spec, calibration, numbers)
         if asked.shaped:
-            with apart(max(RANKS)):
+            with apart(max(numbers)):
                 for link in ("1 Gbit/s", "100 Mbit/s"):
-                    shape(max(RANKS), LINKS[link])
+                    shape(max(numbers), LINKS[link])
                     for name, spec in specs(asked.runs.split(",")):
-                        lines += _over([link], name, spec, calibration)
+                        lines += _over([link], name, spec, calibration, numbers)
     several = [line for line in lines if line.ranks > 1]
+    print(f"step: largest error of several ranks {max(abs(line.step_error) for line in several):.0%}")
     errors = [abs(line.error) for line in several]
     within = sum(error <= 0.2 for error in errors)
     print(
@@ -228,10 +236,10 @@ def main() -> None:
     )
 
 
-def _over(links: Sequence[str], name: str, spec: RunSpec, calibration: Path) -> list[Line]:
+def _over(links: Sequence[str], name: str, spec: RunSpec, calibration: Path, numbers: Sequence[int]) -> list[Line]:
     lines = []
     for link in links:
-        for line in compare(name, spec, link, calibration):
+        for line in compare(name, spec, link, calibration, numbers):
             print(show(line), flush=True)
             lines.append(line)
     return lines

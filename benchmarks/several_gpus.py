@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from paceline import check, doctor, measure, report, train
 from paceline.measuring.links import measure_links
 from paceline.measuring.rows import MeasuredRow, done
+from paceline.parallel.pipeline import divides_own_functions
 from paceline.record.environment import environment
 from paceline.record.events import read_steps
 from paceline.record.files import write_atomic, write_json
@@ -105,13 +106,12 @@ def machine(asked: Asked) -> Part:
 def parity(asked: Asked) -> Part:
     """Promise 1: one rank and every layout of as many ranks as there are, in fp32 and not compiled."""
     n = asked.most
-    layouts = [
-        "single",
-        *(f"{name}:{n}" for name in ("ddp", "zero1", "zero2", "fsdp")),
-        "tensor:2",
-        "tensor:2+sequence",
-    ]
-    layouts += [f"pipeline:2:{schedule}" for schedule in ("1f1b", "zero_bubble")]
+    layouts = ["single", *(f"{name}:{n}" for name in ("ddp", "zero1", "zero2", "fsdp")), "tensor:2", "pipeline:2:1f1b"]
+    left_out = {
+        "tensor:2+sequence": "ranks that share a device cannot" if asked.share else "",
+        "pipeline:2:zero_bubble": "" if divides_own_functions() else "this torch cannot",
+    }
+    layouts += [name for name, why in left_out.items() if not why]
     layouts += [f"hsdp:2x{n // 2}", f"fsdp:{n // 2}+tensor:2", f"fsdp:{n // 2}+pipeline:2"] if n >= 4 else []
     spec = asked.lm(TINY, 64, 8 * n, compile="off", precision="fp32", evaluate_on=8)
     found = check(spec, steps=PARITY_STEPS, layouts=layouts, say=say)
@@ -122,9 +122,10 @@ def parity(asked: Asked) -> Part:
     worst = max(max(row.loss, row.grad_norm or 0.0, row.weights, row.evaluation) for row in found.rows)
     word = "the same" if found.holds else "NOT the same"
     told = f"The answer is {word} on {len(rows)} layouts: at most {worst:.1e} apart, {found.tolerance:g} allowed."
+    missing = [f"{name} is left out: {why}." for name, why in left_out.items() if why]
     columns = ("layout", "ranks", "loss", "gradient norm", "weights", "largest in")
     figures = {"largest": worst, "tolerance": found.tolerance, "rows": [asdict(row) for row in found.rows]}
-    return Part("Parity", [told, *found.causes], columns, rows, found.holds, figures)
+    return Part("Parity", [told, *missing, *found.causes], columns, rows, found.holds, figures)
 
 
 def scaling(asked: Asked) -> Part:

@@ -1,4 +1,5 @@
-"""The doctor on three nodes: healthy ones are all well within 30 s; a slow link, a cut one and a closed port are named.
+"""The doctor on several nodes: healthy ones are all well within 30 s; a slow link, a cut one, a closed and a taken port
+are named. tests/dist/test_doctor.py has other versions, a full disk and a low limit.
 
 pytest tests/cluster/test_doctor.py --import-mode=importlib
 """
@@ -7,9 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
-from nodes import nodes, why_not
+from nodes import PORT, nodes, why_not
 
 LIMIT_S = 30.0
 
@@ -22,10 +24,10 @@ def three(tmp_path):
         yield found
 
 
-def examined(three, tmp_path, before=None):
+def examined(found, tmp_path):
     """Of each rank, its exit code and what it has said; nothing, where it told the first."""
     command = [sys.executable, "-m", "paceline", "doctor", "--out", str(tmp_path / "runs"), "--json"]
-    ranks = three.start_ranks(command, before=before)
+    ranks = found.start_ranks(command)
     told = [rank.communicate(timeout=300)[0] for rank in ranks]
     read = [json.loads(text[text.index("{") :]) if "{" in text else None for text in told]
     return [(rank.returncode, one) for rank, one in zip(ranks, read, strict=True)]
@@ -39,12 +41,17 @@ def inside(three, node, *words):
     subprocess.run(["ip", "netns", "exec", f"{three.prefix}-{node}", *words], check=True, capture_output=True)
 
 
-def test_healthy_nodes_are_all_well_in_time(three, tmp_path):
-    (code, told), *others = examined(three, tmp_path)
-    print(f"{told['seconds']} s")
-    assert told["hosts"] == ["node0", "node1", "node2"]
+@pytest.mark.parametrize("count", [2, 3])
+def test_healthy_nodes_are_all_well_in_time(count, tmp_path):
+    if reason := why_not():
+        pytest.skip(f"no nodes here: {reason}")
+    with nodes(count, tmp_path) as healthy:
+        began = time.monotonic()
+        (code, told), *others = examined(healthy, tmp_path)
+        print(f"{told['seconds']} s, with the start {time.monotonic() - began:.1f} s")
+    assert told["hosts"] == [f"node{node}" for node in range(count)]
     assert (code, wrong(told)) == (0, {})
-    assert others == [(0, None)] * 2
+    assert others == [(0, None)] * (count - 1)
     if os.getloadavg()[0] <= len(os.sched_getaffinity(0)) + 1:  # three nodes share these cores with whatever else runs
         assert told["seconds"] < LIMIT_S
 
@@ -64,6 +71,23 @@ def test_a_node_that_is_cut_off_is_named(three, tmp_path):
     assert first[0] == last[0] == 1
     assert wrong(first[1])["meeting"].startswith("rank 2 of 3 has not come to node0:")
     assert wrong(last[1])["port of rank 0"].startswith(("no answer from node0:", "node0:"))
+
+
+def test_a_port_that_a_firewall_closes_is_named(three, tmp_path):
+    inside(three, 0, "ip", "rule", "add", "sport", str(PORT), "blackhole")  # what it answers from there is lost
+    first, *others = examined(three, tmp_path)
+    assert wrong(first[1])["meeting"].startswith("rank 1, 2 of 3 has not come to node0:")
+    for code, told in others:
+        assert code == 1
+        assert wrong(told)["port of rank 0"] == f"no answer from node0:{PORT}"
+
+
+def test_a_port_that_another_program_has_is_named(three, tmp_path):
+    listen = f"import socket, time; s = socket.create_server(('', {PORT})); print(flush=True); time.sleep(600)"
+    three.start(0, [sys.executable, "-c", listen], {}).stdout.readline()
+    (code, told), *_ = examined(three, tmp_path)
+    assert code == 1
+    assert wrong(told)["port"] == f"{PORT} is taken"
 
 
 def test_under_srun(lab, tmp_path):

@@ -3,6 +3,7 @@
 Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and every rank.
 """
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from paceline import train
 from paceline.errors import RankSilent, RunFailed
 from paceline.launch.environment import detect
+from paceline.launch.flight import keep_calls, own_calls
 from paceline.launch.group import device_mesh, joined, subgroup
 from paceline.launch.heartbeat import Heartbeat
 from paceline.launch.local import run_ranks
@@ -75,6 +77,32 @@ def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, 
     assert "it is waiting for the samples of step 4; its stack" in said
     assert "in be_aborted" in said
     assert said.endswith("rank 0 waited, in step 4")
+
+
+def calls_while_one_waits(folder):
+    """What each of two ranks has called, while rank 0 waits for rank 1."""
+    place, seen = detect(os.environ), Path(folder, "seen")
+    keep_calls(os.environ)
+    with joined(place, "cpu", 1, 60.0):
+        dist.broadcast(torch.zeros(1), 0)
+        if place.rank == 0:
+            work = dist.all_reduce(torch.zeros(1), async_op=True)
+            found = own_calls()
+            seen.touch()
+            work.wait()
+        else:
+            while not seen.exists():
+                time.sleep(0.01)
+            found = own_calls()
+            dist.all_reduce(torch.zeros(1))
+        dist.barrier()
+    return json.loads(found)["0"]
+
+
+def test_torch_knows_which_collectives_each_rank_has_called(tmp_path):
+    first, second = run_ranks(calls_while_one_waits, (str(tmp_path),), 2)
+    assert (first["name"], first["done"]) == ("gloo:all_reduce", False)
+    assert (second["name"], second["number"]) == ("gloo:broadcast", first["number"] - 1)
 
 
 def listening_addresses():

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -19,13 +19,13 @@ from typing import NoReturn
 from paceline import __version__, registry
 from paceline.errors import Bug, PacelineError, RankSilent, RunFailed, UserError
 from paceline.launch.environment import Place, detect
-from paceline.launch.leaving import leave
+from paceline.launch.leaving import leave, leave_at_once
 from paceline.terminal import visible
 from paceline.trusting import state_folder
 
 
 @contextmanager
-def exit_code_of_errors() -> Iterator[None]:
+def exit_code_of_errors(leaving: Callable[[int], NoReturn] = sys.exit) -> Iterator[None]:
     """Ends the process as Paceline's own errors say, each in one line; others may be those of the user's program."""
     try:
         yield
@@ -33,14 +33,22 @@ def exit_code_of_errors() -> Iterator[None]:
         say_why(error)
         if isinstance(error, Bug):
             _ask_for_report("", error.traceback)
-        sys.exit(error.exit_code)
+        leaving(error.exit_code)
+
+
+def _leave_failed(code: int) -> NoReturn:
+    """A rank whose run failed leaves at once: torch's farewell would wait for connections that nobody answers."""
+    place = _place()
+    if code == RunFailed.exit_code and place is not None and place.world > 1:
+        leave_at_once(code)
+    sys.exit(code)
 
 
 @contextmanager
 def nothing_passes() -> Iterator[None]:
     """The same around a command of ours: what nobody foresaw is said in one line too, and which code is executed."""
     registry.announce = _say_code
-    with exit_code_of_errors():
+    with exit_code_of_errors(_leave_failed):
         try:
             yield
         except PacelineError:

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from paceline.errors import PacelineError, RunFailed, UserError, listed
 from paceline.launch import network
 from paceline.launch.environment import Place
+from paceline.launch.flight import keep_calls
 
 T = TypeVar("T")
 BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -58,6 +59,8 @@ def joined(
             dist.destroy_process_group()
         return
     network.apply(network.settings(place, os.environ, device == "cuda"))
+    if device == "cuda":
+        keep_calls(os.environ)
     _join(place, own, timeout_s, _carrier(backend, device))
     try:
         mine = Holding(socket.gethostname(), frozenset(os.sched_getaffinity(0)))

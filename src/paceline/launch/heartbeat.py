@@ -3,6 +3,7 @@
     heartbeats/rank0.json    one line: step, phase, time, host, process
     heartbeats/rank0.stack   its Python stack, if it was silent for half of the time that a collective may take
     heartbeats/rank0.asked   the same, when another process asked for it
+    heartbeats/rank0.collectives   with its stack, its last collectives, where torch keeps them
 
 The stack is written by a thread, so that a rank which hangs in a collective or in the user's own code leaves it too.
 Only one that does not run, or whose compiled code never lets the interpreter go on, cannot.
@@ -22,12 +23,14 @@ from typing import Literal, get_args
 
 from paceline.errors import UserError
 from paceline.launch.environment import Place
+from paceline.launch.flight import calls_file, own_calls
 from paceline.launch.stacks import give_no_more, give_when_asked, own_stacks, stack_file
 from paceline.record.files import from_flat, read_json
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
 AFTER_A_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
 LINE_BYTES = 384
+FILES = 4
 SILENT = 0.5
 """Of the time that a collective may take: then a rank leaves its stack, well before its peers give up."""
 STOPPED = "T"
@@ -96,15 +99,20 @@ class Heartbeat:
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
             added = os.O_APPEND | os.O_TRUNC
-            stacks = ((stack_file(folder, place.rank, asked), added) for asked in (False, True))
-            for file, flags in ((folder / f"rank{place.rank}.json", 0), *stacks):
+            notes = *(stack_file(folder, place.rank, asked) for asked in (False, True)), calls_file(folder, place.rank)
+            for file, flags in ((folder / f"rank{place.rank}.json", 0), *((note, added) for note in notes)):
                 self._paths.append(file)
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
-        self._gives_stack = place.world > 1 and len(self._files) == 3 and give_when_asked(self._files[2])
+        self._gives_stack = place.world > 1 and self._whole and give_when_asked(self._files[2])
         self("start", 0)
-        if self._patience_s and len(self._files) == 3:
+        if self._patience_s and self._whole:
             self._watcher = threading.Thread(target=self._watch, name="paceline-heartbeat", daemon=True)
             self._watcher.start()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all of its files are open."""
+        return len(self._files) == FILES
 
     def _watch(self) -> None:
         """Write the stack of this process when it was silent for long, and take it away when it went on.
@@ -116,11 +124,13 @@ class Heartbeat:
             beaten = self._beaten
             with suppress(OSError):
                 if silent_since and beaten != silent_since and self._phase != "failed":
-                    os.ftruncate(self._files[1], 0)
+                    for file in (self._files[1], self._files[3]):
+                        os.ftruncate(file, 0)
                     silent_since = 0.0
                 elif not silent_since and time.monotonic() - beaten > self._patience_s:
-                    os.write(self._files[1], own_stacks().encode(errors="replace"))
                     silent_since = beaten
+                    os.write(self._files[1], own_stacks().encode(errors="replace"))
+                    os.write(self._files[3], own_calls().encode(errors="replace"))
 
     def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
         """Note what this rank is at, after so many steps, and how long it works on one; None is as before."""
@@ -128,7 +138,7 @@ class Heartbeat:
         self._step = step = self._step if step is None else step
         self._busy_s = self._busy_s if busy_s is None else busy_s
         self._beaten = time.monotonic()
-        if len(self._files) < 3:
+        if not self._whole:
             return
         now = f'"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, "busy_s": {self._busy_s:.6f}'
         with suppress(OSError):

@@ -24,10 +24,12 @@ from pathlib import Path
 from paceline.errors import RankSilent
 from paceline.launch import blame
 from paceline.launch.environment import Place
+from paceline.launch.flight import Calls, in_flight, read_calls, so_far
 from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, process_state, read_beats
-from paceline.launch.stacks import ASKING, Frame, Stack, asked_of, children, read_stacks, stack_file
+from paceline.launch.stacks import Frame, Stack, ask, asked_of, children, read_stacks, stack_file
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
+WRITER = "checkpoints/writer.py"
 BACKWARD = "backward"
 BY_SIGNAL = "a signal such as SIGSTOP has stopped it"
 NO_STACK = "; it left no stack: its process did not run, or its machine cannot be reached"
@@ -40,6 +42,7 @@ GAP_S = 5.0
 """If we did not look for so long, we were stopped ourselves, with all the others: Ctrl-Z."""
 STACK_S = 2.0
 """For a rank to leave its stack when it is asked."""
+LATELY_S = 10.0
 TIMED_OUT = re.compile(r"time[d ]? ?out", re.IGNORECASE)
 
 
@@ -60,7 +63,7 @@ def named(error: Exception, folder: Path, place: Place) -> Exception:
     if place.world == 1 or isinstance(error, RankSilent) or not (blame.is_echo(error) and _timed_out(error)):
         return error
     beats = {beat.rank: beat for beat in read_beats(folder) if beat.rank < place.world}
-    if (mine := beats.pop(place.rank, None)) is None:
+    if (mine := beats.pop(place.rank, None)) is None or _asked_lately(folder, place.rank):
         return error
     waiting = Waiting(mine, where(_stack_of(error)))
     return find(folder, [beat for beat in beats.values() if beat.phase != "failed"], waiting) or error
@@ -77,6 +80,27 @@ class Waiting:
         return f"rank {self.beat.rank} waited{f' in {self.where}' if self.where else ''}, {self.beat.place}"
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where a rank that did not give up is, by what it has left."""
+
+    beat: Beat
+    file: Path
+    """Of its stack."""
+    stack: Stack
+    calls: Calls
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in a collective itself."""
+        return bool(collective(self.stack)) or in_flight(self.calls) is not None
+
+    @property
+    def where(self) -> str:
+        call = in_flight(self.calls)
+        return where(self.stack) if call is None or collective(self.stack) else str(call)
+
+
 def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | None:
     """Of the ranks that did not give up, the one that the run waited for."""
     if stopped := [beat for beat in others if beat.state == STOPPED]:
@@ -84,22 +108,59 @@ def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | No
     there = [beat for beat in others if beat.state or beat.host != mine.beat.host]  # else it died: another story
     if not there:
         return None
-    last = min(there, key=lambda beat: beat.position)
-    file = stack_file(folder, last.rank)
-    if last.state and not _size(file):  # not silent for as long as this one waited
-        file = asked_for(folder, last)
-    stack = _relevant(read_stacks(file), last)
-    who = f"rank {last.rank} on {last.host} (pid {last.pid})"
-    if last.position < mine.beat.position or (stack and not collective(stack)):
-        at = _in_worker(last) or _shown(file, stack) or NO_STACK
-        return RankSilent(last.rank, f"{who} did not answer in time: it is {last.place}{at}\n  {mine}")
-    if (other := where(stack)) and mine.where and other != mine.where:
-        said = f"the ranks wait for each other in different collectives: {who} in {other}, {last.place}; {mine}"
-        return RankSilent(last.rank, f"{said}{_shown(file, stack)}")
-    if last.host == mine.beat.host:
+    last = _furthest_behind(folder, there, mine.beat.host)
+    beat, stack = last.beat, last.stack
+    who = f"rank {beat.rank} on {beat.host} (pid {beat.pid})"
+    called, far = _called(folder, beat, mine.beat), beat.host != mine.beat.host
+    same = _same_place(last, mine, read_calls(folder, mine.beat.rank), far)
+    if not (same and far) and (beat.position < mine.beat.position or (stack and not last.waits)):
+        at = _in_worker(beat) or _shown(last.file, stack) or NO_STACK
+        return RankSilent(beat.rank, f"{who} did not answer in time: it is {beat.place}{at}\n  {mine}{called}")
+    if not same and last.where and mine.where:
+        said = f"the ranks wait for each other in different collectives: {who} in {last.where}, {beat.place}; {mine}"
+        return RankSilent(beat.rank, f"{said}{_shown(last.file, stack)}{called}")
+    if not far:
         return None
     said = f"nothing came from {who} for as long as a collective may take, and both wait in the same place"
-    return RankSilent(last.rank, f"{said}: look at the network between {last.host} and {mine.beat.host}\n  {mine}")
+    return RankSilent(beat.rank, f"{said}: look at the network between {beat.host} and {mine.beat.host}\n  {mine}")
+
+
+def _furthest_behind(folder: Path, beats: Sequence[Beat], near: str) -> Standing:
+    """Of ranks that are equally far, one that waits for nobody, then one that called fewer collectives, and of those
+    that wait in the same place one on another machine than `near`: what lies between may be the cause."""
+
+    def order(one: Standing) -> tuple[object, ...]:
+        return one.beat.position, one.waits, so_far(one.calls), one.beat.host == near
+
+    last = min((_standing(folder, beat) for beat in beats), key=order)
+    if last.beat.state and not _size(last.file):  # not silent for as long as the others waited
+        return _standing(folder, last.beat, asked_for(folder, last.beat))
+    return last
+
+
+def _standing(folder: Path, beat: Beat, file: Path | None = None) -> Standing:
+    file = file or stack_file(folder, beat.rank)
+    return Standing(beat, file, _relevant(read_stacks(file), beat), read_calls(folder, beat.rank))
+
+
+def _same_place(last: Standing, mine: Waiting, calls: Calls, far: bool) -> bool:
+    """Whether both wait in the same collective; from afar, also in two that follow each other: where a link is cut, the
+    last message may have come through in one direction alone."""
+    theirs, ours = in_flight(last.calls), in_flight(calls)
+    if theirs is None or ours is None:
+        return last.where == mine.where
+    follows = far and theirs.group == ours.group and abs(theirs.number - ours.number) == 1
+    return theirs == ours or follows
+
+
+def _called(folder: Path, *beats: Beat) -> str:
+    """The last collectives of two ranks, in words, where torch has kept them and they differ."""
+    one, other = (read_calls(folder, beat.rank) for beat in beats)
+    for group in sorted(one.keys() & other.keys()):
+        if (one[group].number, one[group].name) != (other[group].number, other[group].name):
+            said = (f"rank {beat.rank} {calls[group]}" for beat, calls in zip(beats, (one, other), strict=True))
+            return f"\n  the last that they called: {'; '.join(said)}"
+    return ""
 
 
 def stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankSilent:
@@ -115,7 +176,7 @@ def asked_for(folder: Path, beat: Beat) -> Path:
     if not file.is_file():
         return file
     with suppress(OSError):
-        os.kill(beat.pid, ASKING)  # it comes first when a stopped process goes on
+        ask(beat.pid)
         os.kill(beat.pid, signal.SIGCONT)
     deadline = time.monotonic() + STACK_S
     while time.monotonic() < deadline and not _size(file):
@@ -153,7 +214,8 @@ class Watch:
         mine = beats.pop(rank, None)
         if mine is None or time.time() - mine.t < ABORTED * self.timeout_s:
             return None
-        return find(self.folder, [beat for beat in beats.values() if beat.phase != "failed"], Waiting(mine, ""))
+        waiting = Waiting(mine, _standing(self.folder, mine).where)
+        return find(self.folder, [beat for beat in beats.values() if beat.phase != "failed"], waiting)
 
     def why(self, rank: int, pid: int) -> RankSilent:
         for beat in read_beats(self.folder):
@@ -185,12 +247,19 @@ def collective(stack: Stack) -> str:
 
 
 def _relevant(threads: Sequence[Stack], beat: Beat) -> Stack:
-    """The thread that the rank waits for: its main one, or the one that makes its samples."""
+    """The thread that the rank waits for: its main one, or the one that makes its samples or writes its checkpoint."""
+    main = threads[0] if threads else ()
     if beat.phase == "data":
-        for stack in threads[1:]:
-            if any(frame.function == "load" and frame.file.endswith("prefetch.py") for frame in stack):
-                return stack
-    return threads[0] if threads else ()
+        helpers = [stack for stack in threads[1:] if _goes_through(stack, "load", "prefetch.py")]
+    elif _goes_through(main, "wait", WRITER):
+        helpers = [stack for stack in threads[1:] if _goes_through(stack, "_write", WRITER)]
+    else:
+        helpers = []
+    return helpers[0] if helpers else main
+
+
+def _goes_through(stack: Stack, function: str, file: str) -> bool:
+    return any(frame.function == function and frame.file.endswith(file) for frame in stack)
 
 
 def _in_worker(beat: Beat) -> str:
@@ -201,7 +270,7 @@ def _in_worker(beat: Beat) -> str:
         if process_state(pid)[0] == STOPPED:
             return f"; {BY_SIGNAL.replace('it', f'its data worker (pid {pid})')}"
         for stack in asked_of(pid):
-            if any(frame.function == "_answer" and frame.file.endswith("workers.py") for frame in stack):
+            if _goes_through(stack, "_answer", "workers.py"):
                 return f"; its data worker (pid {pid}) is at, the newest call first:{_lines(stack)}"
     return ""
 
@@ -231,6 +300,13 @@ def _timed_out(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _asked_lately(folder: Path, rank: int) -> bool:
+    """Whether another rank wanted to know where this one is: then it was this one that did not answer, and what it
+    finds broken now that it goes on is no news."""
+    file = stack_file(folder, rank, asked=True)
+    return _size(file) > 0 and time.time() - file.stat().st_mtime < LATELY_S
 
 
 def _size(file: Path) -> int:

@@ -6,6 +6,7 @@ stack in memory without a name in any folder, where another process of the same 
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import re
@@ -102,13 +103,21 @@ def give_no_more() -> None:
     faulthandler.unregister(ASKING)
 
 
+def ask(pid: int) -> None:
+    """Its main thread is asked, where the system can name one: when a process that was stopped goes on, that thread
+    answers before it takes another step, while other threads may answer after it has."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None or tgkill(pid, pid, ASKING):
+        os.kill(pid, ASKING)
+
+
 def asked_of(pid: int) -> list[Stack]:
     """The stacks of a process that gives them; nothing of any other, to which the signal would be the end."""
     room = _room(pid)
     if room is None:
         return []
     with suppress(OSError):
-        os.kill(pid, ASKING)
+        ask(pid)
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline and not read_stacks(room):
             time.sleep(0.01)

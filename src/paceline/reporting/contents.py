@@ -64,7 +64,7 @@ class Contents:
 
     @property
     def notes(self) -> list[str]:
-        return [note for s in self.series for note in s.notes]
+        return [note for s in self.series for note in s.notes] + [note for run in self.runs for note in _noticed(run)]
 
 
 def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) -> Contents:
@@ -120,6 +120,13 @@ def gather(inputs: Sequence[Path], title: str = "", price: float | None = None) 
         spec=(*_commands(measured), *_spec(runs)),
         environment=_environment([run.start for run in runs] or [found.environment for found in measured]),
     )
+
+
+def _noticed(run: RunView) -> list[str]:
+    """What was noticed while it ran, the first of it."""
+    more = len(run.noticed) - MOST_NAMED
+    told = [*run.noticed[:MOST_NAMED], *([f"{more} more are in {run.file}"] if more > 0 else [])]
+    return [f"{run.name}: {text}" for text in told]
 
 
 def _is_folder_of_runs(path: Path) -> bool:

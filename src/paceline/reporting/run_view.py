@@ -68,6 +68,8 @@ class RunView:
     evaluations: tuple[Evaluated, ...] = ()
     usage: tuple[dict[str, Any], ...] = ()
     """Events: how busy the device of the main rank was, now and then."""
+    noticed: tuple[str, ...] = ()
+    """While it ran: losses that jumped, ranks that were slow."""
 
     @property
     def ranks(self) -> int:
@@ -111,6 +113,7 @@ def read_run(path: Path, name: str = "") -> RunView:
         curves=_curves(steps),
         evaluations=tuple(Evaluated(e["step"], metrics_of(e), e["line"]) for e in evaluated),
         usage=tuple(event for event in events if event["kind"] == "usage"),
+        noticed=tuple(str(event.get("text", "")) for event in events if event["kind"] == "notice"),
     )
 
 

@@ -51,6 +51,7 @@ class Follower:
     evaluation: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     saved: int = 0
+    usage: dict[str, Any] = field(default_factory=dict)
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
 
     def look(self) -> bool:
@@ -84,6 +85,8 @@ class Follower:
                     self.steps.pop()
             case "evaluate":
                 self.evaluation = event
+            case "usage":
+                self.usage = event
             case "notice":
                 self.notices.append(str(event["text"]))
             case "checkpoint":
@@ -183,6 +186,8 @@ def _state(view: View) -> dict[str, Any]:
         "step_s": view.step_s,
         "evaluation": metrics_of(main.evaluation),
         "saved_at_step": main.saved or None,
+        "noticed": list(main.notices),
+        "usage": [{k: v for k, v in rank.usage.items() if k not in ("kind", "t")} for rank in view.ranks],
     }
 
 
@@ -225,6 +230,9 @@ def drawn(view: View) -> Any:
     silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
     for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):
         body.add_row(f"rank {rank}", _rank(follower) + (f"; {_silent(silent[rank])}" if rank in silent else ""))
+    for rank, follower in enumerate(view.ranks):
+        if used := _used(follower.usage):
+            body.add_row(f"rank {rank} uses", used)
     body.add_row("machine", _machine(main.start))
     return Group(head, body)
 
@@ -235,6 +243,20 @@ def _rank(follower: Follower) -> str:
     step_s = follower.mean("step_s") or 1.0
     busy, exposed = follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s
     return f"step {follower.steps[-1]['step']:,}, works {percent(busy)}, waits {percent(exposed)}"
+
+
+def _used(usage: dict[str, Any]) -> str:
+    """Of its device, its machine's cores and memory, and the network."""
+    known = {name: float(value) for name, value in usage.items() if isinstance(value, int | float)}
+    words = {
+        "device_share": lambda share: f"device {percent(share)}",
+        "device_bytes": lambda count: f"{size(count)} of it",
+        "device_watts": lambda watts: f"{number(watts, 3)} W",
+        "cores": lambda cores: f"{number(cores, 2)} cores",
+        "resident_bytes": size,
+        "network_bytes_s": lambda rate: f"network {size(rate)}/s",
+    }
+    return ", ".join(say(known[name]) for name, say in words.items() if name in known)
 
 
 def _silent(beat: Beat) -> str:

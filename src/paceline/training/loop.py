@@ -19,10 +19,10 @@ from paceline.errors import RunFailed
 from paceline.layout import Layout
 from paceline.parallel.ddp import share_buffers
 from paceline.passes import FitEnd, Passes
-from paceline.record.device_use import DeviceUse
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
+from paceline.record.usage import Usage
 from paceline.spec import Train
 from paceline.training.answer import SEALED
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
@@ -215,7 +215,7 @@ class StepLog:
         self.unheard = 0
         """Steps since all ranks looked whether one of them was asked to stop."""
         self.stopping = False
-        self.device_use = DeviceUse.of(self.context.device)
+        self.usage = Usage.of(self.context.device)
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
         self.noticing = Noticing(self.context)
@@ -257,7 +257,7 @@ class StepLog:
             return False
         self._read()
         stopping, self.stopping, self.unheard = self.stopping, False, 0
-        if used := self.device_use.now():
+        if used := self.usage.now():
             self.context.events.write("usage", step=self.job.state.step, **used)
         if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
             self.write()
@@ -353,6 +353,7 @@ class FitJob(Job):
 
     def run(self) -> Status:
         self.passes.begin()
+        usage = Usage.of(self.context.device)
         every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
         while not self.done:
             self.context.beat("step", self.step)
@@ -362,6 +363,8 @@ class FitJob(Job):
             seconds = compute_s(found["step_s"], found["data_s"], found["exposed_s"])
             at = {"step": self.step, "epoch": self.step - 1, "samples": self.step * samples, "batch": samples}
             self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
+            if used := usage.now():
+                self.context.events.write("usage", step=self.step, **used)
             self._evaluate()
             if self.done or stopping or self.step % every == 0:
                 self.context.beat("checkpoint", self.step)

@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import RankSilent, RunFailed
 from paceline.launch.blame import as_error, of_exception
 from paceline.launch.environment import Place
+from paceline.launch.flight import calls_file
 from paceline.launch.heartbeat import Beat, Heartbeat, process_state, read_beats
 from paceline.launch.silence import Waiting, Watch, collective, find, named, where
 from paceline.launch.stacks import Frame, asked_of, children, read_stacks, stack_file
@@ -74,6 +75,12 @@ def waiting(folder, phase="step", step=3, where="all_reduce, called by finish (s
         beat(phase, step)
         (mine, *_) = read_beats(folder)
     return Waiting(mine, where)
+
+
+def in_collective(function, file):
+    torch = "/site-packages/torch/distributed/distributed_c10d.py"
+    calls = [f'  File "{torch}", line 9 in {function}', f'  File "/home/me/own.py", line 41 in {file}']
+    return "Thread 0x1 (most recent call first):\n" + "\n".join(calls) + "\n"
 
 
 def test_a_heartbeat_says_where_a_rank_is_and_is_one_line_however_often_it_beats(tmp_path):
@@ -165,9 +172,7 @@ def test_a_stopped_rank_is_named_whatever_it_was_at(patient):
 
 def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
     folder, pid, _ = patient
-    torch = "/site-packages/torch/distributed/distributed_c10d.py"
-    lines = [f'  File "{torch}", line 9 in broadcast', '  File "/home/me/own.py", line 41 in loss']
-    stack_file(tmp_path, 1).write_text("Thread 0x1 (most recent call first):\n" + "\n".join(lines) + "\n")
+    stack_file(tmp_path, 1).write_text(in_collective("broadcast", "loss"))
     other = Beat(1, read_beats(folder)[1].host, pid, process_state(pid)[1], 3, "step", 0.0)
     mine = waiting(tmp_path)
     said = str(find(tmp_path, [other], mine))
@@ -177,6 +182,60 @@ def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
     far = Beat(1, "elsewhere", pid, 1, 3, "step", 0.0)
     said = str(find(tmp_path, [far], Waiting(mine.beat, "broadcast, called by loss (own.py:41)")))
     assert "look at the network between elsewhere and " in said
+
+
+def test_of_several_ranks_in_a_step_the_one_that_waits_for_nobody_is_named(patient, tmp_path):
+    folder, pid, _ = patient
+    host, born = read_beats(folder)[1].host, process_state(pid)[1]
+    others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2, 3)]
+    for rank in (1, 3):
+        stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
+    stack_file(tmp_path, 2).write_text(
+        'Thread 0x1 (most recent call first):\n  File "/home/me/own.py", line 7 in loss\n'
+    )
+    found = find(tmp_path, others, waiting(tmp_path))
+    assert found.rank == 2
+    assert "it is in step 4; its stack, the newest call first" in str(found)
+    assert 'File "/home/me/own.py", line 7, in loss' in str(found)
+
+
+def test_of_ranks_that_wait_in_the_same_place_one_of_another_machine_is_named(patient, tmp_path):
+    folder, pid, _ = patient
+    near = Beat(1, read_beats(folder)[1].host, pid, process_state(pid)[1], 3, "step", 0.0)
+    far = Beat(2, "elsewhere", 1, 1, 3, "step", 0.0)
+    for rank in (1, 2):
+        stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
+    found = find(tmp_path, [near, far], waiting(tmp_path, where="all_reduce, called by finish (own.py:41)"))
+    assert "look at the network between elsewhere and " in str(found)
+
+
+def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device(patient, tmp_path):
+    """Their stacks are wherever Python waits for the device."""
+    folder, pid, _ = patient
+    host, born = read_beats(folder)[1].host, process_state(pid)[1]
+    reading = 'Thread 0x1 (most recent call first):\n  File "/home/me/loop.py", line 7 in read\n'
+    calls = {0: ("nccl:all_reduce", 12), 1: ("nccl:all_reduce", 12), 2: ("nccl:broadcast", 11)}
+    for rank, (name, number) in calls.items():
+        stack_file(tmp_path, rank).write_text(reading)
+        call = {"group": "0", "number": number, "name": name, "done": False}
+        calls_file(tmp_path, rank).write_text(json.dumps({"0": call}))
+    mine = waiting(tmp_path, where="all_reduce, number 12 of group 0")
+    others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2)]
+    found = find(tmp_path, others, mine)
+    assert found.rank == 2
+    assert "rank 2 on" in str(found)
+    assert "in broadcast, number 11 of group 0, in step 4; rank 0 waited in all_reduce, number 12" in str(found)
+    assert find(tmp_path, others[:1], mine) is None, "both wait in the same place, on one machine"
+
+
+def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path):
+    folder, *_ = patient
+    error = RuntimeError("timed out after 15 s")
+    with Heartbeat(folder, TWO, 300.0) as beat:
+        beat("step", 3)
+        assert isinstance(named(error, folder, TWO), RankSilent)
+        stack_file(folder, 0, asked=True).write_text("Thread 0x1 (most recent call first):\n")
+        assert named(error, folder, TWO) is error
 
 
 def test_other_errors_stay_what_they_are(tmp_path):

@@ -129,6 +129,19 @@ def test_a_point_above_the_ideal_line_is_on_the_chart(tmp_path):
     assert not any("would reach" in line for line in contents.verdict)
 
 
+def test_what_was_noticed_while_a_run_went_on_is_on_the_page(tmp_path):
+    path = make_run(tmp_path, "noisy")
+    with open(path / "events" / "rank0.jsonl", "a") as file:
+        for step in range(5):
+            text = f"the loss jumps to <9> at step {step}"
+            file.write(json.dumps({"kind": "notice", "t": 1.0, "step": step, "text": text}) + "\n")
+    contents = gather([path])
+    assert contents.notes[:3] == [f"noisy: the loss jumps to <9> at step {step}" for step in range(3)]
+    assert contents.notes[3] == f"noisy: 2 more are in {path / 'events' / 'rank0.jsonl'}"
+    shown = (report([path], tmp_path / "report").page).read_text()
+    assert "noisy: the loss jumps to &lt;9&gt; at step 2" in shown
+
+
 def test_markdown_and_latex_have_the_tables(made):
     text, article = ((made.folder / f"report.{kind}").read_text() for kind in ("md", "tex"))
     assert "| 2 ranks | " in text

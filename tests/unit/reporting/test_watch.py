@@ -63,6 +63,20 @@ def test_it_follows_a_run_to_its_end(tmp_path, lines):
     assert max(map(len, shown.splitlines())) <= 100
 
 
+def test_it_shows_what_each_rank_uses_and_what_was_noticed(tmp_path, lines):
+    run, view = fresh(tmp_path)
+    device = {"device_share": 0.87, "device_bytes": 93e9, "device_watts": 512.4}
+    process = {"cores": 1.02, "resident_bytes": 4.5e8, "network_bytes_s": 1.2e8}
+    notice = {"kind": "notice", "t": 1.0, "step": 9, "text": "the loss jumps to 9 at step 9"}
+    for rank, used in enumerate((device | process, process)):
+        add(run, rank, [*lines[:11], json.dumps({"kind": "usage", "t": 1.0, "step": 10, **used}), json.dumps(notice)])
+    view.look()
+    shown = text_of(view)
+    assert "rank 0 uses  device 87 %, 93 GB of it, 512 W, 1 cores, 450 MB, network 120 MB/s" in shown
+    assert "rank 1 uses  1 cores, 450 MB, network 120 MB/s" in shown
+    assert "noticed      the loss jumps to 9 at step 9" in shown
+
+
 def test_it_survives_a_kill_and_a_resume(tmp_path, lines):
     run, view = fresh(tmp_path)
     add(run, 0, [*lines[:21], '{"kind":"step","ste'])
