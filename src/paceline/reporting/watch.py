@@ -33,6 +33,8 @@ NOTICES = 3
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 40
+NAMES = 11
+"""Columns for the names of rows, which stay whole in a narrow window."""
 STYLES = {"finished": "bold green", "failed": "bold red", "running": "bold cyan"}
 TERMS = {"compute": "█", "exposed": "▒", "data": "░"}
 MOST_BYTES = 1 << 24
@@ -208,7 +210,7 @@ def drawn(view: View) -> Any:
     if why := main.end.get("why"):
         head.append(f": {why}")
     body = Table.grid(padding=(0, 2))
-    body.add_column(style="dim", no_wrap=True)
+    body.add_column(style="dim", no_wrap=True, min_width=NAMES)
     body.add_column(no_wrap=True)
     losses = [s["loss"] for s in main.steps if "loss" in s]
     body.add_row("loss", f"{number(losses[-1] if losses else None)}  {spark(losses, 60)}")
@@ -229,7 +231,7 @@ def drawn(view: View) -> Any:
         body.add_row("noticed", text)
     silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
     for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):
-        body.add_row(f"rank {rank}", _rank(follower) + (f"; {_silent(silent[rank])}" if rank in silent else ""))
+        body.add_row(f"rank {rank}", _silent(silent[rank]) if rank in silent else _rank(follower))
     for rank, follower in enumerate(view.ranks):
         if used := _used(follower.usage):
             body.add_row(f"rank {rank} uses", used)
