@@ -1,9 +1,9 @@
 """What each rank is at, in the run folder while it runs: written over in place, and read by whoever wonders.
 
-    heartbeats/rank0.json    one line: step, phase, time, host, process
-    heartbeats/rank0.stack   its Python stack, if it was silent for half of the time that a collective may take
-    heartbeats/rank0.asked   the same, when another process asked for it
-    heartbeats/rank0.collectives   with its stack, its last collectives, where torch keeps them
+    heartbeats/rank0.json          one line: step, phase, time, host, process
+    heartbeats/rank0.stack         its Python stacks, if it was silent for half of the time that a collective may take
+    heartbeats/rank0.collectives   its last collectives, then, where torch keeps them
+    heartbeats/rank0.asked         the stack of its main thread, when another process asked for it
 
 The stack is written by a thread, so that a rank which hangs in a collective or in the user's own code leaves it too.
 Only one that does not run, or whose compiled code never lets the interpreter go on, cannot.

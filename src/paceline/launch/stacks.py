@@ -1,4 +1,4 @@
-"""Python stacks of processes that hang: written by a thread of theirs, or when they get SIGUSR2.
+"""Python stacks of processes that hang: of all threads by one of them, or of the main one when they get SIGUSR2.
 
 The file of a rank lies in the run folder. A data worker is a fork from before that is known: it keeps room for its
 stack in memory without a name in any folder, where another process of the same user on its machine reads it.
@@ -63,7 +63,7 @@ def read_stacks(file: Path) -> list[Stack]:
     except OSError:
         return []
     found: dict[str, Stack] = {}
-    for part in re.split(r"^(?:Current thread|Thread) ", text, flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^(?:Current thread|Thread|Stack) ", text, flags=re.MULTILINE)[1:]:
         thread = part.split(maxsplit=1)[0]
         if thread in found:
             break
@@ -90,11 +90,12 @@ def own_stacks() -> str:
 
 
 def give_when_asked(file: int | None = None) -> bool:
-    """From now on this process writes its stack when it gets SIGUSR2, unless that means something else to it."""
+    """From now on its main thread writes its stack when it gets SIGUSR2, unless that means something else to it."""
     if signal.getsignal(ASKING) != signal.SIG_DFL:
         return False
     with suppress(OSError, AttributeError):  # a kernel without such memory
-        faulthandler.register(ASKING, file=os.memfd_create(ROOM) if file is None else file, all_threads=True)
+        room = os.memfd_create(ROOM) if file is None else file
+        faulthandler.register(ASKING, room, all_threads=False)  # the frames of others may just be left: it would crash
         return True
     return False
 
