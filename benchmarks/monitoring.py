@@ -2,7 +2,7 @@
 
     python benchmarks/monitoring.py [--ranks 1,2] [--steps 4000]
 
-Two runs differ by more than this costs, so it is switched off and on again every few steps of one run: the heartbeats,
+Two runs differ by more than this costs, so of every two steps of one run one is without it, by lot: the heartbeats,
 the look at losses and slow ranks, and what a rank uses of its machine. What is done now and then is timed by itself.
 A step takes a few ms, so that the share is larger than in most runs.
 """
@@ -34,8 +34,6 @@ from paceline.training import noticing
 from paceline.training.loop import GradientJob
 from paceline.training.noticing import Noticing
 
-TURN = 20
-"""Steps with, then steps without."""
 WARM = 200
 SWITCHED = "PACELINE_BENCHMARK_MONITORING"
 
@@ -56,8 +54,9 @@ class Line(Workload):
 
 
 def on(step: int) -> bool:
-    """Whether this step, the first being 1, is monitored."""
-    return (step - 1) // TURN % 2 == 0
+    """Whether this step, the first being 1, is monitored: one of every two is, the same on all ranks."""
+    pair, second = divmod(step - 1, 2)
+    return second == random.Random(pair).getrandbits(1)
 
 
 def switch() -> None:
@@ -88,20 +87,15 @@ def measure(ranks: int, steps: int, folder: Path) -> None:
     values = {"name": f"on{ranks}", "workload": f"{Path(__file__).resolve()}:Line", "train": train}
     spec = build({**values, "parallel": {"ranks": ranks, "threads": 1, "device": "cpu"}})
     run = paceline.train(spec, folder, show=False)
-    found = [step for step in read_steps(RunDir(run.path).events_file(0)) if step["step"] > WARM]
-    turns: dict[int, list[float]] = {}
-    for step in found:
-        if (step["step"] - 1) % TURN:  # the first of a turn still writes what was noted of the last of the other kind
-            turns.setdefault((step["step"] - 1) // TURN, []).append(step["step_s"])
-    usual = {turn: statistics.median(times) for turn, times in turns.items()}
-    pairs = [(usual[turn], usual[turn + 1]) for turn in usual if turn % 2 == 0 and turn + 1 in usual]
-    ratios = [monitored / plain - 1 for monitored, plain in pairs]
+    found = {step["step"]: step["step_s"] for step in read_steps(RunDir(run.path).events_file(0))}
+    pairs = [(first, first + 1) if on(first) else (first + 1, first) for first in range(WARM + 1, steps, 2)]
+    ratios = [found[monitored] / found[plain] - 1 for monitored, plain in pairs]
     drawn = random.Random(0)
     means = sorted(statistics.median(drawn.choices(ratios, k=len(ratios))) for _ in range(1000))
-    step_ms = 1e3 * statistics.median(plain for _, plain in pairs)
+    step_ms = 1e3 * statistics.median(found.values())
     print(
         f"{ranks} ranks, a step of {step_ms:.2f} ms: monitoring costs {statistics.median(ratios):+.2%} "
-        f"({means[25]:+.2%} to {means[975]:+.2%}), {len(ratios)} pairs of turns; load {os.getloadavg()[0]:.1f}",
+        f"({means[25]:+.2%} to {means[975]:+.2%}), {len(ratios)} pairs; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
@@ -115,16 +109,18 @@ def now_and_then(folder: Path) -> None:
     _time("the use of the machine", used.now, apart_s)
     _time("a look at 64 heartbeats", lambda: read_beats(folder), noticing.LOOK_EVERY_S)
     usage.EVERY_S = apart_s
+    with Heartbeat(folder, Place(0, 1, 0, 1, "paceline", "127.0.0.1", 1), 300.0) as beat:
+        _time("two heartbeats, of a step of 10 ms", lambda: (beat("data", 1), beat("step", 1)), 0.01)
 
 
 def _time(name: str, work: Callable[[], object], apart_s: float) -> None:
     took = []
-    for _ in range(50):
+    for _ in range(200):
         began = time.perf_counter()
         work()
         took.append(time.perf_counter() - began)
     took_s = statistics.median(took)
-    print(f"{name}: {1e3 * took_s:.2f} ms every {apart_s:g} s, {took_s / apart_s:.4%}")
+    print(f"{name}: {1e3 * took_s:.3f} ms every {apart_s:g} s, {took_s / apart_s:.4%}")
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ def test_a_port_that_another_program_has_is_named(three, tmp_path):
     three.start(0, [sys.executable, "-c", listen], {}).stdout.readline()
     (code, told), *_ = examined(three, tmp_path)
     assert code == 1
-    assert wrong(told)["port"] == f"{PORT} is taken"
+    assert wrong(told)["port of rank 0"] == f"node0:{PORT} is taken"
 
 
 def test_under_srun(lab, tmp_path):

@@ -53,7 +53,9 @@ def ended(command, folder, freeze):
     out = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     assert out.returncode == 1, out.stdout + out.stderr
     assert "Traceback" not in out.stderr
-    return time.time() - marker.stat().st_mtime, out.stderr
+    seconds = time.time() - marker.stat().st_mtime
+    print(f"{seconds:.1f} s")
+    return seconds, out.stderr
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -96,6 +98,7 @@ def test_a_link_that_is_cut_without_a_word(corpus_cache, tmp_path):
         began = time.monotonic()
         said = [rank.communicate(timeout=600)[0] for rank in ranks]
         seconds = time.monotonic() - began
+    print(f"{seconds:.1f} s")
     assert all(rank.returncode == 1 for rank in ranks), said
     assert any("look at the network between node" in text for text in said), said
     assert seconds < TIMEOUT_S + MORE_S
