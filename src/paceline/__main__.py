@@ -1,3 +1,15 @@
-from paceline.cli import main
+"""The command. Until it begins to work, Ctrl-C ends it without a word: there is nothing to save yet."""
 
-main()
+import signal
+
+
+def main() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from paceline import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from paceline.record.run_dir import trust_code
 
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `paceline.__main__` left it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         with nothing_passes():
             if getattr(arguments, "trust", False):
                 trust_code(vars(arguments))

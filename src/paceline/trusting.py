@@ -22,6 +22,10 @@ from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, installed
 
 ORIGIN = "origin.json"
 KEY_BYTES = 32
+BUILDING = ".keras"
+"""A file of layers that Keras builds by their names: as data, but more than one way around that was found."""
+MOST_BYTES = 100_000
+"""Of an `origin.json`."""
 
 
 def state_folder() -> Path:
@@ -40,7 +44,7 @@ def code_of(values: Mapping[str, Any]) -> list[str]:
         for key in kind.references
         if isinstance(inside := values.get(section), dict)
     ]
-    return [text for text in named if isinstance(text, str) and ":" in text]
+    return [text for text in named if isinstance(text, str) and (":" in text or text.endswith(BUILDING))]
 
 
 def sign(folder: Path, values: Mapping[str, Any]) -> str | None:
@@ -100,9 +104,11 @@ def _maker(folder: Path) -> str:
 
 
 def _origin(folder: Path) -> dict[str, Any]:
+    file = folder / ORIGIN
     with suppress(OSError, ValueError, RecursionError):
-        made = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
-        return made if isinstance(made, dict) else {}
+        if file.is_file() and file.stat().st_size <= MOST_BYTES:
+            made = json.loads(file.read_text(encoding="utf-8"))
+            return made if isinstance(made, dict) else {}
     return {}
 
 

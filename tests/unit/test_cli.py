@@ -1,6 +1,7 @@
 """The command line: quick to answer, and readable in 100 columns."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -137,3 +138,14 @@ def test_nothing_heavy_is_imported(run_file, words):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "paceline.cli" in imported
     assert not imported & {"torch", "numpy", "scipy", "tokenizers", "safetensors"}
+
+
+def test_ctrl_c_before_the_work_begins_ends_it_without_a_word(tmp_path):
+    """As it is while modules are imported, which takes longer than anything else that a small command does."""
+    slow = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "rich.py").write_text(slow)
+    (tmp_path / "pydantic.py").write_text(slow)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "paceline", "explain", "run.yaml"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -106,6 +106,7 @@ def test_which_code_a_spec_names():
     assert trusting.code_of({"workload": "x/train.py"}) == ["x/train.py"]
     keras = {"workload": "keras", "model": {"build": "m.py:f", "loss": "mse"}, "data": {"source": "d.py:g"}}
     assert trusting.code_of(keras) == ["m.py:f", "d.py:g"]
+    assert trusting.code_of({"workload": "keras", "model": {"build": "saved.keras"}}) == ["saved.keras"]
 
 
 def test_trust_without_a_run(tmp_path, capsys):

@@ -45,7 +45,7 @@ def _returned(section: KerasModel) -> Any:
 
 
 def _saved(file: Path) -> Any:
-    """Nothing in the file is executed: Keras refuses functions that are saved as code."""
+    """Keras refuses functions that are saved as code, and a file of a run from elsewhere needs a word before."""
     if not file.is_file():
         raise UserError(f"{KEY}: there is no file {str(file)!r}")
     try:
