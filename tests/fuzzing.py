@@ -183,9 +183,17 @@ class ClusterFile:
 @target("made/events/rank0.jsonl")
 class Events:
     def make(folder: Path) -> None:
+        from paceline.record.events import EventWriter
         from report_runs import make_run
 
-        make_run(folder, "made", steps=8)
+        with EventWriter(make_run(folder, "made", steps=8) / "events" / "rank0.jsonl") as events:
+            events.write("notice", text="a word")
+            events.write("usage", step=8, gpu=0.5)
+            events.write("extend", key="train.steps", before=8, now=9)
+            events.write("resume", step=4)
+            events.write("checkpoint", step=8, save_s=0.1)
+            events.write("done", step=8, why="enough")
+            events.write("end", status="failed", why="no reason")
 
     def read(folder: Path) -> object:
         from paceline.record.events import read_steps, seconds_of

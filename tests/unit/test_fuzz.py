@@ -8,7 +8,9 @@ FOUND = {
     "SummaryFile": (241, 417, 783, 897, 1075, 1189),
     "CalibrationFile": (285, 384),
     "Manifest": (95,),
-    "Npy": (66,),
+    "Npy": (66, 81),
+    "DeepSpeed": (895,),
+    "CheckpointMetadata": (1005,),
 }
 """Mutations that a reader once answered otherwise."""
 FEW = 12

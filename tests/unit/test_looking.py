@@ -1,12 +1,13 @@
 """Looking at a run executes nothing of it, wherever the run came from."""
 
 import json
+import os
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from paceline.cli import main
+from paceline.cli import main, verb_names
 from paceline.record.run_dir import RunDir
 from paceline.reporting.report import report
 from paceline.training.checkpoints.writer import CheckpointWriter
@@ -27,6 +28,83 @@ def hostile(tmp_path):
 
 
 WORKLOADS = ["{run}/evil.py:W", "evil:W", "{run}/evil.py", "not_installed"]
+LOOK = {
+    "watch": "{run} --once",
+    "explain": "{run}",
+    "runs": "{run}/..",
+    "jobs": "{run}",
+    "logs": "{run}",
+    "report": "{run} --out {run}/../page",
+    "cancel": "{run}",
+}
+"""Verbs that look at a run."""
+ASK = {
+    "train": "--resume {run}",
+    "check": "{run}/spec.yaml",
+    "plan": "{run}/spec.yaml",
+    "measure": "{run}/spec.yaml",
+    "predict": "{run} x",
+    "sample": "{run} x",
+    "export": "{run} --out {run}/../out",
+    "submit": "{run}/spec.yaml",
+    "sweep": "{run}/spec.yaml train.lr=1,2",
+    "doctor": "{run}/spec.yaml",
+    "topics": "{run}/spec.yaml",
+}
+"""Verbs that execute what a run names: of a run from elsewhere not without a word."""
+OF_NO_RUN = ("calibrate", "launch", "keys", "completion", "adopt")
+
+
+def test_every_verb_looks_or_asks():
+    assert {*LOOK, *ASK, *OF_NO_RUN} == {*verb_names()}
+
+
+@pytest.fixture
+def copied(hostile, monkeypatch):
+    """The same with its code named as the metric of its trees, or as its workload."""
+    run, text, mark = hostile
+    monkeypatch.setenv("XDG_STATE_HOME", str(mark.parent / "state"))
+    monkeypatch.chdir(run)
+    monkeypatch.syspath_prepend(str(run))
+    trees = f"name: copied\nworkload: trees\nmodel: {{metric: '{run}/evil.py:f'}}\ntrain: {{steps: 3}}\n"
+    own = text.replace("workload: classifier", f"workload: {run}/evil.py:W")
+    return run, {"metric": trees, "workload": own}, mark
+
+
+@pytest.mark.parametrize("named", ["metric", "workload"])
+@pytest.mark.parametrize("verb", [*LOOK, *ASK])
+def test_no_verb_executes_what_a_copied_run_names(verb, named, copied, capsys):
+    run, specs, mark = copied
+    RunDir(run).spec_file.write_text(specs[named])
+    words = {**LOOK, **ASK}[verb].format(run=run).split()
+    with pytest.raises(SystemExit) as left:
+        main([verb, *words])
+    assert not mark.exists()
+    said = capsys.readouterr().err
+    assert left.value.code == 2 or (left.value.code == 0 and verb in LOOK)
+    assert verb in LOOK or verb in ("sample", "topics") or "--trust" in said  # these are of one workload each
+
+
+@pytest.mark.parametrize("name", ["summary.json", "events/rank0.jsonl", "jobs.jsonl", "origin.json", "spec.yaml"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, hostile, capsys):
+    run, _, _ = hostile
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    for verb, words in LOOK.items():
+        with pytest.raises(SystemExit) as left:
+            main([verb, *words.format(run=run).split()])
+        assert left.value.code in (0, 2)
+
+
+def test_a_file_that_claims_more_than_anybody_writes_is_not_read(hostile, capsys):
+    run, _, _ = hostile
+    for name in ("summary.json", "events/rank0.jsonl", "jobs.jsonl"):
+        with (run / name).open("r+b" if (run / name).exists() else "wb") as file:
+            file.truncate(1 << 40)
+    for verb, words in LOOK.items():
+        with pytest.raises(SystemExit) as left:
+            main([verb, *words.format(run=run).split()])
+        assert left.value.code in (0, 2)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

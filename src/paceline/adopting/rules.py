@@ -57,8 +57,9 @@ def whole(value: Any) -> int:
 def number(value: Any) -> float:
     try:
         if not isinstance(value, bool | None):
-            return value if isinstance(value, int) else float(value)
-    except (TypeError, ValueError):
+            found = float(value)  # also of a whole number: no setting is too large for it
+            return value if isinstance(value, int) else found
+    except (TypeError, ValueError, OverflowError):
         pass
     raise UnreadableValue("a number")
 

@@ -59,10 +59,10 @@ class Columns:
         for row, value in enumerate(self._column(name)):
             try:
                 number = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not math.isfinite(number):
-                said = "missing" if value in (None, "") else repr(value)
+                said = "missing" if value in (None, "") else f"{value!r:.60}"
                 raise UserError(
                     f"{self.path} row {row + 1}: {name!r} is {said}, a number was expected; read it with  "
                     f"texts({name!r})  or leave the row out"

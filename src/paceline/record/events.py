@@ -26,6 +26,8 @@ from paceline.record.files import as_json, finite
 
 HELD = 1000
 """Steps that are kept in memory at most."""
+LONGEST = 1 << 24
+"""Bytes of a line; what goes on for longer is no event, nor is what comes after it."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
 PLACES = ("step", "epoch", "samples", "tokens")
@@ -125,10 +127,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     if not path.is_file():
         return
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
             event = event_of(line)
             if event is not None or line.strip():
                 yield number, event
+            if len(line) == LONGEST:
+                return
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:

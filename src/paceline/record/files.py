@@ -6,9 +6,11 @@ A kill, a full disk or a second reader never meets half of a file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -20,6 +22,8 @@ from paceline.errors import RunFailed, UserError
 
 T = TypeVar("T")
 MOST_DIGITS = 19
+MOST_BYTES = 1 << 28
+"""Of a text that is read as a whole."""
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
@@ -52,10 +56,21 @@ def print_json(value: Any) -> None:
     print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=as_json))
 
 
+def read_whole(path: Path) -> str:
+    """The text of a plain file: a pipe would be waited for without end, and a file may be larger than the memory."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        if about.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes", str(path))
+        return file.read()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read back what `write_json` wrote."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number, parse_constant=_whole_number)
+        value = json.loads(read_whole(path), parse_int=_whole_number, parse_constant=_whole_number)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:

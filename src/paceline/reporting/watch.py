@@ -90,7 +90,7 @@ class Follower:
             case "usage":
                 self.usage = event
             case "notice":
-                self.notices.append(str(event["text"]))
+                self.notices.append(str(event.get("text", "")))
             case "checkpoint":
                 self.saved = event.get("step") or 0
             case "end":

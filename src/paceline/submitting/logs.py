@@ -72,6 +72,8 @@ def _shown(job: str, file: Path, places: dict[str, int], titled: bool = False) -
 
 def _added(job: str, file: Path, places: dict[str, int]) -> str:
     """What was written to a log since it was last looked at; `places` remembers up to where."""
+    if not file.is_file():  # a pipe would be waited for
+        return ""
     try:
         with open(file, "rb") as stream:
             length = stream.seek(0, 2)

@@ -65,6 +65,12 @@ def test_what_is_refused(text, use, said, tmp_path):
     assert said in str(refused.value)
 
 
+def test_a_whole_number_that_is_too_large_for_any(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(f'{{"a": {"9" * 400}}}')
+    with pytest.raises(UserError, match=r"row 1: 'a' is 9{60}, a number was expected"):
+        read_table(tmp_path / "rows.jsonl").numbers("a")
+
+
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "rows.xlsx").write_text("x")
     with pytest.raises(UserError, match=r"must end in one of \.csv"):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import raise_on_all
+from paceline.record.files import read_whole
 from paceline.record.run_dir import RunDir
 from paceline.terminal import visible
 from paceline.training.checkpoints.staging import flatten
@@ -104,7 +105,7 @@ def _score(path: Path) -> float:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_whole(path / MANIFEST))
         version = manifest["format"]
     except FileNotFoundError:
         raise DamagedCheckpoint(f"it has no {MANIFEST}") from None

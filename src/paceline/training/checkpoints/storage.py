@@ -89,6 +89,16 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
+def _is_tensor(value: Any) -> bool:
+    """Whether a description is whole: of a pickle, any part may be missing."""
+    properties = getattr(value, "properties", None)
+    return (
+        isinstance(value, TensorStorageMetadata)
+        and isinstance(getattr(properties, "dtype", None), torch.dtype)
+        and isinstance(getattr(value, "size", None), torch.Size)
+    )
+
+
 def read_metadata(folder: Path) -> Metadata:
     """The names, shapes and places of all tensors of a checkpoint, from a file that is not trusted."""
     if (folder / one_file.FILE).exists():
@@ -98,7 +108,7 @@ def read_metadata(folder: Path) -> Metadata:
         with path.open("rb") as file:
             metadata = _Unpickler(file).load()
         described, places = metadata.state_dict_metadata, metadata.storage_data
-        if not all(isinstance(value, TensorStorageMetadata) for value in described.values()):
+        if not all(isinstance(name, str) and _is_tensor(value) for name, value in described.items()):
             raise pickle.UnpicklingError("it describes something that is not a tensor")
         for place in places.values():
             if Path(place.relative_path).name != place.relative_path:

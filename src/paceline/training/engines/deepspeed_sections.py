@@ -111,10 +111,11 @@ def _number(name: str, value: Any) -> Any:
         return value
     try:
         found = math.nan if isinstance(value, bool) else value if isinstance(value, int | float) else float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise ValueError(f"{name}: {value!r} is not a number")
+        known = math.isfinite(found)
+    except (TypeError, ValueError, OverflowError):
+        known = False
+    if not known:
+        raise ValueError(f"{name}: {value!r:.40} is not a number")
     if name.rsplit(".", 1)[-1] not in WHOLE:
         return found
     if found != int(found):

@@ -174,6 +174,6 @@ def _numbers(name: str, values: Sequence[Any]) -> np.ndarray:
     for number, value in enumerate(values):
         try:
             found[number] = np.nan if value is None or str(value).strip() in MISSING else float(value)
-        except (TypeError, ValueError):
-            raise UserError(f"row {number + 1}: {name!r} is {value!r}, a number was expected") from None
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"row {number + 1}: {name!r} is {value!r:.40}, a number was expected") from None
     return found

@@ -24,6 +24,8 @@ PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
 TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
 FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
 MAGIC = b"\x93NUMPY"
+DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError, MemoryError)
+"""What numpy makes of a header that is none; one may claim to be longer than the memory."""
 
 
 def read_npy(path: Path, fractional: bool = False) -> Counts:
@@ -56,9 +58,9 @@ def read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
             there = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except DAMAGED:
         raise UserError(f"{path}: the header of the .npy file is damaged; write it again or copy it again") from None
     needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
     if there < needed and not dtype.hasobject:
