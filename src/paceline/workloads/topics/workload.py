@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,15 +18,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from paceline.data.cache import exclusive, new_entry
 from paceline.errors import UserError
 from paceline.launch.group import device_mesh
 from paceline.layout import Layout
 from paceline.passes import FitEnd
 from paceline.training.explain import shared
+from paceline.training.rank import silent
 from paceline.workload import PassWorkload, Say
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.shards import ShardCounts, read_shards
 from paceline.workloads.topics.files.texts import WORDS, TextOptions, is_text
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.options import FitOptions
@@ -51,17 +54,21 @@ class Topics(PassWorkload):
             raise UserError("data.path is missing: give the matrix, the shards or the texts, as  data.path=counts.npz")
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
-        shards = data.cache.expanduser() / "topics" / self._name_of_texts(data.path)
-        if not shards.exists():
-            try:
-                return convert(data.path, shards, text=TextOptions(**self._data.text_options()))
-            except UserError:
-                if not shards.exists():  # else another rank was faster
-                    raise
-        return read_counts(shards)
+        return self._counted(data.path, partial(_known, say=silent))
+
+    def _counted(self, path: Path, known: Callable[[Path], ShardCounts | None]) -> ShardCounts:
+        """Texts are counted once, by whoever comes first; ranks then read the counts."""
+        entry = self._data.cache.expanduser() / "topics" / self._name_of_texts(path)
+        if (counts := known(entry)) is not None:
+            return counts
+        with exclusive(entry, silent):
+            if (counts := known(entry)) is None:
+                with new_entry(entry) as folder:
+                    convert(path, folder, text=TextOptions(**self._data.text_options()))
+                counts = read_shards(entry)
+        return counts
 
     def _name_of_texts(self, path: Path) -> str:
-        """Texts are counted once, by whoever comes first; ranks then read the counts."""
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
         files = [file for file in files if file.is_file()]
         described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
@@ -76,6 +83,7 @@ class Topics(PassWorkload):
     def prepare(self, say: Say) -> None:
         if self._data.path is not None and is_text(self._data.path):
             say(TextOptions(**self._data.text_options()).rules())
+            self.counts = self._counted(self._data.path, partial(_known, say=say, verified=True))
         check_topics(self._model.k, self.counts)
 
     def suits(self, layout: Layout) -> None:
@@ -114,6 +122,20 @@ class Topics(PassWorkload):
     def _model(self) -> TopicsModel:
         assert isinstance(self.spec.model, TopicsModel)
         return self.spec.model
+
+
+def _known(entry: Path, say: Say, verified: bool = False) -> ShardCounts | None:
+    """The counts of texts as they are in the cache; None where they are not there, or damaged."""
+    if not entry.exists():
+        return None
+    try:
+        counts = read_shards(entry)
+        if verified:
+            counts.verify()
+    except UserError as damage:
+        say(f"the cached {entry} is damaged, and its texts are counted again: {damage}")
+        return None
+    return counts
 
 
 class TopicPasses:

@@ -193,12 +193,12 @@ def test_a_damaged_shard_is_named(folder):
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     counts = read_counts(folder)
     assert rows_of(counts, 0, 5).shape == (5, 33)
-    with pytest.raises(UserError, match=f"{victim.name}: the shard is damaged: its checksum"):
+    with pytest.raises(UserError, match=f"{victim.name}: the file is damaged: its checksum"):
         totals(counts)
     victim.unlink()
     with pytest.raises(UserError, match=f"{victim.name}: this shard is missing"):
         read_counts(folder)
-    with pytest.raises(UserError, match=f"{victim.name}: the shard cannot be read"):
+    with pytest.raises(UserError, match=f"{victim.name}: the file cannot be read"):
         rows_of(whole)
 
 

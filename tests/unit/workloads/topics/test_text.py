@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
 
 from paceline.errors import UserError
+from paceline.spec import build
 from paceline.workloads.topics.counts.blocks import dense_rows
 from paceline.workloads.topics.counts.stream import totals
 from paceline.workloads.topics.files import texts as text
 from paceline.workloads.topics.files.convert import convert
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.texts import ENGLISH, WORDS, TextOptions, read_text
+from paceline.workloads.topics.workload import Topics
 
 TEXTS = [
     "The cat sat on the mat, and the cat slept.",
@@ -155,6 +157,26 @@ def test_stop_words(tmp_path):
     assert "the" in read_text(TEXTS, options).vocabulary
     with pytest.raises(UserError, match="stop_words=klingon: give english, none"):
         read_text(TEXTS, TextOptions(stop_words="klingon"))
+
+
+@pytest.mark.parametrize("name", ["00000.bin", "terms.txt", "counts.json"])
+def test_damage_to_counted_texts_is_named_and_mended(name, tmp_path):
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS * 2))
+    data = {"path": str(tmp_path / "t.jsonl"), "cache": str(tmp_path / "cache")}
+    spec = build({"workload": "topics", "model": {"k": 2}, "data": data})
+    first = Topics(spec)
+    first.prepare(lambda line: None)
+    (entry,) = (path for path in (tmp_path / "cache" / "topics").iterdir() if path.is_dir())
+    whole = (entry / name).read_bytes()
+    (entry / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    said = []
+    again = Topics(spec)
+    again.prepare(said.append)
+    assert [line for line in said if "is damaged, and its texts are counted again" in line and name in line]
+    assert (entry / name).read_bytes() == whole
+    assert np.array_equal(dense(again.counts), dense(first.counts))
+    assert again.counts.vocabulary == first.counts.vocabulary
+    assert sorted(path.name for path in entry.parent.iterdir()) == [entry.name, f"{entry.name}.lock"]
 
 
 def test_bad_texts(tmp_path):

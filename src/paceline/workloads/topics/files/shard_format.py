@@ -150,17 +150,21 @@ def row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
     return starts[:: shard.segments].astype(np.int64)
 
 
-def verify(path: Path, shard: Shard) -> None:
-    """Refuse a shard whose bytes are not those that were written."""
+def verify(path: Path, crc32: str) -> None:
+    """Refuse a file whose bytes are not those that were written."""
+    if (found := crc32_of(path)) != crc32:
+        raise UserError(f"{path}: the file is damaged: its checksum is {found}, not {crc32}; {AGAIN}")
+
+
+def crc32_of(path: Path) -> str:
     crc, piece = 0, bytearray(1 << 20)
     try:
         with path.open("rb", buffering=0) as file:
             while got := file.readinto(piece):
                 crc = zlib.crc32(memoryview(piece)[:got], crc)
     except OSError as error:
-        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
-    if f"{crc:08x}" != shard.crc32:
-        raise UserError(f"{path}: the shard is damaged: its checksum is {crc:08x}, not {shard.crc32}; {AGAIN}")
+        raise UserError(f"{path}: the file cannot be read: {error.strerror}; {AGAIN}") from None
+    return f"{crc:08x}"
 
 
 def _stored_type(nonzeros: np.ndarray) -> np.dtype:

@@ -25,9 +25,17 @@ from paceline.record.units import size
 from paceline.workload import Say
 from paceline.workloads.topics.counts import blocks
 from paceline.workloads.topics.counts.dtypes import whole_type
-from paceline.workloads.topics.files.shard_format import AGAIN, Shard, read_rows, row_starts, verify, write_shard
+from paceline.workloads.topics.files.shard_format import (
+    AGAIN,
+    Shard,
+    crc32_of,
+    read_rows,
+    row_starts,
+    verify,
+    write_shard,
+)
 
-MANIFEST = "counts.json"
+MANIFEST, NAMES = "counts.json", ("terms.txt", "docs.txt")
 FORMAT = 1
 SHARD_BYTES = 64 << 20
 MOST_SHARD_BYTES = 1 << 30  # positions in a shard are uint32
@@ -69,12 +77,21 @@ class ShardCounts(blocks.Labelled):
             return blocks.DocumentBlock(start, blocks.joined([blocks.sparse_rows(part) for part in parts]))
         return blocks.DocumentBlock(start, blocks.stacked([blocks.dense_rows(part, self.terms) for part in parts]))
 
+    def verify(self) -> None:
+        """Compare all checksums now. Those of names too, which people may change where the folder is theirs."""
+        for shard in self.shards:
+            self._check(shard)
+        sums = read_json(self.folder / MANIFEST).get("names")
+        for file in NAMES:
+            if isinstance(sums, dict) and file in sums:
+                verify(self.folder / file, sums[file])
+
     def weights(self) -> np.ndarray:
         return self._lengths if self.sparse else super().weights()
 
     def _check(self, shard: Shard) -> None:
         if shard.file not in self.checked:
-            verify(self.folder / shard.file, shard)
+            verify(self.folder / shard.file, shard.crc32)
             self.checked.add(shard.file)
 
     @cached_property
@@ -117,7 +134,7 @@ def read_shards(folder: Path) -> ShardCounts:
         _check_size(folder / shard.file, needed)
     vocabulary, names = (
         read_names(folder / file, expected, f"{MANIFEST} says {expected:,}; {AGAIN}")
-        for file, expected in (("terms.txt", terms), ("docs.txt", documents))
+        for file, expected in zip(NAMES, (terms, documents), strict=True)
     )
     labels: dict[str, Any] = {"vocabulary": vocabulary, "names": names, "fractional": fractional}
     return ShardCounts(folder, documents, terms, sparse, shards, **labels)
@@ -142,8 +159,8 @@ def write_shards(
         nonzeros, documents = sum(shard.nonzeros for shard in shards), sum(shard.rows for shard in shards)
         if not nonzeros:
             raise UserError(f"all {documents:,} x {terms:,} counts are zero: there is nothing to write")
-        _write_names(temporary / "terms.txt", labels.vocabulary)
-        _write_names(temporary / "docs.txt", labels.names)
+        names = zip(NAMES, (labels.vocabulary, labels.names), strict=True)
+        sums = {file: _write_names(temporary / file, lines) for file, lines in names if lines is not None}
         manifest = {
             "format": FORMAT,
             "documents": documents,
@@ -153,6 +170,7 @@ def write_shards(
             "sparse": nonzeros * SPARSE_BYTES < documents * terms,
             "fractional": labels.fractional,
             "shards": [asdict(shard) for shard in shards],
+            "names": sums,
         }
         write_json(temporary / MANIFEST, manifest)
     return read_shards(folder)
@@ -217,10 +235,11 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}; give a folder of yours") from None
 
 
-def _write_names(path: Path, names: Iterable[str] | None) -> None:
-    if names is not None:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
+def _write_names(path: Path, names: Iterable[str]) -> str:
+    """One on each line; returns the checksum of the file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
+    return crc32_of(path)
 
 
 def read_names(file: Path, expected: int, but: str) -> list[str] | None:
