@@ -15,6 +15,7 @@ from paceline.launch.blame import Failure, as_error
 from paceline.record.events import EventWriter, event_of, read_steps
 from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
+from paceline.reporting.report import report
 from paceline.spec import build
 from report_runs import make_run
 
@@ -194,6 +195,17 @@ def test_a_console_on_a_terminal_has_no_escapes_but_its_own():
     assert "\\x1b]0;owned" in shown
     assert "\x1b]" not in shown
     assert shown.startswith("\x1b[1m")
+
+
+def test_a_dollar_begins_no_formula(tmp_path):
+    """matplotlib reads what stands between two of them as one, and fails if it is none."""
+    names = (r"$\undefined$", r"\$a$")
+    runs = [make_run(tmp_path, f"r{i}", 1 + i, steps=8).rename(tmp_path / name) for i, name in enumerate(names)]
+    made = report(runs, tmp_path / "report")
+    drawn = "".join(file.read_text() for file in (tmp_path / "report").rglob("*.svg"))
+    for name in names:
+        assert name in made.page.read_text().replace("\\\\", "\\")
+        assert name in drawn
 
 
 def test_events_are_not_written_through_a_link(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.reporting.chart import Chart
 from paceline.reporting.charts import TERMS
-from paceline.reporting.style import COLOURS, FORMATS, INK, STYLE
+from paceline.reporting.style import COLOURS, FORMATS, INK, STYLE, literal
 
 TERM_COLOURS = {
     "compute": "#2563eb",
@@ -36,8 +36,9 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
             figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
-            DRAWINGS[chart.name](axes, chart.data)
-            axes.set_title(chart.title, y=1.0)  # else all labels are measured, at every drawing, to find its place
+            DRAWINGS[chart.name](axes, literal(chart.data))
+            # With its place: else all labels are measured, at every drawing, to find one.
+            axes.set_title(literal(chart.title), y=1.0)
             for kind in FORMATS:
                 about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
                 figure.savefig(folder / f"{chart.name}.{kind}", metadata=about or None)

@@ -34,3 +34,14 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "path.simplify_threshold": 0.5,
 }
+
+
+def literal(value: Any) -> Any:
+    """A text from a file, or all texts of a chart, as matplotlib draws it: a dollar begins no formula."""
+    if isinstance(value, str):
+        return value.replace("$", r"\$")
+    if isinstance(value, dict):
+        return {key: literal(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple) and value and isinstance(value[0], str | dict):
+        return [literal(inner) for inner in value]
+    return value

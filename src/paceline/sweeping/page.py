@@ -10,7 +10,7 @@ from typing import Any
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
 from paceline.reporting.page import asset, policy
-from paceline.reporting.style import COLOURS, FAINT, STYLE
+from paceline.reporting.style import COLOURS, FAINT, STYLE, literal
 from paceline.sweeping.result import Sweep, TrialRow, shown_values
 
 PAGE, PICTURE = "sweep.html", "sweep.png"
@@ -100,7 +100,7 @@ def picture(sweep: Sweep) -> bytes:
         count = len(keys) + way
         figure = Figure(figsize=(min(3.2 * count + 0.6, 16), 3.0), layout="constrained")
         panels = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
-        panels[0].set_ylabel(sweep.metric.replace("_", " "))
+        panels[0].set_ylabel(literal(sweep.metric.replace("_", " ")))
         if way:
             _draw_way(panels.pop(), sweep)
         for axes, key in zip(panels, keys, strict=True):
@@ -124,11 +124,11 @@ def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
     else:
         words = sorted({_cell(value) for value in values})
         places = [words.index(_cell(value)) for value in values]
-        axes.set_xticks(range(len(words)), words)
+        axes.set_xticks(range(len(words)), literal(words))
     scores = [row.score for row in rows]
     axes.scatter(places, scores, s=22, color=COLOURS[0], alpha=0.75, linewidths=0)
     axes.scatter(places[:1], scores[:1], s=60, facecolors="none", edgecolors=COLOURS[1], linewidths=2)
-    axes.set_xlabel(key)
+    axes.set_xlabel(literal(key))
 
 
 def _draw_way(axes: Any, sweep: Sweep) -> None:

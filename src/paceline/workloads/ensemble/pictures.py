@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
+from paceline.reporting.style import literal
 from paceline.workloads.ensemble.scoring import BINS, ENSEMBLE, LOWER, Scores
 
 OURS, OTHERS = "#d97706", "#2563eb"
@@ -32,7 +33,7 @@ def write_members(scores: Scores, folder: Path, step: int) -> None:
             axes.errorbar(found.value, place, xerr=found.error, fmt="o", color=colour, capsize=3)
             axes.annotate(str(found), (found.value, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
         axes.set_title(f"{metric.replace('_', ' ')} ({'lower' if metric in LOWER else 'higher'} is better)", fontsize=8)
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), literal(names))
         axes.set_ylim(-0.5, len(names) - 0.3)
         axes.margins(x=0.25)
         axes.tick_params(labelsize=8)
@@ -53,8 +54,8 @@ def write_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, fold
         groups = [some for some in np.array_split(np.argsort(said, kind="stable"), BINS) if len(some)]
         at, held = ([float(values[some].mean()) for some in groups] for values in (said, right))
         least = min(least, *at, *held)
-        colour = OURS if name == ENSEMBLE else SHADES[number % len(SHADES)]
-        axes.plot(at, held, marker="o", markersize=3, linewidth=2 if name == ENSEMBLE else 1, color=colour, label=name)
+        colour, width = (OURS, 2) if name == ENSEMBLE else (SHADES[number % len(SHADES)], 1)
+        axes.plot(at, held, marker="o", markersize=3, linewidth=width, color=colour, label=literal(name))
     axes.plot([least, 1], [least, 1], color="#9ca3af", linewidth=0.8, linestyle="--")
     axes.set_xlabel("probability of the likeliest class")
     axes.set_ylabel("how often it was right")

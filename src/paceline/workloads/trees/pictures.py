@@ -16,6 +16,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
+from paceline.reporting.style import literal
 from paceline.workloads.trees.fitted import FittedTrees
 from paceline.workloads.trees.objectives import Task
 from paceline.workloads.trees.table import known_table
@@ -65,7 +66,7 @@ def _rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
 def _importance(importance: Mapping[str, float]) -> bytes:
     shown = list(importance.items())[:SHOWN][::-1]
     figure, axes = _figure(len(shown))
-    axes.barh([name[:32] for name, _ in shown], [100 * share for _, share in shown], color=COLOUR)
+    axes.barh([literal(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOUR)
     axes.set_xlabel("% of what all splits gain")
     return _png(figure)
 
@@ -76,7 +77,7 @@ def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
     sizes = np.abs(values).mean(axis=(0, 1))
     shown = np.argsort(-sizes, kind="stable")[:SHOWN][::-1]
     figure, axes = _figure(len(shown))
-    axes.set_yticks(range(len(shown)), [names[column][:32] for column in shown])
+    axes.set_yticks(range(len(shown)), [literal(names[column][:32]) for column in shown])
     if task is Task.CLASSES:
         axes.barh(range(len(shown)), sizes[shown], color=COLOUR)
     else:
@@ -85,7 +86,7 @@ def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
             is_name = names[column] in fitted.coding.categories
             _dots(axes, height, values[:, 0, column], None if is_name else rows[:, column])
         _legend(axes)
-    axes.set_xlabel(ADDED[task].format(fitted.classes[-1] if fitted.classes else ""))
+    axes.set_xlabel(ADDED[task].format(literal(fitted.classes[-1]) if fitted.classes else ""))
     return _png(figure)
 
 
