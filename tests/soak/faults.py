@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
+from commands import Command
 
+from paceline.launch.heartbeat import read_beats
 from paceline.record.run_dir import RunDir
 
-SOURCES = Path(__file__).resolve().parents[2] / "src"
-HERE = Path(__file__).resolve().parent
-TIMEOUT_S = 15
-"""parallel.timeout_s of the runs."""
+TIMEOUT_S = 4
+"""parallel.timeout_s of a run that is about to be frozen; others have time for a busy machine."""
 GRACE_S = 10
 """After a rank was frozen, a run ends within so much more."""
-PATIENCE_S = 300
+PATIENCE_S = 120
 """For what takes no time on a machine that is idle."""
+ORPHANS_S = 45
+"""Ranks whose launcher was killed take a moment to notice, and may save before they leave."""
 
 OWN = """
 import numpy as np
@@ -47,106 +46,158 @@ class Line(Workload):
     def loss(self, model, batch):
         return (model(batch[0]) - batch[1]).square().sum(), len(batch[0])
 """
-TEXTS = "".join(f"some words {i} and {i * 7 % 13} others,{'ab'[i % 2]}\n" for i in range(120))
-COMMON = f"parallel: {{threads: 1, device: cpu, timeout_s: {TIMEOUT_S}, ranks: %d%s}}\n"
-EVERY = "steps: 12, checkpoint_every: 3, evaluate_every: 4, log_every: 1"
+STEPS = 30
+WORDS = ("apple", "pear", "plum", "fig", "grape", "melon", "lemon", "lime", "peach", "cherry", "mango", "olive", "nut")
+TEXTS = "".join(f"{WORDS[i % 13]} {WORDS[i * 7 % 11]} and {WORDS[i * i % 13]} {i},{'ab'[i % 2]}\n" for i in range(120))
+EVERY = f"steps: {STEPS}, checkpoint_every: 4, evaluate_every: 5, log_every: 1, global_batch: 8"
 RUNS = {
     "classifier": "model: {width: 32, heads: 4, layers: 1, ffn: 32}\n"
-    f"data: {{source: csv, path: t.csv, vocab: 300, cache: cache}}\ntrain: {{{EVERY}, global_batch: 8}}\n"
-    + COMMON
-    % (1, ""),
+    f"data: {{source: csv, path: t.csv, vocab: 300, cache: cache}}\ntrain: {{{EVERY}}}\n"
+    "parallel: {threads: 1, device: cpu}\n",
     "lm": "workload: lm\nmodel: {preset: custom, width: 32, heads: 4, kv_heads: 2, layers: 2, ffn: 64}\n"
-    "data: {source: text, path: t.txt, sequence: 16, vocab: 300, cache: cache}\n"
-    f"train: {{{EVERY}, global_batch: 8}}\n" + COMMON % (2, ", strategy: fsdp"),
-    "topics": "workload: topics\nmodel: {k: 3}\ndata: {path: x.npy}\ntrain: {steps: 12, checkpoint_every: 3}\n"
-    + COMMON % (2, ""),
-    "own": f"workload: own.py:Line\ndata: {{workers: 1}}\ntrain: {{{EVERY}, global_batch: 8}}\n" + COMMON % (2, ""),
+    f"data: {{source: text, path: t.txt, sequence: 16, vocab: 300, cache: cache}}\ntrain: {{{EVERY}}}\n"
+    "parallel: {threads: 1, device: cpu, ranks: 2, strategy: fsdp}\n",
+    "topics": "workload: topics\nmodel: {k: 3}\ndata: {path: t.csv, cache: cache}\n"
+    f"train: {{steps: {STEPS}, checkpoint_every: 4}}\nparallel: {{threads: 1, device: cpu, ranks: 2}}\n",
+    "own": f"workload: own.py:Line\ndata: {{workers: 1}}\ntrain: {{{EVERY}}}\n"
+    "parallel: {threads: 1, device: cpu, ranks: 2}\n",
 }
 
 
 def files(folder: Path) -> None:
     """What the runs are about."""
-    import numpy as np
-
     (folder / "t.csv").write_text(f"text,label\n{TEXTS}")
     (folder / "t.txt").write_text(TEXTS * 8)
     (folder / "own.py").write_text(OWN)
-    np.save(folder / "x.npy", np.random.default_rng(0).poisson(0.4, (200, 40)).astype(np.float64))
     for name, text in RUNS.items():
         (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
 
 
-@dataclass
-class Attempt:
-    """A command that runs, and all processes that it started."""
-
-    process: subprocess.Popen[bytes]
-    seen: dict[int, psutil.Process] = field(default_factory=dict)
-
-    def tree(self) -> list[psutil.Process]:
-        with suppress(psutil.Error):
-            top = psutil.Process(self.process.pid)
-            found = [top, *top.children(recursive=True)]
-            self.seen.update({one.pid: one for one in found})
-            return found
-        return []
-
-
-def begin(words: list[str], folder: Path, log: Path, jumps: str = "") -> Attempt:
-    path = [*([str(HERE / "jumping_clock")] if jumps else []), str(SOURCES)]
-    environ = {**os.environ, "PYTHONPATH": ":".join(path), "CLOCK_JUMPS": jumps or "0 0"}
-    with log.open("ab") as out:
-        command = [sys.executable, "-m", "paceline", "train", *words, "--quiet"]
-        return Attempt(subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=environ))
-
-
-def reached(phase: str, run: RunDir) -> bool:
-    """Whether a run is where it is to be struck."""
-    events = run.events_file(0)
-    match phase:
-        case "start":
-            return True
-        case "data":
-            return run.path.is_dir()
-        case "checkpoint":
-            return any(run.checkpoints.glob(".step-*.writing")) or any(run.checkpoints.glob("step-*"))
-    said = events.read_bytes() if events.is_file() else b""
-    words = {"step": b'"kind":"step"', "evaluation": b'"step":4,', "end": b'"step":12,'}
-    return words[phase] in said
-
-
 PHASES = ("start", "data", "step", "evaluation", "checkpoint", "end")
-Strike = Callable[[Attempt, RunDir, random.Random], Any]
+SPAN_S = {"start": 2.0, "data": 0.3, "end": 0.05}
+"""A strike comes at a random moment of so long after a phase was seen to begin."""
 
 
-def _signal(number: int, whom: str) -> Strike:
-    def strike(attempt: Attempt, run: RunDir, dice: random.Random) -> None:
-        tree = attempt.tree()
-        others = tree[1:] or tree
-        one = {"launcher": tree[:1], "any": tree, "other": others, "last": others[-1:]}[whom]
-        if one:
+@dataclass
+class Struck:
+    """A run at the moment of a fault."""
+
+    command: Command
+    run: RunDir
+    disk: Path
+    dice: random.Random
+
+    def reached(self, phase: str, before: set[int]) -> bool:
+        """Whether it is where it is to be struck. `before` are processes of earlier attempts."""
+        if phase == "start":
+            return True
+        beats = [beat for beat in read_beats(self.run.heartbeats) if beat.pid not in before]
+        if phase == "data":  # a corpus is prepared under a lock; without one, samples are made when ranks begin
+            return bool(beats) or any((self.disk / "cache").rglob("*.lock"))
+        if phase == "step":
+            return any(beat.phase in ("step", "data") and beat.step for beat in beats)
+        if phase == "end":
+            return any(beat.phase == "end" or beat.step >= STEPS for beat in beats)
+        return any(beat.phase == phase for beat in beats)
+
+
+Strike = Callable[[Struck], int | None]
+"""Strikes, and says which process was frozen, if one was."""
+
+
+def _signal(number: int, whom: Callable[[list[psutil.Process]], list[psutil.Process]]) -> Strike:
+    def strike(at: Struck) -> None:
+        if found := whom(at.command.tree()):
             with suppress(psutil.Error):
-                dice.choice(one).send_signal(number)
+                at.dice.choice(found).send_signal(number)
 
     return strike
 
 
-def _fill(attempt: Attempt, run: RunDir, dice: random.Random) -> None:
+def _freeze(at: Struck) -> int | None:
+    """One of several processes stays stopped; the only one of a run goes on after a while."""
+    first, *others = at.command.tree() or [None]
+    if first is None:
+        return None
+    victim = at.dice.choice(others or [first])
+    with suppress(psutil.Error):
+        victim.suspend()
+        if others:
+            return victim.pid
+        time.sleep(0.5)
+        victim.resume()
+    return None
+
+
+def _workers(tree: list[psutil.Process]) -> list[psutil.Process]:
+    """The last of its line: a data worker where there is one, else a rank."""
+    parents = set()
+    for one in tree:
+        with suppress(psutil.Error):
+            parents.add(one.ppid())
+    return [one for one in tree if one.pid not in parents]
+
+
+def _fill(at: Struck) -> None:
     """The disk is full from now on."""
-    with suppress(OSError), (run.path.parents[1] / "filler").open("wb") as file:
+    with suppress(OSError), (at.disk / "filler").open("wb") as file:
         while True:
-            file.write(bytes(1 << 16))
+            file.write(bytes(1 << 18))
             file.flush()
 
 
-def _take_away(attempt: Attempt, run: RunDir, dice: random.Random) -> None:
+def _write_protect(at: Struck) -> None:
+    """The folder of runs is read-only from now on, as a file system after an error of its disk."""
+    runs = at.run.path.parent
+    subprocess.run(["mount", "--bind", runs, runs], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", runs], check=True)
+
+
+def _take_away(at: Struck) -> None:
     """The folder of checkpoints is not there for a while, as a file system that was unmounted."""
     with suppress(OSError):
-        run.checkpoints.rename(run.path / "away")
+        at.run.checkpoints.rename(at.run.path / "away")
 
 
-def bring_back(run: RunDir) -> None:
-    """The checkpoints that were away, beside those that the run wrote meanwhile."""
+def _damage(at: Struck) -> None:
+    """Stopped; then a bit of the newest checkpoint, of the prepared data or of the events is another."""
+    with suppress(psutil.Error):
+        psutil.Process(at.command.process.pid).terminate()
+    until_ended(at.command, PATIENCE_S)
+    newest = sorted(at.run.checkpoints.glob("step-*"))[-1:]
+    kinds = [at.dice.choice([*newest, at.disk / "cache", at.run.events]), *newest]
+    for folder in kinds:
+        if victims := sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_size):
+            victim = at.dice.choice(victims)
+            content = bytearray(victim.read_bytes())
+            content[at.dice.randrange(len(content))] ^= 1 << at.dice.randrange(8)
+            victim.write_bytes(content)
+            return
+
+
+FAULTS: dict[str, Strike] = {
+    "SIGTERM": _signal(signal.SIGTERM, lambda tree: tree[:1]),
+    "SIGINT": _signal(signal.SIGINT, lambda tree: tree[:1]),
+    "SIGKILL launcher": _signal(signal.SIGKILL, lambda tree: tree[:1]),
+    "SIGKILL any": _signal(signal.SIGKILL, lambda tree: tree),
+    "SIGKILL worker": _signal(signal.SIGKILL, _workers),
+    "SIGTERM any": _signal(signal.SIGTERM, lambda tree: tree[1:] or tree),
+    "frozen": _freeze,
+    "disk full": _fill,
+    "read-only": _write_protect,
+    "folder away": _take_away,
+    "damaged file": _damage,
+    "clock jumps": lambda at: None,
+}
+MOUNTING = ("disk full", "read-only")
+"""Faults for whoever may mount; a command may say that it cannot write where it is told to."""
+
+
+def mend(run: RunDir, disk: Path) -> None:
+    """What an administrator does after a fault: room, a disk that can be written to, checkpoints that are back."""
+    (disk / "filler").unlink(missing_ok=True)
+    while str(run.path.parent) in _mounts():
+        subprocess.run(["umount", "-l", run.path.parent], check=True)
     away = run.path / "away"
     for path in away.glob("step-*"):
         if not (run.checkpoints / path.name).exists():
@@ -155,31 +206,9 @@ def bring_back(run: RunDir) -> None:
     shutil.rmtree(away, ignore_errors=True)
 
 
-def _damage(attempt: Attempt, run: RunDir, dice: random.Random) -> None:
-    """Stopped, then a byte of the newest checkpoint is another."""
-    with suppress(ProcessLookupError):
-        attempt.process.send_signal(signal.SIGTERM)
-    attempt.process.wait(PATIENCE_S)
-    for newest in sorted(run.checkpoints.glob("step-*"))[-1:]:
-        victim = dice.choice(sorted(file for file in newest.iterdir() if file.stat().st_size))
-        content = bytearray(victim.read_bytes())
-        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
-        victim.write_bytes(content)
-
-
-FAULTS: dict[str, Strike] = {
-    "SIGTERM": _signal(signal.SIGTERM, "launcher"),
-    "SIGINT": _signal(signal.SIGINT, "launcher"),
-    "SIGKILL launcher": _signal(signal.SIGKILL, "launcher"),
-    "SIGKILL any": _signal(signal.SIGKILL, "any"),
-    "SIGKILL worker": _signal(signal.SIGKILL, "last"),
-    "SIGTERM any": _signal(signal.SIGTERM, "other"),
-    "frozen rank": _signal(signal.SIGSTOP, "other"),
-    "disk full": _fill,
-    "folder away": _take_away,
-    "damaged file": _damage,
-    "clock jumps": lambda attempt, run, dice: None,
-}
+def _mounts() -> list[str]:
+    """Where something is mounted, a folder over itself too."""
+    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
 
 
 def weights(run: RunDir) -> str:
@@ -200,23 +229,32 @@ def leftovers(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for pattern in odd for path in folder.glob(pattern)]
 
 
-def until_ended(attempt: Attempt, most_s: float) -> int | None:
+def until_ended(command: Command, most_s: float) -> int | None:
     """The exit code; None where the command goes on for too long."""
     end = time.monotonic() + most_s
     while time.monotonic() < end:
-        attempt.tree()
-        if (code := attempt.process.poll()) is not None:
+        if (code := command.code) is not None:
             return code
-        time.sleep(0.05)
-    return None
+        command.tree()
+        time.sleep(0.02)
+    return command.code
 
 
-def orphans(attempt: Attempt, most_s: float = 45) -> list[int]:
-    """Processes that the command left behind; ranks whose launcher was killed take a moment to notice."""
-    end = time.monotonic() + most_s
-    while time.monotonic() < end:
-        alive = [pid for pid, one in attempt.seen.items() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        if not alive:
-            return []
-        time.sleep(0.2)
+def orphans(command: Command) -> list[int]:
+    """Processes that the command left behind."""
+    end = time.monotonic() + ORPHANS_S
+    while (alive := command.alive()) and time.monotonic() < end:
+        time.sleep(0.02)
     return alive
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[bool]:
+    """A disk of its own, which can be filled; a plain folder, and False, where nobody may mount one."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    mounted = subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", folder], check=False)

@@ -1,0 +1,146 @@
+"""A run that is struck again and again, and what must hold each time; in the end it is left in peace."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from commands import Command, typed, warm
+from faults import (
+    FAULTS,
+    GRACE_S,
+    MOUNTING,
+    PATIENCE_S,
+    PHASES,
+    RUNS,
+    SPAN_S,
+    TIMEOUT_S,
+    Struck,
+    leftovers,
+    mend,
+    orphans,
+    until_ended,
+    weights,
+)
+
+from paceline.launch.heartbeat import read_beats
+from paceline.record.events import Status
+from paceline.record.run_dir import RunDir
+from paceline.record.summary import read_summary
+
+REFUSED, BUG = 2, 70
+LONG_S = 60
+"""parallel.timeout_s of a run that nobody freezes."""
+
+
+class Disk:
+    """Where the runs are, and what they find when nothing happens to them."""
+
+    def __init__(self, folder: Path, mounted: bool, log: Path) -> None:
+        self.folder, self.log = folder, log
+        self.faults = [fault for fault in FAULTS if mounted or fault not in MOUNTING]
+
+    @functools.cache  # noqa: B019 - there is one
+    def expected(self, name: str) -> str:
+        command = warm(["train", f"{name}.yaml", "--out", "reference", "--quiet"], self.folder, self.log)
+        assert until_ended(command, PATIENCE_S) == 0, self.log.read_text()[-3000:]
+        return weights(RunDir(self.folder / "reference" / name))
+
+
+class Chain:
+    """Each attempt is struck by a fault, and the next goes on by the same command."""
+
+    def __init__(self, disk: Disk, log: Path, dice: random.Random, name: str = "") -> None:
+        self.disk, self.log, self.dice = disk, log, dice
+        log.touch()
+        self.begin(name or dice.choice(list(RUNS)))
+
+    def begin(self, name: str) -> None:
+        """A new run, instead of the one before."""
+        self.name, self.expected = name, self.disk.expected(name)
+        self.run = RunDir(self.disk.folder / "runs" / name)
+        shutil.rmtree(self.run.path.parent, ignore_errors=True)
+        self.run.path.parent.mkdir()
+        self.history: list[str] = []
+
+    def start(self, how: Callable[..., Command], jumps: str = "", timeout_s: float = LONG_S) -> Command:
+        words = ["train", f"{self.name}.yaml", "--out", "runs", "--again", "--quiet", f"parallel.timeout_s={timeout_s}"]
+        self.command = how(words, self.disk.folder, self.log, jumps)
+        return self.command
+
+    def strike(self, phase: str, fault: str) -> dict[str, Any] | None:
+        """One fault, and what must hold once the command has ended; None where it had ended before."""
+        self.history.append(f"{fault} at {phase}")
+        at = self._reached(phase, fault)
+        if at.command.code is not None:
+            assert at.command.code == 0, self.told("it ended by itself")
+            return None
+        began = time.monotonic()
+        frozen = FAULTS[fault](at)
+        code = until_ended(at.command, TIMEOUT_S + GRACE_S if frozen else PATIENCE_S)
+        ended_s = time.monotonic() - began
+        assert code is not None, self.told("it hangs")
+        assert code != BUG, self.told("a bug")
+        assert code != REFUSED or fault in MOUNTING, self.told("refused")
+        assert not frozen or code == 0 or f"pid {frozen}" in self.log.read_text(), self.told(f"{frozen} is not named")
+        mend(self.run, self.disk.folder)
+        assert orphans(at.command) == [], self.told("orphans")
+        struck = {"phase": phase, "fault": fault, "run": self.name}
+        return {**struck, "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
+
+    def _reached(self, phase: str, fault: str) -> Struck:
+        """An attempt, at the moment when it is to be struck."""
+        if phase == "data":  # which are prepared again
+            shutil.rmtree(self.disk.folder / "cache", ignore_errors=True)
+        before = {beat.pid for beat in read_beats(self.run.heartbeats)}
+        jumps = f"{self.dice.randrange(40)} {self.dice.choice((-1, 1)) * 86400}" if fault == "clock jumps" else ""
+        how = typed if phase == "start" and not jumps else warm
+        command = self.start(how, jumps, TIMEOUT_S if fault == "frozen" else LONG_S)
+        at = Struck(command, self.run, self.disk.folder, self.dice)
+        end = time.monotonic() + PATIENCE_S
+        while not at.reached(phase, before) and command.code is None and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(self.dice.random() * SPAN_S.get(phase, 0.01))
+        command.tree()
+        return at
+
+    @property
+    def finished(self) -> bool:
+        return self.run.summary_file.is_file() and read_summary(self.run.summary_file).status == Status.FINISHED
+
+    def in_peace(self) -> None:
+        """The run goes on to its end, and has found what it would have found anyway."""
+        if not self.finished:
+            command = self.start(warm)
+            assert until_ended(command, PATIENCE_S) == 0, self.told("it does not go on")
+            assert orphans(command) == [], self.told("orphans in peace")
+        assert self.finished, self.told("not finished")
+        assert weights(self.run) == self.expected, self.told("other weights")
+        assert leftovers(self.disk.folder) == [], self.told("temporary files")
+        assert "paceline/" not in "".join(self.log.read_text().split("Traceback")[1:]), self.told("a traceback of ours")
+
+    def close(self) -> None:
+        """After a failure too, nothing is left to the next one."""
+        self.command.kill()
+        mend(self.run, self.disk.folder)
+
+    def told(self, what: str) -> str:
+        return f"{self.name}: {what} after {', '.join(self.history)}\n{self.log.read_text()[-3000:]}"
+
+
+def table(struck: Sequence[dict[str, Any]]) -> str:
+    """How often each fault struck in each phase, and how long it took the run to end when a process was frozen."""
+    counts = collections.Counter((one["fault"], one["phase"]) for one in struck)
+    lines = [f"{'':18}" + "".join(f"{phase:>12}" for phase in PHASES)]
+    lines += [f"{fault:18}" + "".join(f"{counts[fault, phase]:>12}" for phase in PHASES) for fault in FAULTS]
+    runs = collections.Counter(one["run"] for one in struck)
+    frozen_s = [one["ended_s"] for one in struck if one["frozen"]]
+    lines += [f"{len(struck)} faults: " + ", ".join(f"{name} {count}" for name, count in runs.items())]
+    lines += [f"frozen: ended {max(frozen_s):.1f} s later at most, of {TIMEOUT_S + GRACE_S}"] if frozen_s else []
+    return "\n".join(lines)
