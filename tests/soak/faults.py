@@ -74,6 +74,8 @@ def files(folder: Path) -> None:
 
 
 PHASES = ("start", "data", "step", "evaluation", "checkpoint", "end")
+NEVER = {("topics", "evaluation")}
+"""Phases that a run does not have."""
 SPAN_S = {"start": 2.0, "data": 0.3, "end": 0.05}
 """A strike comes at a random moment of so long after a phase was seen to begin."""
 
