@@ -28,7 +28,7 @@ from paceline.launch.heartbeat import Heartbeat, read_beats
 from paceline.record import usage
 from paceline.record.events import read_steps
 from paceline.record.run_dir import RunDir
-from paceline.record.usage import Usage
+from paceline.record.usage import RankUsage
 from paceline.spec import build
 from paceline.training import noticing
 from paceline.training.loop import GradientJob
@@ -69,7 +69,7 @@ def switch() -> None:
         turn(job, batch)
 
     GradientJob.before_step = before_step  # type: ignore[method-assign]
-    for kind, name, nothing in ((Heartbeat, "__call__", None), (Noticing, "step", None), (Usage, "now", {})):
+    for kind, name, nothing in ((Heartbeat, "__call__", None), (Noticing, "step", None), (RankUsage, "now", {})):
         whole = getattr(kind, name)
 
         def sometimes(*values: Any, whole: Any = whole, nothing: Any = nothing) -> Any:
@@ -104,7 +104,7 @@ def now_and_then(folder: Path) -> None:
     """What is not done in every step: the use of the machine, and the main rank's look at the heartbeats of 64."""
     for rank in range(64):
         Heartbeat(folder, Place(rank, 1, 0, 1, "paceline", "127.0.0.1", 1), 300.0).__exit__(None)
-    used, apart_s = Usage(), usage.EVERY_S
+    used, apart_s = RankUsage(), usage.EVERY_S
     usage.EVERY_S = 0.0
     _time("the use of the machine", used.now, apart_s)
     _time("a look at 64 heartbeats", lambda: read_beats(folder), noticing.LOOK_EVERY_S)

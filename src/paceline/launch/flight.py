@@ -25,20 +25,21 @@ DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """The last collective of a group that a rank has called."""
 
     group: str
+    """The backend and torch's name for it."""
     number: int
     """How many it has called by then."""
     name: str
     done: bool
 
     def __str__(self) -> str:
-        return f"{self.name.rpartition(':')[2]}, number {self.number} of group {self.group}"
+        return f"{self.name}, number {self.number} of group {self.group}"
 
 
-Calls = Mapping[str, Call]
+Calls = Mapping[str, CollectiveCall]
 """By group."""
 
 
@@ -50,7 +51,7 @@ def keep_calls(environ: MutableMapping[str, str]) -> None:
 
 def own_calls() -> str:
     """The last call of this process in each group, for `read_calls`; nothing where none are kept."""
-    found: dict[str, Call] = {}
+    found: dict[str, CollectiveCall] = {}
     for entry in _entries():
         call = _call(entry)
         if call is not None and (call.group not in found or call.number > found[call.group].number):
@@ -66,17 +67,14 @@ def _entries() -> Iterator[Any]:
                 yield from json.loads(dump()).get("entries", ())
 
 
-def _call(entry: Any) -> Call | None:
+def _call(entry: Any) -> CollectiveCall | None:
     """None for what lies between two ranks alone, and for what another version of torch writes."""
-    with suppress(KeyError, TypeError, IndexError, ValueError):
+    with suppress(KeyError, TypeError, IndexError, ValueError, AttributeError):
         if not entry["is_p2p"]:
+            backend, _, name = entry["profiling_name"].partition(":")
+            group = f"{backend} {entry['process_group'][0]}"  # the backends of a group count by themselves
             done = entry["retired"] or entry["state"] == "completed"
-            return Call(
-                str(entry["process_group"][0]),
-                int(entry["collective_seq_id"]),
-                str(entry["profiling_name"]),
-                bool(done),
-            )
+            return CollectiveCall(group, int(entry["collective_seq_id"]), name, bool(done))
     return None
 
 
@@ -87,11 +85,13 @@ def calls_file(folder: Path, rank: int) -> Path:
 def read_calls(folder: Path, rank: int) -> Calls:
     """What a rank has left; nothing where it left none, or somebody else wrote the file."""
     with suppress(UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
-        return {group: from_flat(Call, values) for group, values in read_json(calls_file(folder, rank)).items()}
+        return {
+            group: from_flat(CollectiveCall, values) for group, values in read_json(calls_file(folder, rank)).items()
+        }
     return {}
 
 
-def in_flight(calls: Calls) -> Call | None:
+def in_flight(calls: Calls) -> CollectiveCall | None:
     """The one that a rank waits in, if it does."""
     return next((call for call in calls.values() if not call.done), None)
 

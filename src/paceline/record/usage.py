@@ -18,7 +18,7 @@ WORD_BYTES = 4
 """In which InfiniBand counts what it carries."""
 
 
-class Usage:
+class RankUsage:
     """Asked at most every few seconds: no thread, and what nobody knows is left out."""
 
     def __init__(self, uuid: str = "", nvml: Any = None) -> None:
@@ -34,7 +34,7 @@ class Usage:
                 self._device = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     @classmethod
-    def of(cls, device: Any) -> Usage:
+    def of(cls, device: Any) -> RankUsage:
         """Of a torch device, and of this process."""
         if device.type != "cuda":
             return cls()

@@ -22,7 +22,7 @@ from paceline.passes import FitEnd, Passes
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.timers import Reading, compute_s
-from paceline.record.usage import Usage
+from paceline.record.usage import RankUsage
 from paceline.spec import Train
 from paceline.training.answer import SEALED
 from paceline.training.callbacks import saved_state, told_of_evaluation, told_of_step
@@ -215,7 +215,7 @@ class StepLog:
         self.unheard = 0
         """Steps since all ranks looked whether one of them was asked to stop."""
         self.stopping = False
-        self.usage = Usage.of(self.context.device)
+        self.usage = RankUsage.of(self.context.device)
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
         self.noticing = Noticing(self.context)
@@ -353,7 +353,7 @@ class FitJob(Job):
 
     def run(self) -> Status:
         self.passes.begin()
-        usage = Usage.of(self.context.device)
+        usage = RankUsage.of(self.context.device)
         every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
         while not self.done:
             self.context.beat("step", self.step)

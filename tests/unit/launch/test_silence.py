@@ -214,17 +214,17 @@ def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device
     folder, pid, _ = patient
     host, born = read_beats(folder)[1].host, process_state(pid)[1]
     reading = 'Thread 0x1 (most recent call first):\n  File "/home/me/loop.py", line 7 in read\n'
-    calls = {0: ("nccl:all_reduce", 12), 1: ("nccl:all_reduce", 12), 2: ("nccl:broadcast", 11)}
+    calls = {0: ("all_reduce", 12), 1: ("all_reduce", 12), 2: ("broadcast", 11)}
     for rank, (name, number) in calls.items():
         stack_file(tmp_path, rank).write_text(reading)
-        call = {"group": "0", "number": number, "name": name, "done": False}
-        calls_file(tmp_path, rank).write_text(json.dumps({"0": call}))
-    mine = waiting(tmp_path, where="all_reduce, number 12 of group 0")
+        call = {"group": "nccl 0", "number": number, "name": name, "done": False}
+        calls_file(tmp_path, rank).write_text(json.dumps({"nccl 0": call}))
+    mine = waiting(tmp_path, where="all_reduce, number 12 of group nccl 0")
     others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2)]
     found = find(tmp_path, others, mine)
     assert found.rank == 2
     assert "rank 2 on" in str(found)
-    assert "in broadcast, number 11 of group 0, in step 4; rank 0 waited in all_reduce, number 12" in str(found)
+    assert "in broadcast, number 11 of group nccl 0, in step 4; rank 0 waited in all_reduce, number 12" in str(found)
     assert find(tmp_path, others[:1], mine) is None, "both wait in the same place, on one machine"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.record import usage
-from paceline.record.usage import Usage, network_bytes
+from paceline.record.usage import RankUsage, network_bytes
 
 
 class Driver:
@@ -40,7 +40,7 @@ def at_once(monkeypatch):
 
 
 def test_what_the_driver_knows_is_noted_and_asked_rarely():
-    used = Usage("1234", Driver())
+    used = RankUsage("1234", Driver())
     found = used.now()
     assert (found["device_share"], found["device_bytes"]) == (0.87, float(3 << 30))
     assert "device_watts" not in found
@@ -48,7 +48,7 @@ def test_what_the_driver_knows_is_noted_and_asked_rarely():
 
 
 def test_a_process_on_cores_is_noted_too(at_once):
-    used = Usage.of(torch.device("cpu"))
+    used = RankUsage.of(torch.device("cpu"))
     assert used.now().keys() == {"resident_bytes"}, "rates take two looks"
     until = time.process_time() + 0.2
     while time.process_time() < until:
