@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, dataloader
 
-from paceline.measuring.outside.buckets import GROUPS
+from paceline.measuring.outside.buckets import take_places
 
 WIDTH = 512
 BATCH = 64
@@ -159,6 +159,7 @@ class Hooks:
         ]
         self.at_steps = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
         self.set = [dict(hooks) for hooks in self.at_steps]
+        self.notes = [hook.__self__ for hook in self.set[0].values()]
 
     def turn(self, on: bool) -> None:
         for home, name, ours in self.replaced:
@@ -166,8 +167,7 @@ class Hooks:
         for hooks, ours in zip(self.at_steps, self.set, strict=True):
             hooks.clear()
             hooks.update(ours if on else {})
-        for net, group in GROUPS.items():
-            net.reducer._update_process_group(group if on else net.process_group)
+        take_places(on and all(notes.watching for notes in self.notes))
 
 
 def exposed_by_profiler(profiler: Any) -> list[float]:

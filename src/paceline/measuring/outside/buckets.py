@@ -58,6 +58,12 @@ GROUPS: WeakKeyDictionary[DistributedDataParallel, TimedGroup] = WeakKeyDictiona
 """By model; a reducer does not keep its group alive."""
 
 
+def take_places(watching: bool) -> None:
+    """In all reducers, or leave them to the groups of the script."""
+    for model, group in GROUPS.items():
+        model.reducer._update_process_group(group if watching else model.process_group)
+
+
 def watch_buckets(notes: StepNotes, entered: Entered) -> None:
     """Those of all models that are built from now on."""
     build, register, register_builtin = (
@@ -70,7 +76,7 @@ def watch_buckets(notes: StepNotes, entered: Entered) -> None:
         build(model, *args, **kwargs)
         if model.process_group.size() > 1 and hasattr(model, "reducer"):
             GROUPS[model] = TimedGroup(model.process_group, notes)
-            model.reducer._update_process_group(GROUPS[model])
+            take_places(notes.watching)
 
     @functools.wraps(register)
     def register_timed(model: Any, state: Any, hook: Callable[..., Any]) -> None:
@@ -83,6 +89,7 @@ def watch_buckets(notes: StepNotes, entered: Entered) -> None:
             model.reducer._update_process_group(model.process_group)
         register_builtin(model, *args, **kwargs)
 
+    notes.watchers.append(take_places)
     DistributedDataParallel.__init__ = build_and_watch
     DistributedDataParallel.register_comm_hook = register_timed
     DistributedDataParallel._register_builtin_comm_hook = register_unseen
@@ -99,7 +106,8 @@ def _timed_hook(notes: StepNotes, entered: Entered, hook: Callable[..., Any]) ->
         begin, of_pass = notes.mark(), backward
         with entered():
             future = hook(state, bucket)
-        future.add_done_callback(lambda future: notes.note(BUCKET, begin, of_pass))
+        if notes.watching:
+            future.add_done_callback(lambda future: notes.note(BUCKET, begin, of_pass))
         return future
 
     return timed

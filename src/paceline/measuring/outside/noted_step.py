@@ -38,15 +38,16 @@ class NotedStep:
     end: Any
     compiled: bool
     """Whether something was compiled during it."""
+    watched: bool
+    """Whether buckets were noted."""
     notes: list[Note]
 
-    def times(self, seconds: Seconds) -> dict[str, Any]:
-        """As the event of a step has them."""
+    def times(self, seconds: Seconds, comm_s: float, exposed_s: float) -> dict[str, Any]:
+        """As the event of a step has them, given its communication."""
         ((begin_s, end_s),) = seconds([(self.begin, self.end)])
         step_s = end_s - begin_s
         data_s = union(self._of(seconds, INPUT))
-        comm_s = union(self._of(seconds, FLIGHT, BLOCKING, BUCKET))
-        exposed_s = min(comm_s, union([*self._of(seconds, WAIT, BLOCKING), *self._tails(seconds)]))
+        comm_s, exposed_s = min(comm_s, step_s), min(exposed_s, step_s)
         return {
             "step_s": step_s,
             "data_s": data_s,
@@ -55,6 +56,15 @@ class NotedStep:
             "exposed_s": exposed_s,
             "rank_batch": sum(note[3] for note in self.notes if note[0] == INPUT),
         }
+
+    def communication(self, seconds: Seconds) -> tuple[float, float]:
+        """(comm_s, exposed_s)"""
+        comm_s = union(self._of(seconds, FLIGHT, BLOCKING, BUCKET))
+        return comm_s, min(comm_s, union([*self._of(seconds, WAIT, BLOCKING), *self._tails(seconds)]))
+
+    @property
+    def with_buckets(self) -> bool:
+        return any(note[0] == BUCKET for note in self.notes)
 
     def _of(self, seconds: Seconds, *kinds: str) -> list[Interval]:
         """Without those that began by another clock, that of the host, before the device was known."""

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.measuring.outside.buckets import TimedGroup
+from paceline.measuring.outside.noted_step import BUCKET
 from paceline.measuring.outside.request import Request
 from paceline.measuring.outside.step_notes import StepNotes
 from paceline.record.events import read_steps
@@ -35,9 +36,13 @@ class Late(dist.ProcessGroup):
         self.flying.clear()
 
 
+@pytest.fixture
+def notes(tmp_path):
+    return StepNotes(Request(str(tmp_path), 1 << 30, 1))
+
+
 @pytest.mark.parametrize("passes", [1, 2])
-def test_what_flies_after_the_last_bucket_of_a_pass_is_exposed(tmp_path, passes):
-    notes = StepNotes(Request(str(tmp_path), 1 << 30, 1))
+def test_what_flies_after_the_last_bucket_of_a_pass_is_exposed(notes, tmp_path, passes):
     optimizer = torch.optim.SGD([torch.ones(1)])
     late, buckets = Late(), [torch.ones(2), torch.ones(3)]
     group = TimedGroup(late, notes)
@@ -52,3 +57,18 @@ def test_what_flies_after_the_last_bucket_of_a_pass_is_exposed(tmp_path, passes)
     (step,) = read_steps(RunDir(tmp_path).events_file(0))
     assert step["exposed_s"] >= passes * APART_S
     assert step["comm_s"] - step["exposed_s"] >= passes * APART_S
+
+
+def test_one_step_in_four_is_watched_and_speaks_for_those_after_it(notes, tmp_path):
+    optimizer, told = torch.optim.SGD([torch.ones(1)]), []
+    notes.watchers.append(told.append)
+    for number in range(13):
+        if notes.watching:
+            sent = notes.mark()
+            notes.noted.append((BUCKET, sent, sent + number / 1e6, 0))
+        time.sleep(0.001)
+        notes.optimizer_ended(optimizer)
+    notes.close()
+    found = [round(1e6 * step["comm_s"]) for step in read_steps(RunDir(tmp_path).events_file(0))]
+    assert found == [1, 2, 3, 4, 5, 5, 5, 5, 9, 9, 9, 9]
+    assert told == [False, True, False, True]
