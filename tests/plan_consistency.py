@@ -108,7 +108,7 @@ def marks_one_row(found: Plan, text: str) -> None:
     chosen, choice = found.chosen, found.choice
     verdicts = {row.devices: choice.verdict(row) for row in found.rows}
     marked = re.findall(r"^✓ +([\d,]+) ", text, re.MULTILINE)
-    assert marked == ([f"{chosen.devices:,}"] if chosen else [])
+    assert set(marked) == ({f"{chosen.devices:,}"} if chosen else set())  # twice where the table is too wide for a page
     if chosen is None:
         assert not found.rows
         return

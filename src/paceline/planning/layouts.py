@@ -77,10 +77,10 @@ class LayoutSpace:
         sequence = self.limits.sequence
         if sequence is None:
             sequence = tensor > 1 and self.divisible.sequence > 0 and self.divisible.sequence % tensor == 0
-        free = self.limits.offload is None and self.limits.strategy is None
+        free = not self.limits.offload and self.limits.strategy is None
         for replicate, shard, strategy in self._strategies(data, tensor, pipeline):
             base = Layout(strategy, replicate, self.batch, 1, shard, tensor, pipeline, schedule, sequence)
-            yield Family(base, offloaded_only=self.devices == 1 and strategy == "fsdp" and free)
+            yield Family(base, offloaded_only=self.cluster.devices == 1 and strategy == "fsdp" and free)
 
     def _refused(self, sides: dict[str, int], more: str, kind: Refusal, facts: dict[str, Any]) -> Refused:
         name = " + ".join(f"{axis} {size}" for axis, size in sides.items()) + more
