@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import json
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,3 +146,12 @@ def table(struck: Sequence[dict[str, Any]]) -> str:
     lines += [f"{len(struck)} faults: " + ", ".join(f"{name} {count}" for name, count in runs.items())]
     lines += [f"frozen: ended {max(frozen_s):.1f} s later at most, of {TIMEOUT_S + GRACE_S}"] if frozen_s else []
     return "\n".join(lines)
+
+
+def tallied(file: Path) -> str:
+    """The table of a file with a line for each fault."""
+    return table([json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else [])
+
+
+if __name__ == "__main__":
+    print(tallied(Path(sys.argv[1])))

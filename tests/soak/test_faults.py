@@ -5,8 +5,8 @@ found what a run finds that nothing happened to.
 
 FAULTS=1000 make test-soak                               all of them
 FAULTS=100 FIRST=300 pytest tests/soak/test_faults.py    those from number 300 on
-TALLY=FILE                                               adds each fault to a file, from which the table is made
-pytest -n 2                                              two at a time
+TALLY=FILE pytest -n 2 …                                 two at a time; each fault is added to the file, and
+python tests/soak/chain.py FILE                          prints the table of all of them
 """
 
 import json
@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from chain import Chain, Disk, table
+from chain import Chain, Disk, tallied
 from faults import NEVER, PHASES, RUNS, files, small_disk
 
 COUNT, FIRST = int(os.environ.get("FAULTS", "1000")), int(os.environ.get("FIRST", "0"))
@@ -38,7 +38,7 @@ def tally(tmp_path_factory):
     """A line for every fault, kept over invocations where a file is named; at the end the table."""
     file = Path(os.environ.get("TALLY", tmp_path_factory.mktemp("tally") / "faults.jsonl"))
     yield file
-    print("\n" + table([json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []))
+    print(f"\n{tallied(file)}")
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, EACH))
