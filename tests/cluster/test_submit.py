@@ -136,6 +136,14 @@ def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
     assert differ(weights(), undisturbed(run_file(steps=120), 1)) < 1e-5
 
 
+def test_gpus_are_asked_for_by_their_kind(lab, run_file):
+    job = submitted(str(run_file(steps=5)), "--nodes", "2", "--gpus-per-node", "2", "--time", "10m")
+    told = lab.ask("scontrol", "show", "job", job)
+    lab.ask("scancel", job)
+    assert "gpu:a100:2" in told
+    assert "NumTasks=4" in told
+
+
 def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
     job = submitted(str(run_file(step_s=0.0)), "--measure", "--ranks", "2", "--time", "10m")
     until("the array has ended", lambda: not lab.ask("squeue", "-h", "-j", job).strip(), 400)
