@@ -140,7 +140,7 @@ def device_of(start: Mapping[str, Any]) -> str | None:
 
 def steady(steps: Sequence[Step]) -> list[Step]:
     """The steps after the warm-up that compiled nothing; of many, the last."""
-    return [s for s in steady_steps(steps)[-MOST_STEPS:] if all(isinstance(s.get(name), int | float) for name in TIMES)]
+    return [s for s in steady_steps(steps)[-MOST_STEPS:] if None not in [s.get(name) for name in TIMES]]
 
 
 def _common(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
@@ -162,6 +162,8 @@ def _parts(common: Sequence[Sequence[Step]]) -> StepParts:
 
 def _means(common: Sequence[Sequence[Step]], name: str) -> list[float]:
     """Over the ranks; as `statistics.fmean`, which takes three times as long for a few values."""
+    if len(common[0]) == 1:
+        return [float(event[name]) for (event,) in common]
     return [math.fsum(event[name] for event in events) / len(events) for events in common]
 
 

@@ -90,7 +90,10 @@ def read_run(path: Path, name: str = "") -> RunView:
     run = RunDir.open(path)
     spec = run.recorded_spec()
     lines = list(read_lines(run.events_file(0)))
-    events = [{**event, "line": number} for number, event in lines if event is not None]
+    events = [event for _, event in lines if event is not None]
+    for number, event in lines:
+        if event is not None:
+            event["line"] = number
     steps = steps_that_count(events)
     if not steps:
         raise UserError(f"{path} has no step that can be read: {_why(run)}")
