@@ -23,8 +23,6 @@ from paceline.measuring.outside.step_notes import StepNotes
 
 Entered = Callable[[], AbstractContextManager[None]]
 """Around a collective whose own calls of others belong to it."""
-
-
 PASSES = count()
 """Backward passes are numbered, over all models."""
 
@@ -59,7 +57,7 @@ GROUPS: WeakKeyDictionary[DistributedDataParallel, TimedGroup] = WeakKeyDictiona
 
 
 def take_places(watching: bool) -> None:
-    """In all reducers, or leave them to the groups of the script."""
+    """Put our groups into all reducers, or the script's own again."""
     for model, group in GROUPS.items():
         model.reducer._update_process_group(group if watching else model.process_group)
 
