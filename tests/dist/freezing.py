@@ -17,7 +17,7 @@ from paceline.workloads.classifier.workload import Classifier
 
 FREEZE = "PACELINE_TEST_FREEZE"
 MARKER = "PACELINE_TEST_MARKER"
-"""A file that is touched then."""
+"""A file that is touched then, the first time."""
 LONG_S = 600.0
 
 
@@ -29,8 +29,8 @@ def reached(phase):
 
 def _now(phase):
     found = os.environ.get(FREEZE) == f"{phase} {os.environ.get('RANK')}"
-    if found and MARKER in os.environ:
-        Path(os.environ[MARKER]).touch()
+    if found and MARKER in os.environ and not (marker := Path(os.environ[MARKER])).exists():
+        marker.touch()
     return found
 
 
