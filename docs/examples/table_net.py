@@ -51,14 +51,14 @@ class Coding:
 
     @property
     def width(self):
-        return len(self.means) + sum(map(len, (*self.cuts.values(), *self.words.values())))
+        return 2 * len(self.means) + sum(map(len, (*self.cuts.values(), *self.words.values())))
 
     def matrix(self, columns):
-        """Of a number: scaled, and above which of the cuts it is. Of a word: which of those known it is."""
+        """Of a number: scaled, and between which cuts it is. Of a word: which of those known it is."""
         parts = []
         for name, mean in self.means.items():
-            values = np.nan_to_num(numbers(columns[name]), nan=mean)[:, None]
-            parts += [(values - mean) / self.spreads[name], values >= np.array(self.cuts[name])]
+            values, cuts = np.nan_to_num(numbers(columns[name]), nan=mean)[:, None], self.cuts[name]
+            parts += [(values - mean) / self.spreads[name], np.digitize(values, cuts) == np.arange(len(cuts) + 1)]
         parts += [np.array(columns[name], str)[:, None] == np.array(known, str) for name, known in self.words.items()]
         return np.concatenate(parts, axis=1).astype("float32")
 
@@ -66,6 +66,7 @@ class Coding:
 class TableNet(Workload):
     class Model(Section):
         width: int = field(128, "features", "of the first hidden layer; the second has half", gt=1)
+        dropout: float = field(0.0, "share", "of the first hidden layer, left out in each step", ge=0, lt=1)
 
     class Data(Section):
         path: str = field("train.csv", "path", "table to learn from")
@@ -100,7 +101,8 @@ class TableNet(Workload):
     def model(self):
         wide, half = self.spec.model.width, self.spec.model.width // 2
         return nn.Sequential(
-            *(nn.Linear(self.coding.width, wide), nn.ReLU(), nn.Linear(wide, half), nn.ReLU()),
+            *(nn.Linear(self.coding.width, wide), nn.GELU(), nn.Dropout(self.spec.model.dropout)),
+            *(nn.Linear(wide, half), nn.GELU()),
             nn.Linear(half, len(self.coding.classes)),
         )
 
