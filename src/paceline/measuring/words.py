@@ -40,7 +40,7 @@ ADVICE = {
     Cause.FIXED_WORK: "give each rank more samples, or on a CUDA device let train.compile=auto record the step",
 }
 ADVICE_FOR_PASSES = {
-    Cause.COMMUNICATION: "use fewer ranks, or fewer terms (k × terms sums travel in each pass)",
+    Cause.COMMUNICATION: "use fewer ranks: what they sum in a pass is as large, however few samples each has",
     Cause.SLOW_RANK: (
         "look at its device and host, and at the lengths of its samples: ranks get equal numbers of them"
     ),
