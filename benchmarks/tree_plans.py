@@ -16,22 +16,28 @@ from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec, build
 from paceline.workloads.trees import planning
 
-FITTED = [(n, c, d) for n, c, d in (
-    (5_000, 8, 9), (5_000, 24, 3), (20_000, 72, 6), (20_000, 12, 9), (80_000, 8, 3), (80_000, 24, 6), (80_000, 24, 9),
-    (80_000, 96, 4), (300_000, 8, 6), (300_000, 24, 3), (300_000, 24, 9), (900_000, 8, 7),
-)]  # fmt: skip
+FITTED = [
+    *((5_000, 8, 9), (5_000, 24, 3), (12_000, 40, 5), (20_000, 72, 6), (20_000, 12, 9), (45_000, 16, 8)),
+    *((80_000, 8, 3), (80_000, 24, 6), (80_000, 24, 9), (80_000, 96, 4), (150_000, 12, 4), (150_000, 48, 7)),
+    *((300_000, 8, 6), (300_000, 24, 3), (300_000, 24, 9), (500_000, 10, 5), (600_000, 20, 8), (900_000, 8, 7)),
+]
 """Rows, columns and levels of the tables that prices are found from."""
-UNSEEN = [(12_000, 40, 5), (45_000, 16, 8), (150_000, 12, 4), (150_000, 48, 7), (500_000, 10, 5), (600_000, 20, 8)]
+UNSEEN = [(8_000, 30, 6), (30_000, 20, 7), (100_000, 10, 8), (120_000, 60, 5), (400_000, 15, 4), (700_000, 12, 6)]
 ROUNDS, FIRST = 14, 4
 """Rounds of a run, and how many of them come before the trees are as large as they get."""
 
 
 def plan(asked: argparse.Namespace, folder: Path) -> None:
-    """On one rank with all threads of this machine, on made-up tables."""
-    found = {size: _measured(size, folder) for size in [*(FITTED if asked.fit else []), *UNSEEN]}
+    """On one rank with all threads of this machine, on made-up tables; the median of turns over all of them, since a
+    machine may be slower for a while."""
+    sizes = [*(FITTED if asked.fit else []), *UNSEEN]
+    turns = [{size: _measured(size, folder / str(turn)) for size in sizes} for turn in range(asked.turns)]
+    found = {size: (turns[0][size][0], statistics.median(turn[size][1] for turn in turns)) for size in sizes}
     if asked.fit:
-        planning.PRICES.update(_fitted(found))
+        *prices, planning.LEVEL_S = _fitted(found)
+        planning.PRICES.update(zip(planning.PRICES, prices, strict=True))
         print("PRICES =", {name: round(price, 1) for name, price in planning.PRICES.items()})
+        print(f"LEVEL_S = {planning.LEVEL_S:.2g}")
     for size, (_, seconds) in found.items():
         rows, columns, levels = size
         ratio = _planned(found[size][0]) / seconds
@@ -44,7 +50,7 @@ def plan(asked: argparse.Namespace, folder: Path) -> None:
 def _measured(size: tuple[int, int, int], folder: Path) -> tuple[RunSpec, float]:
     """The run, and the median of its later rounds without those that say their loss."""
     rows, columns, levels = size
-    data = {"rows": int(rows / 0.98), "columns": columns, "test_fraction": 0.02, "cache": str(folder / "cache")}
+    data = {"rows": int(rows / 0.98), "columns": columns, "test_fraction": 0.02, "cache": str(folder.parent / "cache")}
     values = {"name": f"{rows}-{columns}-{levels}", "workload": "trees", "data": data}
     train = {"steps": ROUNDS, "evaluate_every": ROUNDS}
     spec = build({**values, "model": {"max_depth": levels}, "train": train, "parallel": {"device": "cpu"}})
@@ -58,8 +64,8 @@ def _planned(spec: RunSpec) -> float:
     return float(subject.price(rows_layout(subject.grown.rows, 1), site_of("local").at(1)).time.step_s)
 
 
-def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]]) -> dict[str, float]:
-    """The prices, none below 0, that come closest to the measured times as ratios."""
+def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]]) -> list[float]:
+    """The prices and, last, the seconds of a level, none below 0, that come closest to the measured times as ratios."""
     from scipy.optimize import nnls
 
     plain = site_of("local").at(1).cluster.device.peak_flops_s("fp32")
@@ -67,6 +73,7 @@ def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]]) -> dict[st
     for size in FITTED:
         spec, seconds = found[size]
         grown = planning.subject(spec, None, None).grown
-        lines.append([count / plain / seconds for count in grown.operations(grown.rows).values()])
-    prices, _ = nnls(np.array(lines), np.ones(len(lines)))
-    return dict(zip(planning.PRICES, prices.tolist(), strict=True))
+        counts = [count / plain for count in grown.operations(grown.rows).values()]
+        lines.append([count / seconds for count in (*counts, grown.starts)])
+    found_prices, _ = nnls(np.array(lines), np.ones(len(lines)))
+    return [float(price) for price in found_prices]

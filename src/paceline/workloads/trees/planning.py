@@ -23,15 +23,18 @@ from paceline.spec import RunSpec
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
 
-PRICES = {"values": 36.0, "gaps": 31.0, "rows": 190.0, "levels": 316.0, "bins": 216.0}
-"""Plain operations in whose time a core adds a value to a histogram (and what is added where values are missing),
-finds a row's gradient and margin, finds its side of a split, and clears, adds up and tries a bin of a node.
-`benchmarks/trees.py plan --fit` finds them."""
+PRICES = {"values": 104.0, "levels": 2200.0, "lines": 4430.0, "bins": 730.0}
+"""Plain operations in whose time a rank adds a value to a histogram, finds a row's gradient and its side of a split,
+fetches a line of memory that is not in the cache, and clears, adds up and tries a bin of a node."""
+LEVEL_S = 2.3e-4
+"""For the threads of a rank to begin a level together. `benchmarks/trees.py plan --fit` finds it and `PRICES`."""
+CACHE_BYTES, LINE_BYTES = 16e6, 64
+"""Of the last cache, about what a rank has for itself."""
 SKETCH_FLOPS, BINNING_FLOPS = 6000.0, 3000.0
 """For a value, once: in finding bins, and in finding its bin."""
 START_S = 0.5
-BIN_BYTES = 16.0
-"""Sums of gradients and hessians."""
+BIN_BYTES = GRADIENT_BYTES = 16.0
+"""Sums of gradients and hessians; those of a row, and its number."""
 FEWEST_ROWS = 19
 """Of a leaf, about, where a tree has as many levels as it wants."""
 USUAL = {"xgboost": 6, "lightgbm": 5}
@@ -56,12 +59,28 @@ class Grown:
         """Of a tree, which has fewer leaves than its levels allow where rows run out."""
         return 2 / (2.0**-self.levels + FEWEST_ROWS / self.rows) - 1
 
+    @property
+    def row_bytes(self) -> float:
+        """Of a row's bins: where values are missing, they are kept as numbers of the whole table."""
+        return self.columns * (4.0 if self.gaps else 1.0)
+
     def operations(self, rows: float) -> dict[str, float]:
         """Of a round, by the names of `PRICES`. Of two siblings the smaller is summed; the other is what is left of
-        their parent."""
-        values = rows * self.columns * (1 + (self.levels - 1) / 2)
-        found = {"values": values, "gaps": values * self.gaps, "rows": rows, "levels": rows * self.levels}
-        return {name: self.outputs * count for name, count in {**found, "bins": self.nodes * self.bins}.items()}
+        their parent. Below the root, rows are no longer visited in the order in which they lie in memory."""
+        again = (self.levels - 1) / 2
+        outside = max(0.0, 1 - CACHE_BYTES / (rows * (self.row_bytes + GRADIENT_BYTES)))
+        found = {
+            "values": rows * self.columns * (1 + again),
+            "levels": rows * self.levels,
+            "lines": rows * again * (1 + self.row_bytes / LINE_BYTES) * outside,
+            "bins": self.nodes * self.bins,
+        }
+        return {name: self.outputs * count for name, count in found.items()}
+
+    @property
+    def starts(self) -> float:
+        """Of levels, in a round."""
+        return self.outputs * (self.levels + 1.0)
 
     def work_flops(self, rows: float) -> float:
         return sum(PRICES[name] * count for name, count in self.operations(rows).items())
@@ -126,9 +145,8 @@ class TreesSubject(PassSubject):
 
     def memory(self, layout: Layout, where: Where) -> TreesMemory:
         rows, grown = rows_per_rank(layout), self.grown
-        each = 4.0 if grown.gaps else 1.0  # where values are missing, bins are kept as numbers of the whole table
         return TreesMemory(
-            table_bytes=0.0 if self.on_disk else rows * grown.columns * (each + 1),
+            table_bytes=0.0 if self.on_disk else rows * (grown.row_bytes + grown.columns),
             rows_bytes=rows * (24.0 + 12.0 * grown.outputs),
             sums_bytes=grown.nodes * grown.bins * BIN_BYTES,
             context_bytes=where.physics.context_bytes,
@@ -137,9 +155,9 @@ class TreesSubject(PassSubject):
     def price(self, layout: Layout, where: Where) -> Price:
         rows, grown, physics = rows_per_rank(layout), self.grown, where.physics
         plain = where.cluster.device.peak_flops_s("fp32")
-        work = grown.work_flops(rows) / plain
+        work = grown.work_flops(rows) / plain + grown.starts * LEVEL_S
         members = group(layout.ranks, 1, where.cluster, physics)
-        comm = all_reduce_s(grown.sent_bytes, members, physics, grown.outputs * (grown.levels + 1.0))
+        comm = all_reduce_s(grown.sent_bytes, members, physics, grown.starts)
         memory = self.memory(layout, where)
         streamed = rows * grown.columns * grown.levels / physics.input_bytes_s if self.on_disk else 0.0
         time = StepTime(
