@@ -128,6 +128,12 @@ def ddp(hook: Callable[..., Any] | None = None, **options: Any) -> None:
         optimizer.step()
 
 
+def by_themselves() -> None:
+    """Ranks of one group that never exchange anything."""
+    dist.init_process_group("gloo")
+    wrapped_optimizer()
+
+
 def fsdp() -> None:
     dist.init_process_group("gloo")
     net = model()
@@ -179,6 +185,7 @@ SCENARIOS = {
     "static": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
     "static_alone": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
     "own_hook": Scenario(lambda: ddp(fp16_compress_hook), ranks=2),
+    "by_themselves": Scenario(by_themselves, ranks=2),
     "fsdp": Scenario(fsdp, ranks=2),
     "asynchronous": Scenario(asynchronous, ranks=2),
     "accelerate": Scenario(lambda: example("accelerate")),

@@ -17,6 +17,7 @@ from paceline.cli import main
 from paceline.errors import RunFailed, UserError
 from paceline.measuring.outside.reading import read_seen
 from paceline.measuring.outside.request import Request
+from paceline.measuring.outside.sweep import notes
 from paceline.measuring.result import read_measurement
 from paceline.measuring.turns import WrongForAll
 from paceline.measuring.words import FROM_OUTSIDE
@@ -95,6 +96,11 @@ def test_collectives_are_seen(scenarios, seen, name):
         for step in steps_of(scenarios, name, rank):
             assert 0 < step["exposed_s"] <= step["comm_s"] <= step["step_s"]
     assert not times.seen.aside
+
+
+@pytest.mark.parametrize(("name", "noted"), [("by_themselves", True), ("ddp", False), ("accumulating", False)])
+def test_ranks_that_exchange_nothing_are_noted(seen, name, noted):
+    assert any("no communication of theirs was seen" in note for note in notes([seen(name)], STEPS)) == noted
 
 
 @pytest.mark.parametrize("script", ["ddp", "unused", "static"])

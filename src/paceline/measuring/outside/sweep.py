@@ -114,6 +114,11 @@ def notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
             "The step of a rank counts as one sample; if the script divides one batch among its ranks, divide the "
             "speed-ups by the ranks."
         )
+    if any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs):
+        found.append(
+            "Several ranks ran, and no communication of theirs was seen: each trains by itself, or gradients are "
+            "exchanged in a way that cannot be seen, as in compiled graphs. A speed-up means little then."
+        )
     if any(run.seen.aside for run in runs):
         found.append(
             "Collectives ran in streams of their own, as those of FSDP do: what is exposed of them counts as compute."
