@@ -7,7 +7,7 @@ from paceline.errors import UserError
 from paceline.record import tabular
 from paceline.record.tabular import Tabular
 
-ALONE, TWO = (Row(ranks, 1.0, (1.0,) * 3, 0.1, 0.5, 0.1) for ranks in (1, 2))
+ALONE, TWO = (Row(ranks, 1.0, (1.0,) * 3, 0.1, 0.5, 0.1, frozenset()) for ranks in (1, 2))
 RUN = {"name": "made", "data": {"source": "docstrings"}, "train": {"steps": 20, "global_batch": 16}}
 
 
