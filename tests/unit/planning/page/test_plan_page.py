@@ -144,6 +144,8 @@ def test_it_is_drawn_on_every_screen(browser, file, width, scheme):
         assert box["height"] > 15
     dark = shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(11, 17, 32)"
     assert dark == (scheme == "dark")
+    shown.emulate_media(media="print")
+    assert shown.evaluate("getComputedStyle(document.body).color") == "rgb(31, 41, 55)", "paper is white"
 
 
 def test_the_page_asks_no_network_and_trusts_no_name(planned):
