@@ -11,6 +11,8 @@ import pytest
 import yaml
 from slurm_lab import Lab, missing, until
 
+import paceline
+
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -53,3 +55,17 @@ def run_file(lab, tmp_path, monkeypatch):
     until("no job is left", lambda: not lab.ask("squeue", "-h").strip(), 120)
     lab.until_ready()
     return make
+
+
+@pytest.fixture(scope="session")
+def lm_file(tiny_lm, tmp_path_factory):
+    """A language model that every layout divides, and six steps of it."""
+    file = tmp_path_factory.mktemp("run") / "run.yaml"
+    file.write_text(yaml.safe_dump(tiny_lm.replace({"name": "nodes", "train.steps": 6}).dump()))
+    return file
+
+
+@pytest.fixture(scope="session")
+def alone(lm_file, tmp_path_factory):
+    """What one rank makes of it."""
+    return paceline.train(lm_file, tmp_path_factory.mktemp("alone"), show=False)

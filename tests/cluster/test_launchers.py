@@ -9,28 +9,14 @@ import sys
 
 import numpy as np
 import pytest
-import yaml
 from runs import LAYOUTS, says_the_same
 
-from paceline import RunResult, train
+from paceline import RunResult
 from paceline.record.events import read_events
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
-from paceline.spec import load
 
 PYTHON = [sys.executable, "-m"]
-
-
-@pytest.fixture(scope="module")
-def lm_file(tiny_lm, tmp_path_factory):
-    file = tmp_path_factory.mktemp("run") / "run.yaml"
-    file.write_text(yaml.safe_dump(tiny_lm.replace({"name": "nodes", "train.steps": 6}).dump()))
-    return file
-
-
-@pytest.fixture(scope="module")
-def alone(lm_file, tmp_path_factory):
-    return train(load(lm_file), tmp_path_factory.mktemp("alone"), show=False)
 
 
 def srun(words):

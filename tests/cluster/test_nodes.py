@@ -11,30 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from nodes import PORT, nodes, why_not
 from runs import LAYOUTS, says_the_same
 
-from paceline import RunResult, train
+from paceline import RunResult
 from paceline.record.events import read_events, read_steps
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
-from paceline.spec import load
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 PACELINE = [sys.executable, "-m", "paceline"]
-
-
-@pytest.fixture(scope="module")
-def run_file(tiny_lm, tmp_path_factory):
-    file = tmp_path_factory.mktemp("run") / "run.yaml"
-    file.write_text(yaml.safe_dump(tiny_lm.replace({"name": "nodes", "train.steps": 6}).dump()))
-    return file
-
-
-@pytest.fixture(scope="module")
-def alone(run_file, tmp_path_factory):
-    return train(load(run_file), tmp_path_factory.mktemp("alone"), show=False)
 
 
 def outcome(ranks, seconds=600):
@@ -43,11 +29,11 @@ def outcome(ranks, seconds=600):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_nodes_have_the_answer_of_one_rank(layout, run_file, alone, tmp_path):
+def test_two_nodes_have_the_answer_of_one_rank(layout, lm_file, alone, tmp_path):
     words = [f"parallel.{key}={value}" for key, value in LAYOUTS[layout].items()]
     with nodes(2, tmp_path) as found:
         codes, said = outcome(
-            found.start_ranks([*PACELINE, "train", str(run_file), "--out", str(tmp_path / "runs"), *words], each=2)
+            found.start_ranks([*PACELINE, "train", str(lm_file), "--out", str(tmp_path / "runs"), *words], each=2)
         )
     assert codes == [0] * 4, said
     run = RunDir(tmp_path / "runs" / "nodes")
@@ -56,11 +42,11 @@ def test_two_nodes_have_the_answer_of_one_rank(layout, run_file, alone, tmp_path
     says_the_same(RunResult(run.path, read_summary(run.summary_file)), alone)
 
 
-def test_torchrun_on_two_nodes(run_file, alone, tmp_path):
+def test_torchrun_on_two_nodes(lm_file, alone, tmp_path):
     with nodes(2, tmp_path) as found:
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}", "--rdzv-id=1", "--nnodes=2"]
         command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node=1", "-m", "paceline"]
-        command += ["train", str(run_file), "--quiet", "--out", str(tmp_path / "runs")]
+        command += ["train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
         codes, said = outcome([found.start(node, command, {"OMP_NUM_THREADS": "1"}) for node in range(2)])
     assert codes == [0, 0], said
     steps = read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
@@ -77,8 +63,8 @@ def test_topics_on_two_nodes(tmp_path):
     assert codes == [0, 0], said
 
 
-def test_check_across_nodes(run_file, tmp_path):
-    command = [*PACELINE, "check", str(run_file), "--ranks", "1,2", "--steps", "4", "--out", str(tmp_path / "runs")]
+def test_check_across_nodes(lm_file, tmp_path):
+    command = [*PACELINE, "check", str(lm_file), "--ranks", "1,2", "--steps", "4", "--out", str(tmp_path / "runs")]
     with nodes(2, tmp_path) as found:
         codes, said = outcome(found.start_ranks(command))
     assert codes == [0, 0], said
@@ -88,9 +74,9 @@ def test_check_across_nodes(run_file, tmp_path):
     assert sorted(ranks.values()) == [1, 2], "the reference is one rank, whatever the launcher started"
 
 
-def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(run_file, tmp_path):
+def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(lm_file, tmp_path):
     (tmp_path / "runs").mkdir()
-    command = [*PACELINE, "train", str(run_file), "--quiet", "--out", str(tmp_path / "runs")]
+    command = [*PACELINE, "train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
     with nodes(2, tmp_path) as found:
         own = {1: f"mount -t tmpfs none {tmp_path / 'runs'}"}
         codes, said = outcome(found.start_ranks(command, before=own))
@@ -100,12 +86,12 @@ def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(run_fi
     assert not read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
 
 
-def test_a_node_that_cannot_start_is_named_by_the_others(run_file, tmp_path):
+def test_a_node_that_cannot_start_is_named_by_the_others(lm_file, tmp_path):
     """Our package is not there, or another thing: nobody comes from it."""
     words = ["--quiet", "--out", str(tmp_path / "runs"), "parallel.timeout_s=10"]
     with nodes(2, tmp_path) as found:
         began = time.monotonic()
-        ranks = found.start_ranks([*PACELINE, "train", str(run_file), *words], before={1: "false"})
+        ranks = found.start_ranks([*PACELINE, "train", str(lm_file), *words], before={1: "false"})
         codes, said = outcome(ranks)
     assert codes[0] == 1
     assert "could not join the 2 ranks at node0" in said[0]
@@ -113,11 +99,11 @@ def test_a_node_that_cannot_start_is_named_by_the_others(run_file, tmp_path):
     assert time.monotonic() - began < 300
 
 
-def test_clocks_that_differ_change_nothing(run_file, alone, tmp_path, monkeypatch):
+def test_clocks_that_differ_change_nothing(lm_file, alone, tmp_path, monkeypatch):
     """One node is a day behind, the other jumps ahead by an hour in the middle of the run."""
     clock = Path(__file__).parents[1] / "soak" / "jumping_clock"
     monkeypatch.setenv("PYTHONPATH", str(clock), prepend=os.pathsep)
-    words = [*PACELINE, "train", str(run_file), "--quiet", "--out", str(tmp_path / "runs")]
+    words = [*PACELINE, "train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
     with nodes(2, tmp_path) as found:
         clocks = {0: "export CLOCK_JUMPS='0 -86400'", 1: "export CLOCK_JUMPS='10 3600'"}
         codes, said = outcome(found.start_ranks(words, before=clocks))
@@ -129,7 +115,7 @@ def test_clocks_that_differ_change_nothing(run_file, alone, tmp_path, monkeypatc
     says_the_same(RunResult(run.path, read_summary(run.summary_file)), alone)
 
 
-def test_data_are_prepared_once_per_node(run_file, tmp_path):
+def test_data_are_prepared_once_per_node(lm_file, tmp_path):
     """Each node has a cache of its own, which its two ranks share."""
     cache, *disks = folders = [tmp_path / name for name in ("cache", "disk0", "disk1")]
     for folder in folders:
@@ -137,7 +123,7 @@ def test_data_are_prepared_once_per_node(run_file, tmp_path):
     own = {node: f"mount --bind {disk} {cache}" for node, disk in enumerate(disks)}
     words = ["--out", str(tmp_path / "runs"), f"data.cache={cache}"]
     with nodes(2, tmp_path) as found:
-        codes, said = outcome(found.start_ranks([*PACELINE, "train", str(run_file), *words], each=2, before=own))
+        codes, said = outcome(found.start_ranks([*PACELINE, "train", str(lm_file), *words], each=2, before=own))
     assert codes == [0] * 4, said
     prepared = [sorted(path.name for path in disk.iterdir()) for disk in disks]
     assert prepared[0] == prepared[1] != []

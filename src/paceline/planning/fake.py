@@ -41,7 +41,7 @@ Mode = AbstractContextManager[Any]
 
 @dataclass
 class RegionWork:
-    """What one region of a model did in a forward pass."""
+    """What one region of a model did in a pass; forward, where nothing else is said."""
 
     products: list[Matmul] = field(default_factory=list)
     """Of the whole batch."""
