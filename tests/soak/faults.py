@@ -150,9 +150,12 @@ def _fill(at: Struck) -> None:
 
 def _write_protect(at: Struck) -> None:
     """The folder of runs is read-only from now on, as a file system after an error of its disk."""
-    runs = at.run.path.parent
-    subprocess.run(["mount", "--bind", runs, runs], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", runs], check=True)
+    runs, readonly = at.run.path.parent, at.disk / "readonly"
+    readonly.mkdir(exist_ok=True)
+    subprocess.run(["mount", "--bind", runs, readonly], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", readonly], check=True)  # nobody can be writing there
+    subprocess.run(["mount", "--bind", readonly, runs], check=True)
+    subprocess.run(["umount", "-l", readonly], check=True)
 
 
 def _take_away(at: Struck) -> None:

@@ -90,10 +90,13 @@ class _Same(torch.autograd.Function):
 
 
 def divides_own_functions() -> bool:
-    """Whether torch can begin a backward pass at a function with a gradient of its own, as zero_bubble does."""
-    out = _Same.apply(torch.ones((), requires_grad=True))
+    """Whether torch can begin a backward pass at a function with a gradient of its own, as zero_bubble does.
+
+    It does so once the output is gone; before 2.13 nothing else kept the function's place in the graph.
+    """
+    function = _Same.apply(torch.ones((), requires_grad=True)).grad_fn
     try:
-        return out.grad_fn._input_metadata is not None
+        return function._input_metadata is not None
     except RuntimeError:
         return False
 

@@ -133,12 +133,24 @@ def _folder_again(spec: RunSpec, out: str | Path, resume: str | Path | None) -> 
 
 
 def _finished(run: RunDir, spec: RunSpec) -> Summary | None:
-    """The summary of a run that has nothing left to do; a spec that would not give the same answer is refused."""
+    """The summary of a run that has nothing left to do; a spec that would not give the same answer is refused.
+
+    A run whose last checkpoint was damaged since goes on from the one before.
+    """
     same_request(run, spec)
     if not run.summary_file.is_file() or extension_of(run, spec) is not None:
         return None
     summary = read_summary(run.summary_file)
-    return summary if summary.status == Status.FINISHED else None
+    return summary if summary.status == Status.FINISHED and _last_is_whole(run) else None
+
+
+def _last_is_whole(run: RunDir) -> bool:
+    from paceline.training.checkpoints.saved import DamagedCheckpoint, sealed_in, verified
+
+    try:
+        return all(verified(path) for path in sealed_in(run.checkpoints)[:1])
+    except DamagedCheckpoint:
+        return False
 
 
 def _trained(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:

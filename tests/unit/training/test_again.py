@@ -48,6 +48,18 @@ def test_the_same_command_begins_goes_on_and_is_done(line, tmp_path, monkeypatch
     assert all(tensor.equal(alone[name]) for name, tensor in third.weights().items())
 
 
+def test_a_finished_run_whose_last_checkpoint_was_damaged_is_mended(line, tmp_path):
+    found = train(line, tmp_path, again=True, show=False)
+    alone = found.weights()
+    victim = next((found.path / "checkpoints" / "step-00000004").glob("*.distcp"))
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    mended = train(line, tmp_path, again=True, show=False)
+    assert [event["step"] for event in read_events(RunDir(found.path).events_file(0), "resume")] == [2]
+    assert all(tensor.equal(alone[name]) for name, tensor in mended.weights().items())
+
+
 def test_a_longer_run_goes_on(line, tmp_path):
     train(line, tmp_path, again=True, show=False)
     longer = train(line.replace({"train.steps": 6}), tmp_path, again=True, show=False)
