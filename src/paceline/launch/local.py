@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeVar
 from paceline.errors import RunFailed, UserError
 from paceline.launch import blame
 from paceline.launch.environment import LOCALHOST, MARK
+from paceline.launch.heartbeat import STOPPED, process_state
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 from paceline.launch.silence import Watch
 
@@ -140,7 +141,12 @@ class _RankProcesses:
                     self.ranks[number].end(code, time_s)
         self._look_for_stopped()
         if self.control.closed and not self.over:
-            self.server_failure = blame.of_exit(SERVES, self.server.wait(), time.time(), echo=False)
+            code = self.server.wait()
+            if self.leaving:  # nobody will say that they have ended
+                self.signal(signal.SIGKILL)
+                self.ranks = [replace(rank, ended=True) for rank in self.ranks]
+            else:
+                self.server_failure = blame.of_exit(SERVES, code, time.time(), echo=False)
 
     def _look_for_stopped(self) -> None:
         """A process that somebody stopped and nobody continued: the run ends for it, if its work is not done."""
@@ -148,18 +154,25 @@ class _RankProcesses:
         if self.watch is None:
             return
         if failures := self.failures():
-            self._look_behind(failures)
+            if process_state(self.server.pid)[0] == STOPPED:  # ranks that it did not start were waited for
+                self._give_up_server()
+            else:
+                self._look_behind(failures)
             return
         for number in self.watch.stopped({**pids, SERVER: self.server.pid}):
             if number == SERVER:
-                said = f"{SERVES} (pid {self.server.pid}) was stopped by a signal such as SIGSTOP, and did not go on"
-                self.server_failure = blame.Failure(0, "died", said, "", time.time(), echo=False)
-                self.server.kill()
+                self._give_up_server()
             elif self.ranks[number].result:
                 self.ranks[number].signal(signal.SIGKILL)
             else:
                 silent = self.watch.why(number, pids[number])
                 self.ranks[number].failure = blame.of_exception(number, silent)
+
+    def _give_up_server(self) -> None:
+        self.server.kill()
+        if not self.leaving:
+            said = f"{SERVES} (pid {self.server.pid}) was stopped by a signal such as SIGSTOP, and did not go on"
+            self.server_failure = blame.Failure(0, "died", said, "", time.time(), echo=False)
 
     def _look_behind(self, failures: list[blame.Failure]) -> None:
         """The rank that another one waited for until it was aborted: that one is the cause."""

@@ -27,12 +27,13 @@ MORE_THAN_RANKS = 1.05
 
 
 class Cause(StrEnum):
-    """What a row lost most by; compute that did not divide has three causes."""
+    """What a row lost most by; compute that did not divide has four causes."""
 
     COMMUNICATION = "communication"
     SLOW_RANK = "slow rank"
     INPUT = "input"
     SHARED_CORES = "shared cores"
+    SHARED_DEVICE = "shared device"
     SMALL_PASSES = "small passes"
     FIXED_WORK = "fixed work"
     NONE = "none"
@@ -57,7 +58,7 @@ def diagnose(rows: Sequence[MeasuredRow | FailedRow], cores: int = 0) -> list[Di
 
 
 def lost(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict[Cause, float]:
-    """Seconds of a step of this row beyond the ideal, by part; that of compute has one of its three causes.
+    """Seconds of a step of this row beyond the ideal, by part; that of compute has one of its four causes.
 
     Where one rank is slower than the rest, the compute that counts is that of the rest; the remainder is its own.
     """
@@ -96,6 +97,8 @@ def _diagnosis(row: MeasuredRow, base: MeasuredRow, cores: int) -> Diagnosis:
 
 def _compute_cause(row: MeasuredRow, cores: int) -> Cause:
     threads, batch = row.resources.threads, row.batch.global_batch
+    if row.resources.device_ranks > 1:
+        return Cause.SHARED_DEVICE
     if cores and threads and row.ranks > 1 and row.ranks * threads >= cores and row.resources.device is None:
         return Cause.SHARED_CORES
     return Cause.SMALL_PASSES if batch and samples_per_pass(row) <= FEW_SAMPLES else Cause.FIXED_WORK

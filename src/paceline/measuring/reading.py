@@ -77,6 +77,8 @@ class RunTimes:
     """Samples of every step of a fit, which passes over all of them; None for training."""
     device: str | None = None
     """As its driver calls it; None on CPU cores."""
+    device_ranks: int = 1
+    """Ranks on each device: more than one where they share it."""
     began: float | None = None
     ended: float | None = None
     """Seconds of the clock between which those steps were done."""
@@ -126,6 +128,7 @@ def times_of(run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_pe
         load_s=statistics.median(_means(common, "load_s")) if "load_s" in first[0] else None,
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
         device=device_of(start),
+        device_ranks=max(1, -(-int(start.get("local_ranks") or 1) // len(start.get("gpus") or [None]))),
         began=first[0].get("t"),
         ended=first[-1].get("t"),
     )

@@ -124,6 +124,8 @@ class Resources:
     """Processes that made samples for a rank; None where there can be none."""
     load_s: float | None = None
     """What the samples of a step take one process to make."""
+    device_ranks: int = 1
+    """Ranks that share a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,7 @@ Done = TypeVar("Done", bound=TimedRow)
 
 KEYS = (
     *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
+    "device_ranks",
     *("repeats", "workers", "runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s"),
     *("exposed_s", "waiting_s", "load_s", "compiled_steps", "compiled_s"),
     *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
@@ -272,7 +275,12 @@ def combined(
         compiled_s=middle.compiled_s,
         parameters=middle.parameters,
         resources=Resources(
-            middle.threads, middle.device, usage=dict(usage or {}), workers=middle.workers, load_s=middle.load_s
+            middle.threads,
+            middle.device,
+            usage=dict(usage or {}),
+            workers=middle.workers,
+            load_s=middle.load_s,
+            device_ranks=middle.device_ranks if middle.device else 1,
         ),
     )
 
@@ -312,12 +320,12 @@ def reference(rows: Iterable[Done | FailedRow]) -> Done | None:
 def priced(
     rows: Sequence[Done | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
 ) -> list[Done | FailedRow]:
-    """Time, device-hours and cost of the whole run on each row; cores that ranks share count as one device."""
+    """Time, device-hours and cost of the whole run on each row; cores or a device that ranks share count once."""
     shared = share_cores(rows)
     return [
         row
         if isinstance(row, FailedRow)
-        else replace(row, cost=_cost(row, 1 if shared else row.ranks, total_samples, usd_per_device_hour))
+        else replace(row, cost=_cost(row, 1 if shared else _devices(row), total_samples, usd_per_device_hour))
         for row in rows
     ]
 
@@ -326,6 +334,10 @@ def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:
     """Whether the ranks of each row divide the same cores among them, and so cost the same however many there are."""
     on_cores = (row for row in done(rows) if isinstance(row, MeasuredRow) and row.resources.device is None)
     return len({row.resources.threads for row in on_cores if row.resources.threads}) > 1
+
+
+def _devices(row: TimedRow) -> int:
+    return -(-row.ranks // row.resources.device_ranks) if isinstance(row, MeasuredRow) else row.ranks
 
 
 def _cost(row: TimedRow, devices: int, total_samples: int | None, price: float | None) -> Cost:

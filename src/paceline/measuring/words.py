@@ -36,6 +36,7 @@ ADVICE = {
         "ranks on one machine only pay where each has cores or a device of its own; "
         "to count a core as a device, measure with parallel.threads=1"
     ),
+    Cause.SHARED_DEVICE: "ranks that share a device only try a layout; they pay where each has one of its own",
     Cause.SMALL_PASSES: "use a larger train.global_batch, a larger parallel.micro_batch, or fewer ranks",
     Cause.FIXED_WORK: "give each rank more samples, or on a CUDA device let train.compile=auto record the step",
 }
@@ -121,6 +122,10 @@ def _said(found: Diagnosis) -> str:
             threads = found.base.resources.threads or 1
             had = f"; {found.base.label} had {threads} threads" if threads > 1 else ""
             return f"{_compute_grew(found)}: {row.ranks} ranks share {found.cores} cores{had}"
+        case Cause.SHARED_DEVICE:
+            return (
+                f"{_compute_grew(found)}: {row.resources.device_ranks} ranks share a device and send through the host"
+            )
         case Cause.SMALL_PASSES:
             return f"{_compute_grew(found)}: {samples_per_pass(row)} samples in a pass are too few to fill a rank"
         case Cause.FIXED_WORK:

@@ -292,7 +292,7 @@ def _note_start(job: Job, first: int, again: bool, say: Say) -> None:
     events, place, facts = job.context.events, job.context.place, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
-    where |= scheduler_job(os.environ)
+    where |= {"local_ranks": place.local_world, **scheduler_job(os.environ)}
     told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
     machine = environment()
     events.write("start", **machine, **told, **facts.notes)
@@ -336,11 +336,13 @@ def _sum_up(run: RunDir, job: Job, status: Status, peaks: list[int], why: str = 
 
 
 def _peaks(device: torch.device) -> list[int]:
-    """Most memory each rank held: of the device, or of the process on a CPU."""
+    """Most memory each rank held: of the device, or of the process on a CPU. Nothing of a library that has its own
+    way to take memory of a device, as XGBoost."""
     import torch
 
     from paceline.launch.group import gather_objects
 
     cuda = device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return gather_objects(peak)
+    peaks = gather_objects(peak)
+    return peaks if any(peaks) else []

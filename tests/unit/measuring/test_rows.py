@@ -115,6 +115,9 @@ def test_compute_that_does_not_divide():
     assert fixed["2 ranks"].cause == "fixed work"
     _, shared = judged(ONE, row("2 ranks", 2, 0.9), cores=2)
     assert shared["2 ranks"].cause == "shared cores"
+    _, device = judged(ONE, replace(row("2 ranks", 2, 0.9), resources=Resources(1, "H200", device_ranks=2)))
+    assert device["2 ranks"].cause == "shared device"
+    assert "2 ranks share a device" in device["2 ranks"].text
 
 
 def test_nothing_is_blamed_where_nothing_is_lost():
