@@ -221,6 +221,10 @@ def do_measure(arguments: argparse.Namespace) -> int:
         return run_links(arguments, console())
     if arguments.command:
         return run_command(arguments, console())
+    if not arguments.words:
+        raise UserError(
+            "measure what? write  paceline measure RUN.yaml [section.key=value ...]  or  paceline measure -- COMMAND"
+        )
     return run(_load(arguments.words, "measure"), arguments, console())
 
 

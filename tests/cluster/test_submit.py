@@ -111,6 +111,8 @@ def test_a_cancelled_run_saves_stays_away_and_goes_on_when_it_is_sent_again(lab,
     file = run_file(steps=80, step_s=0.1)
     job = submitted(str(file), "--nodes", "2")
     until("steps are made", lambda: step() > 15)
+    paceline_says("cancel", "runs/line", "runs/nothing", code=2)
+    assert lab.ask("squeue", "-h", "-t", "RUNNING").strip(), "one of two cannot be cancelled, so none is"
     assert f"cancelled job {job}" in paceline_says("cancel", "runs/line")
     assert until_ended(lab, job) == "CANCELLED"
     until("the ranks are gone", lambda: not lab.ask("squeue", "-h").strip())

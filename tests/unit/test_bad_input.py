@@ -90,6 +90,7 @@ TABLE = {
     "unknown flag": Row("train run.yaml --rank 2", ("--rank", "paceline train --help")),
     "unknown flag of export": Row("export was --quick --out w.safetensors", ("--quick",)),
     "flag without its value": Row("train run.yaml --out", ("--out", "expected one argument")),
+    "nothing to measure": Row("measure", ("measure what?", "paceline measure -- COMMAND")),
     "no run file": Row("train", ("which run file?", "paceline train RUN.yaml")),
     "no run file but an override": Row("explain train.lr=1", ("which run file?", "paceline explain RUN.yaml")),
     "two run files": Row("train run.yaml run.yaml", ("'run.yaml' is not an override", "section.key=value")),

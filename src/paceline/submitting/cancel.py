@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.record.files import print_json
 from paceline.record.jobs import is_job, jobs_of, note
+from paceline.record.run_dir import RunDir
 from paceline.submitting import slurm
 from paceline.submitting.finding import run_of
 
@@ -19,27 +21,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Any) -> int:
-    told = []
-    for given in arguments.runs:
-        jobs, folder = cancel(given), run_of(given).path
-        told.append({"run": folder, "jobs": jobs})
+    slurm.require_slurm()
+    found = [active_jobs(given) for given in arguments.runs]  # none is cancelled where one cannot be
+    for run, jobs in found:
+        cancel(run, jobs)
         if not arguments.json:
-            later = f"paceline submit {shlex.quote(str(folder))}"
+            later = f"paceline submit {shlex.quote(str(run.path))}"
             print(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  {later}")
     if arguments.json:
-        print_json(told)
+        print_json([{"run": run.path, "jobs": jobs} for run, jobs in found])
     return 0
 
 
-def cancel(given: str) -> list[str]:
-    """The jobs that were active. The folder is told first: whoever looks there must not start the run again."""
-    slurm.require_slurm()
+def active_jobs(given: str) -> tuple[RunDir, list[str]]:
+    """A run, and which of its jobs, or of those that were asked for, wait or run."""
     found = run_of(given)
     asked = [given] if is_job(given) else jobs_of(found)
     active = [job for job, state in slurm.states(asked).items() if state.active]
     if not active:
         raise UserError(f"{found.path} has no job that waits or runs; its jobs: {', '.join(jobs_of(found)) or 'none'}")
-    for job in active:
-        note(found, "cancel", job=job)
-    slurm.cancel_jobs(active)
-    return active
+    return found, active
+
+
+def cancel(run: RunDir, jobs: Sequence[str]) -> None:
+    """The folder is told first: whoever looks there must not start the run again."""
+    for job in jobs:
+        note(run, "cancel", job=job)
+    slurm.cancel_jobs(jobs)
