@@ -31,9 +31,9 @@ def check_price(usd: float | None, option: str = "--price") -> float | None:
     return usd
 
 
-def make_folder(folder: Path) -> None:
-    """The folder that `--out` names."""
+def make_folder(folder: Path, option: str = "--out") -> None:
+    """The folder that an option names."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out: {folder} cannot be a folder: {error.strerror}") from None
+        raise UserError(f"{option}: {folder} cannot be a folder: {error.strerror}") from None

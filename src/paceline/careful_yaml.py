@@ -26,7 +26,8 @@ class TooMuch(ValueError):
 class CarefulLoader(yaml.SafeLoader):
     """YAML as people write it: `off`, `no` and 2024-01-01 are words, and true and false the only truth values.
 
-    `+2` is a word too: it adds to something. What is nested deeper than anybody writes ends the reading.
+    24:00:00 is a word, which YAML 1.1 takes for 86400, and `+2`: it adds to something. What is nested deeper than
+    anybody writes ends the reading.
     """
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
@@ -50,8 +51,10 @@ class CarefulLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from error
 
 
+CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?$")
 CarefulLoader.yaml_implicit_resolvers = {
-    first: [
+    first: [("tag:yaml.org,2002:str", CLOCK)]
+    + [
         (tag, form)
         for tag, form in forms
         if not tag.endswith((":bool", ":timestamp")) and not (first == "+" and tag.endswith(":int"))
@@ -59,7 +62,7 @@ CarefulLoader.yaml_implicit_resolvers = {
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 CarefulLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")
+    "tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 
 

@@ -25,13 +25,13 @@ CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 def open_files(here: Surroundings) -> Iterator[CheckResult]:
     """Ranks, worker processes and shards of data hold files and sockets."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield _limit("open files", allowed, LEAST_FILES, f"ulimit -n {_grantable(most, 65536)}")
+    yield _limit("open files", allowed, LEAST_FILES, _raise("ulimit -n", "nofile", most, LEAST_FILES, 65536))
 
 
 def processes(here: Surroundings) -> Iterator[CheckResult]:
     """Threads count as well."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    yield _limit("processes", allowed, LEAST_PROCESSES, f"ulimit -u {_grantable(most, 16384)}")
+    yield _limit("processes", allowed, LEAST_PROCESSES, _raise("ulimit -u", "nproc", most, LEAST_PROCESSES, 16384))
 
 
 def locked_memory(here: Surroundings) -> Iterator[CheckResult]:
@@ -54,9 +54,12 @@ def _limit(name: str, allowed: int, least: int, remedy: str) -> CheckResult:
     return CheckResult(TOPIC, name, said, f"{least:,} or more", Health.OK if enough else Health.WRONG, remedy)
 
 
-def _grantable(most: int, wanted: int) -> int:
-    """A process may raise its limit up to that of its session."""
-    return wanted if most == resource.RLIM_INFINITY else min(most, wanted)
+def _raise(command: str, item: str, most: int, least: int, wanted: int) -> str:
+    """A process may raise its limit up to that of its session, and no further."""
+    if most == resource.RLIM_INFINITY or most >= least:
+        return f"{command} {wanted if most == resource.RLIM_INFINITY else min(most, wanted)}"
+    ask = f"ask an administrator for  * hard {item} {wanted}  in /etc/security/limits.conf"
+    return f"no more is allowed here: {ask}; containers: docker run --ulimit {item}={wanted} …"
 
 
 def memory(here: Surroundings) -> Iterator[CheckResult]:

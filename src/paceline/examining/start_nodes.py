@@ -38,6 +38,7 @@ def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str
         raise UserError(f"--nodes {','.join(nodes)}: give two or more different hosts, as in  --nodes n1,n2")
     if bad := next((node for node in nodes if not node or node.startswith("-") or not node.isprintable()), None):
         raise UserError(f"--nodes: {bad!r} is not the name of a host")
+    start = _words(by)
     port, began = 20_000 + secrets.randbelow(10_000), time.perf_counter()
     started = []
     for rank, node in enumerate(nodes):
@@ -45,7 +46,7 @@ def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str
         try:
             started.append(
                 subprocess.Popen(
-                    _there(by, node, command),
+                    _there(start, node, command),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -55,7 +56,7 @@ def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str
         except OSError as error:
             raise UserError(f"--by {by}: cannot be started: {error.strerror}") from None
     answers = [_answer(node, process) for node, process in zip(nodes, started, strict=True)]
-    return _examination(answers, time.perf_counter() - began)
+    return _examination(answers, time.perf_counter() - began, "ssh" if by == SSH else by)
 
 
 def _command(rank: int, nodes: Sequence[str], port: int, words: Sequence[str], out: Path) -> list[str]:
@@ -67,9 +68,18 @@ def _command(rank: int, nodes: Sequence[str], port: int, words: Sequence[str], o
     return ["env", *variables, sys.executable, "-m", "paceline", "doctor", *run, "--out", str(out.absolute()), "--json"]
 
 
-def _there(by: str, node: str, command: Sequence[str]) -> list[str]:
+def _words(by: str) -> list[str]:
+    try:
+        words = shlex.split(by)
+    except ValueError:
+        words = []
+    if not words:
+        raise UserError(f"--by {by!r}: this is not a command; write it as  --by 'ssh -p 2222'")
+    return words
+
+
+def _there(start: Sequence[str], node: str, command: Sequence[str]) -> list[str]:
     """ssh hands its words to a shell on the other side."""
-    start = shlex.split(by)
     return [*start, node, shlex.join(command)] if Path(start[0]).name == "ssh" else [*start, node, *command]
 
 
@@ -83,7 +93,7 @@ def _answer(node: str, process: subprocess.Popen[str]) -> Answer:
     return Answer(node, process.returncode, out, err)
 
 
-def _examination(answers: Sequence[Answer], seconds: float) -> Examination:
+def _examination(answers: Sequence[Answer], seconds: float, by: str = "ssh") -> Examination:
     """That of the first node; what others could not tell it is added."""
     found: list[CheckResult] = []
     hosts: Sequence[str] = [answer.host for answer in answers]
@@ -94,7 +104,7 @@ def _examination(answers: Sequence[Answer], seconds: float) -> Examination:
             values = json.loads(answer.out)
         except json.JSONDecodeError:
             why = next((line.strip() for line in reversed(answer.err.splitlines()) if line.strip()), "no answer")
-            remedy = f"ssh {answer.host} {sys.executable} -m paceline --version"
+            remedy = f"{by} {answer.host} {sys.executable} -m paceline --version"
             what = "an answer of the doctor there"
             found.append(
                 CheckResult("nodes", "start", f"{answer.host}: {why}", what, Health.WRONG, remedy, answer.host)

@@ -277,7 +277,8 @@ def _machine(start: dict[str, Any]) -> str:
     """How busy this machine is; said only where the run is on it."""
     import socket
 
-    where = f"{start.get('host')}, {start.get('ranks', 1)} ranks on {start.get('device', '?')}"
+    ranks = start.get("ranks", 1)
+    where = f"{start.get('host')}, {ranks} rank{'s' * (ranks != 1)} on {start.get('device', '?')}"
     if start.get("host") != socket.gethostname():
         return where
     import psutil

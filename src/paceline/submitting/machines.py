@@ -43,15 +43,18 @@ class Machines:
 
 def machines_of(spec: RunSpec, site: SiteFile, asked: Asked, partition: Partition | None) -> Machines:
     named = site.cluster or (spec.cluster if spec.cluster != LOCAL else None)
-    named_gpus = named is not None and not cluster(named).device.synchronous
+    named_gpus = (
+        not cluster(named).device.synchronous if named is not None else bool(site.gpus_per_node or site.gpu_type)
+    )
     device = spec.parallel.device
     on_gpu = "gpus_per_node" in asked or device == "cuda" or (device != "cpu" and named_gpus)
     there = site.gpus_per_node or (partition.gpus if partition is not None else None)
-    nodes, per_node = _nodes(str(asked.get("nodes", ""))), _per_node(asked, there, partition)
+    nodes, per_node = _nodes(str(asked.get("nodes", ""))), asked_per_node(asked, there, partition)
     if per_node is None and nodes:
         per_node = (there or (cluster(named).per_node if named else 1)) if on_gpu else 1
     elif per_node is None and named is None:
-        per_node = spec.parallel.ranks if spec.origin("parallel.ranks") != DEFAULT else 1
+        usual = (on_gpu and there) or 1
+        per_node = spec.parallel.ranks if spec.origin("parallel.ranks") != DEFAULT else usual
     least, most = nodes or ((1, 1) if per_node is not None else (None, None))
     kind = site.gpu_type or (partition.gpu_type if partition is not None else "")
     return Machines(least, most, per_node, on_gpu, _priced(named, on_gpu, kind, most, per_node))
@@ -68,7 +71,7 @@ def _nodes(text: str) -> tuple[int, int] | None:
     return least, most
 
 
-def _per_node(asked: Asked, there: int | None, partition: Partition | None) -> int | None:
+def asked_per_node(asked: Asked, there: int | None, partition: Partition | None) -> int | None:
     """Ranks of a node that are asked for; `there` is how many GPUs one has, if that is known."""
     gpus, ranks = asked.get("gpus_per_node"), asked.get("ranks_per_node")
     for option, value in (("--gpus-per-node", gpus), ("--ranks-per-node", ranks)):

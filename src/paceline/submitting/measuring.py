@@ -7,6 +7,7 @@ is taken for a speed-up.
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from paceline.spec import load
 from paceline.submitting import slurm
 from paceline.submitting.durations import hours_of
 from paceline.submitting.finding import RUNS
-from paceline.submitting.machines import Asked
-from paceline.submitting.site_file import SiteFile, read_site
+from paceline.submitting.machines import Asked, asked_per_node
+from paceline.submitting.request import partition_of
+from paceline.submitting.site_file import SiteFile, memory_of, read_site
 
 SCRIPT = "measure.sbatch"
 
@@ -28,17 +30,26 @@ def submit_measure(words: Sequence[str], arguments: argparse.Namespace, asked: A
     """The script is written into the folder of the measurement and sent, unless it is a dry run."""
     if not words or "=" in words[0]:
         raise UserError("which run file? write it as  paceline submit RUN.yaml --measure --ranks 2,4")
+    if named := next((name for name in ("nodes", "ranks_per_node") if name in asked), None):
+        option = f"--{named.replace('_', '-')}"
+        raise UserError(
+            f"{option}: each task of a measurement starts its ranks on one node; say how many with  --ranks 2,4"
+        )
     site = read_site(arguments.site)
     ranks = sorted(set(numbers(arguments.ranks, "--ranks", different=True)) - {1})
     if not ranks:
         raise UserError(f"--ranks {arguments.ranks}: one rank is what others are compared with; give  --ranks 2,4")
     name = load(words[0], words[1:]).name
+    if not arguments.dry_run:
+        slurm.require_slurm()
+    known = slurm.partitions(loose=arguments.dry_run) if shutil.which("sinfo") else {}
+    partition = partition_of(asked.get("partition") or site.partition, known)
+    asked_per_node(asked, site.gpus_per_node or (partition.gpus if partition is not None else None), partition)
     folder = ((arguments.out or site.runs or RUNS) / f"{name}-measure").resolve()
     script = array_script(_job(name, words, folder, site, asked, max(ranks)), ranks)
     tasks = f"an array of {len(ranks)}: one task for each of --ranks, beside 1"
     file, job = folder / SCRIPT, ""
     if not arguments.dry_run:
-        slurm.require_slurm()
         make_folder(folder)
         write_atomic(file, script)
         job = slurm.submit_script(file)
@@ -59,7 +70,7 @@ def _job(name: str, words: Sequence[str], folder: Path, site: SiteFile, asked: A
         "qos": site.qos,
         "constraint": site.constraint,
         "cpus-per-task": str(most * (site.cpus_per_rank or 1)),
-        "mem": asked.get("memory") or site.memory,
+        "mem": memory_of(asked["memory"], "--memory") if "memory" in asked else site.memory,
     }
     return BatchJob(
         name=f"{name}-measure",

@@ -17,7 +17,7 @@ from paceline.record.units import duration, size
 from paceline.spec import DEFAULT, RunSpec
 from paceline.submitting.durations import hours_of
 from paceline.submitting.machines import Asked, Machines, machines_of
-from paceline.submitting.site_file import SiteFile
+from paceline.submitting.site_file import SiteFile, memory_of
 from paceline.submitting.slurm import Partition
 
 START_S = 30.0
@@ -49,14 +49,16 @@ class JobRequest:
     def note(self) -> str:
         chosen = self.plan.chosen if self.plan is not None else None
         planned = f", {duration(chosen.hours * 3600)} planned" if chosen is not None and chosen.hours else ""
-        return f"{self.spec.name}: {layout_of(self.spec).strategy} on {self.ranks} ranks{planned}"
+        return (
+            f"{self.spec.name}: {layout_of(self.spec).strategy} on {self.ranks} rank{'s' * (self.ranks > 1)}{planned}"
+        )
 
 
 def request_of(
     spec: RunSpec, site: SiteFile, asked: Asked, known_here: Mapping[str, Partition], *, anyway: bool = False
 ) -> JobRequest:
     """Decide what to ask for, or say why it cannot work. `known_here` is what Slurm says of its partitions."""
-    partition = _partition(asked.get("partition") or site.partition, known_here)
+    partition = partition_of(asked.get("partition") or site.partition, known_here)
     machines = machines_of(spec, site, asked, partition)
     found = _planned(spec, site, machines, anyway)
     chosen = found.chosen if found is not None else None
@@ -80,12 +82,17 @@ def request_of(
     if machines.on_gpu:
         kind = site.gpu_type or (partition.gpu_type if partition else "")
         made.gpus = f"{kind}:{per_node}" if kind else str(per_node)
+    elif partition is not None and partition.gpus and spec.parallel.device != "cpu":
+        made.reasons.append(
+            f"no GPU: none is asked for; nodes of {partition.name} have {partition.gpus} (--gpus-per-node)"
+        )
     _set_time(made, site, asked, partition, anyway)
     _set_options(made, site, asked, partition)
     return made
 
 
-def _partition(name: str | None, known_here: Mapping[str, Partition]) -> Partition | None:
+def partition_of(name: str | None, known_here: Mapping[str, Partition]) -> Partition | None:
+    """The one that is asked for; None where nobody asks, or Slurm does not say which there are."""
     if name is None or not known_here:
         return None
     if name not in known_here:
@@ -115,7 +122,9 @@ def _who_chose(machines: Machines, asked: Asked, spec: RunSpec) -> str:
         return "asked for"
     if machines.ranks is None:
         return "what the plan chooses"
-    return "parallel.ranks of the run" if spec.origin("parallel.ranks") != DEFAULT else "nobody asked for more"
+    if spec.origin("parallel.ranks") != DEFAULT:
+        return "parallel.ranks of the run"
+    return "nobody asked for more" if machines.ranks == 1 else "all GPUs of a node"
 
 
 def _layout_words(found: Plan | None) -> str:
@@ -150,7 +159,9 @@ def _set_time(made: JobRequest, site: SiteFile, asked: Asked, partition: Partiti
         made.hours, why = limit, "the limit here; the plan does not know how long the run is"
     else:
         raise UserError("how long may a job take? the plan does not know, and there is no limit; give  --time 2h")
-    jobs = f", in about {math.ceil(need / made.hours)} jobs, one after the other" if need and need > made.hours else ""
+    jobs = (
+        f", in about {math.ceil(need / made.hours):,} jobs, one after the other" if need and need > made.hours else ""
+    )
     made.reasons.append(f"{duration(made.hours * 3600)} for a job: {why}{jobs}")
     first_s = START_S + site.warn_s + (chosen.price.start_s + chosen.price.step_s if chosen is not None else 0.0)
     if made.hours * 3600 < first_s and not anyway:
@@ -169,7 +180,7 @@ def _set_options(made: JobRequest, site: SiteFile, asked: Asked, partition: Part
         "qos": site.qos,
         "constraint": site.constraint,
         "cpus-per-task": str(site.cpus_per_rank) if site.cpus_per_rank else None,
-        "mem": asked.get("memory") or site.memory,
+        "mem": memory_of(asked["memory"], "--memory") if "memory" in asked else site.memory,
     }
     chosen = made.plan.chosen if made.plan is not None else None
     if given["mem"] is None and chosen is not None and not made.gpus:
@@ -177,7 +188,8 @@ def _set_options(made: JobRequest, site: SiteFile, asked: Asked, partition: Part
         most = partition.memory_mb if partition else 0
         mb = math.ceil(bytes_ / 1e6)
         given["mem"] = f"{min(mb, most) if most else mb}M"
-        made.reasons.append(
-            f"{size(bytes_)} of memory per node: {size(PROCESS_BYTES)} per process, and the plan × {SPARE:g}"
-        )
+        why = f"{size(PROCESS_BYTES)} per process, and the plan × {SPARE:g}"
+        if most and mb > most:
+            why, bytes_ = f"all that a node has; {size(bytes_)} would be {why}", most * 1e6
+        made.reasons.append(f"{size(bytes_)} of memory per node: {why}")
     made.options = {**{key: value for key, value in given.items() if value}, **site.options}

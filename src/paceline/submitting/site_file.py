@@ -73,6 +73,28 @@ class SiteFile(Section):
             hours_of(text)
         return text
 
+    @field_validator("memory")
+    @classmethod
+    def _an_amount(cls, text: str | None) -> str | None:
+        return None if text is None else memory_of(text)
+
+    @field_validator("container")
+    @classmethod
+    def _words(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                shlex.split(text)
+            except ValueError:
+                raise UserError(f"{text!r} has a quote that is not closed") from None
+        return text
+
+    @field_validator("scratch")
+    @classmethod
+    def _no_variables(cls, text: str | None) -> str | None:
+        if text is not None and (found := re.search(r"\$\{?[A-Za-z_]\w*\}?", text, re.ASCII)):
+            raise UserError(f"{found[0]} is not replaced; write {{user}} or {{job}}, or the name itself")
+        return text
+
     @model_validator(mode="after")
     def _readable(self) -> SiteFile:
         for name in self.variables:
@@ -86,8 +108,6 @@ class SiteFile(Section):
         for text in filter(None, texts):
             if not text.isprintable():
                 raise contradiction(f"{text!r} has control characters; a batch script is written line by line")
-        if self.memory is not None and not re.fullmatch(r"\d+[KMGT]?", self.memory):
-            raise contradiction(f"memory: {self.memory!r} is not an amount; write it as  64G")
         return self
 
     @property
@@ -98,7 +118,8 @@ class SiteFile(Section):
     def interpreter(self) -> tuple[str, ...]:
         """What starts Python on a node."""
         before = shlex.split(self.container) if self.container else []
-        return (*before, self.python or ("python" if before else sys.executable))
+        words = (*before, self.python or ("python" if before else sys.executable))
+        return tuple(map(os.path.expanduser, words))
 
     def lines(self, folder: Path) -> list[str]:
         """The shell lines before the ranks start; relative names mean the same as in `folder`."""
@@ -108,11 +129,19 @@ class SiteFile(Section):
         found += [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
         if self.scratch:
             found += [
-                f"scratch={_with_places(self.scratch)}",
+                f"scratch={_with_places(os.path.expanduser(self.scratch))}",
                 f'{ON_EACH_NODE} sh -c {shlex.quote(MAKE_SCRATCH)} sh "$scratch" || exit',
                 'export TMPDIR="$scratch"',
             ]
         return [*found, *self.setup]
+
+
+def memory_of(text: str, option: str = "") -> str:
+    """An amount of memory as sbatch takes it."""
+    if not re.fullmatch(r"\d+[KMGT]?", text, re.ASCII):
+        given = f"{option} {text}: this" if option else repr(text)
+        raise UserError(f"{given} is not an amount of memory; write it as  64G")
+    return text
 
 
 def _with_places(text: str) -> str:

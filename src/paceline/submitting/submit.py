@@ -82,7 +82,9 @@ def _run_there(run: Source) -> RunDir | None:
         return None
     found = RunDir.open(Path(run))
     if found.summary_file.is_file() and read_summary(found.summary_file).status == "finished":
-        raise UserError(f"{found.path} is finished; to train it for longer, type  paceline train --resume {found.path}")
+        longer = "train.steps=+100" if found.recorded_spec().train.steps else "train.epochs=+1"
+        again = f"paceline train --resume {shlex.quote(str(found.path))} {longer}"
+        raise UserError(f"{found.path} is finished; to train it for longer, type  {again}")
     return found
 
 
@@ -127,7 +129,7 @@ def _script(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> st
 def _sent(request: JobRequest, run: RunDir, site: SiteFile, begun: bool) -> Submitted:
     text = _script(request, run, site, begun)
     logs = site.logs or run.path.resolve()
-    make_folder(logs)
+    make_folder(logs, "logs")
     script = run.path / SCRIPT
     write_atomic(script, text)
     if request.plan is not None:

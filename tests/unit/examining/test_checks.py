@@ -2,6 +2,8 @@
 
 import resource
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -46,6 +48,16 @@ def test_a_low_limit_is_wrong(kind, check):
         resource.setrlimit(kind, (soft, hard))
     assert (finding.verdict, finding.found) == (Health.WRONG, "600")
     assert finding.remedy.startswith("ulimit -")
+
+
+def test_a_limit_that_cannot_be_raised_here_is_for_an_administrator():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))\n"
+        "from paceline.examining import limits, results\n"
+        "print(next(limits.open_files(results.Surroundings())).remedy)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.startswith("no more is allowed here: ask an administrator for  * hard nofile 65536 ")
 
 
 def test_more_threads_than_cores_are_said():

@@ -55,6 +55,8 @@ def test_from_python(brief, tmp_path):
         (["--nodes", "n1,n1"], "give two or more different hosts"),
         (["--nodes", "n1,-oProxyCommand=x"], "'-oProxyCommand=x' is not the name of a host"),
         (["--nodes", "n1,n2", "--by", "no-such-program"], "--by no-such-program: cannot be started"),
+        (["--nodes", "n1,n2", "--by", ""], "--by '': this is not a command; write it as  --by 'ssh -p 2222'"),
+        (["--nodes", "n1,n2", "--by", "'ssh"], "this is not a command"),
         (["lost.yaml"], "lost.yaml"),
     ],
 )

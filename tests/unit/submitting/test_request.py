@@ -1,5 +1,6 @@
 """What a job asks for, with reasons; and what is refused before anything is sent."""
 
+import json
 import subprocess
 
 import pytest
@@ -63,6 +64,22 @@ def test_a_job_on_cores_asks_for_memory(small):
     assert 2000 < int(made.options["mem"].removesuffix("M")) < 10_000
 
 
+def test_more_memory_than_a_node_has_is_said_so(small):
+    narrow = {"cpu": Partition("cpu", None, 4, 32, 1_500, 0, "")}
+    made = request_of(small, SiteFile(partition="cpu"), {"nodes": 1, "time": "1h"}, narrow)
+    assert made.options["mem"] == "1500M"
+    assert made.reasons[-1].startswith("1.5 GB of memory per node: all that a node has; 2.")
+
+
+def test_a_site_that_names_gpus_gets_them_and_cores_among_gpus_are_said(lm):
+    made = asked(lm, SiteFile(partition="gpu", gpus_per_node=4, gpu_type="a100"))
+    assert (made.nodes, made.gpus) == ("1", "a100:4")
+    assert made.reasons[0].startswith("1 node × 4 ranks: all GPUs of a node; ")
+    cores = asked(lm, time="1h", anyway=True)
+    assert cores.gpus == ""
+    assert "no GPU: none is asked for; nodes of gpu have 4 (--gpus-per-node)" in cores.reasons
+
+
 def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
     made = asked(small, SiteFile(partition="cpu", fewer_nodes=True), nodes="2")
     assert made.nodes == "1-2"
@@ -82,6 +99,7 @@ def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
         ({"nodes": 1, "gpus_per_node": 4, "time": "48h"}, "a job may take 1 d 00 h here"),
         ({"nodes": 1, "gpus_per_node": 4, "time": "1m"}, "a job of 1 min 00 s would end before its first checkpoint"),
         ({"nodes": 1, "gpus_per_node": 2, "ranks_per_node": 4}, "each rank has a GPU, and --gpus-per-node is 2"),
+        ({"nodes": 1, "gpus_per_node": 4, "memory": "lots"}, "--memory lots: this is not an amount of memory"),
     ],
 )
 def test_what_cannot_work_is_refused(lm, words, why):
@@ -127,6 +145,13 @@ def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, m
         submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))
 
 
+def test_a_run_that_is_finished_says_how_it_goes_on(small, tmp_path):
+    run = RunDir.claim(tmp_path, "small", small)
+    run.summary_file.write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(UserError, match=r"is finished; .* --resume \S+ train\.(steps=\+100|epochs=\+1)$"):
+        submit(run.path, dry_run=True)
+
+
 def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -168,4 +193,8 @@ def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, capsys):
     *_, file, override, _, ranks, _, out = said.stdout.splitlines()
     assert (file, override, ranks) == (str(folder / "run.yaml"), "train.lr=3e-4", "1,4")
     assert out == str(folder / "runs" / "line-measure" / "ranks-4")
+    for more, why in (("--nodes=2", "--nodes: each task"), ("--memory=lots", "not an amount of memory")):
+        with pytest.raises(SystemExit) as left:
+            main([*words, more])
+        assert (left.value.code, why in capsys.readouterr().err) == (2, True)
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]

@@ -46,7 +46,9 @@ def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
         ("variables: {a-b: x}", "variables: 'a-b' cannot name a variable"),
         ('variables: {A: "x\\ny"}', "has control characters"),
         ("options: {--nice: 1}", "options: '--nice' is not an option of sbatch; write it without its dashes"),
-        ("memory: much", "memory: 'much' is not an amount; write it as  64G"),
+        ("memory: much", "memory: 'much' is not an amount of memory; write it as  64G (site.yaml line 1)"),
+        ('container: "apptainer \'x"', "has a quote that is not closed (site.yaml line 1)"),
+        ("scratch: /scratch/$USER/x", "scratch: $USER is not replaced; write {user} or {job}, or the name itself"),
         ("[1]", "holds no sections; start it with  partition: gpu"),
     ],
 )
@@ -74,6 +76,21 @@ def test_nothing_of_a_site_reaches_the_shell_unquoted(tmp_path):
     assert SiteFile(container="apptainer exec --nv 'my image.sif'").interpreter == (
         *("apptainer", "exec", "--nv", "my image.sif", "python"),
     )
+
+
+def test_the_home_folder_may_be_written_as_people_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert SiteFile(python="~/env/bin/python").interpreter == ("/home/me/env/bin/python",)
+    assert SiteFile(container="apptainer exec ~/image.sif").interpreter[2] == "/home/me/image.sif"
+    assert "scratch=/home/me/scratch" in SiteFile(scratch="~/scratch").lines(tmp_path)
+
+
+def test_a_clock_in_a_site_file_is_not_a_number_of_minutes(tmp_path):
+    """YAML 1.1 reads 24:00:00 as 86400, which Slurm would take for 60 days."""
+    file = tmp_path / "site.yaml"
+    file.write_text("time_limit: 24:00:00\noptions: {begin: 16:00}\npartition: trueskill\n")
+    site = read_site(file)
+    assert (site.hours, site.options, site.partition) == (24, {"begin": "16:00"}, "trueskill")
 
 
 def test_a_scratch_folder_that_cannot_be_is_said_in_the_job():
