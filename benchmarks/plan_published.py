@@ -33,7 +33,7 @@ from paceline.planning.formulas.memory import memory
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.steptime import step_time
 
-SOFT = 0.15
+SOFT = 0.05
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
 PULL = 1.0
 """Weight of the middle of a number's range, in rows."""
@@ -156,7 +156,7 @@ def _to_physics(x: Sequence[float]) -> Physics:
 
 
 def fit(seen: Evidence, rounds: int = 14) -> Physics:
-    """Least squares of logarithms; sources with many rows weigh by the square root of their number.
+    """Least relative errors, as they are judged; sources with many rows weigh by the square root of their number.
 
     Fourteen rounds from the middle have converged. To start near a fit that has seen all rows and stop early would not:
     part of what it has seen would stay.
@@ -171,8 +171,8 @@ def fit(seen: Evidence, rounds: int = 14) -> Physics:
             speedup_ratios([p for p in seen.speedups if not p.row.low_quality], physics),
             memory_ratios([r for r in seen.memories if not r.low_quality], physics),
         )
-        logs = [np.log(ratio) * w for ratio, w in zip(ratios, weights, strict=True)]
-        return np.concatenate([*logs, (x - middle) * PULL])
+        errors = [(ratio - 1) * w for ratio, w in zip(ratios, weights, strict=True)]
+        return np.concatenate([*errors, (x - middle) * PULL])
 
     found = least_squares(
         residuals, middle, bounds=(0, 1), loss="soft_l1", f_scale=SOFT, max_nfev=rounds, diff_step=1e-3
@@ -226,15 +226,17 @@ def judge(whole: Evidence, physics: Callable[[Row], Physics]) -> list[Line]:
         ("memory", whole.memories, memory_ratios, states_only, lambda r: r),
     )
     for kind, items, ours, rival, row_of in kinds:
-        everything = []
+        everything: list[tuple[float, float, Row]] = []
         for source in dict.fromkeys(row_of(i).source for i in items):
             some = [i for i in items if row_of(i).source == source]
             error = np.abs(ours(some, physics(row_of(some[0]))) - 1)
             other = np.abs(rival(some) - 1)
-            everything += [(e, o, row_of(i).low_quality) for e, o, i in zip(error, other, some, strict=True)]
+            everything += [(e, o, row_of(i)) for e, o, i in zip(error, other, some, strict=True)]
             lines.append(Line(kind, source, len(some), error.mean(), float(np.median(error)), other.mean()))
-        good = np.array([(e, o) for e, o, low in everything if not low])
-        lines.append(Line(kind, "ALL", len(good), good[:, 0].mean(), float(np.median(good[:, 0])), good[:, 1].mean()))
+        for name, counts in (("ALL", lambda r: True), ("ALL whose layout is stated", lambda r: r.layout_stated)):
+            good = np.array([(e, o) for e, o, row in everything if not row.low_quality and counts(row)])
+            mean, rivals = good.mean(axis=0)
+            lines.append(Line(kind, name, len(good), mean, float(np.median(good[:, 0])), rivals))
     return lines
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from unknown_shapes import typical
+from published_models import model_of
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, device
@@ -26,15 +26,17 @@ from paceline.planning.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""
+REACHED_BITS_S = 55e9
+"""Of the 400 Gb/s per node of bigscience's V100 nodes, in its own all-reduces on 16 of them (experiments/bandwidth)."""
 LOW_QUALITY = ("smallmlp", "colossal")
 NEEDED = ("hidden", "heads", "seq_len", "vocab", "tp", "pp", "microbatch", "global_batch", "activation_checkpointing")
 """What a price depends on, beside device and precision."""
-KNOWN_SHAPES = {  # of public models whose rows give only the name
-    "Transformer-XL base": ModelShape(16, 512, 8, 192, 32_000, 2048, memory_len=192, fused_attention=False),
-    "Transformer-XL large": ModelShape(18, 1024, 16, 384, 32_000, 4096, memory_len=384, fused_attention=False),
-    "transformerxllarge": ModelShape(18, 1024, 16, 384, 32_000, 4096, memory_len=384, fused_attention=False),
+LAYOUT = NEEDED[NEEDED.index("tp") :]
+CONFIGURED_RECOMPUTE = {  # in the source's own configurations; the projections of the attention are kept
+    "GPT3-5B (Paxml)": "none",
+    "GPT3-175B (Paxml)": "selective",
+    "Llama-3-70B (MaxText)": "selective",
 }
-
 KNOWN_PARAMS = {"NCF (NeuMF, ML-20M)": 31.8e6, "Transformer-big (WMT en-de)": 210e6, "DistilBERT SQuAD": 66e6}
 
 
@@ -64,6 +66,11 @@ class Row:
     """What its source does not say, and the rules below fill in."""
 
     @property
+    def layout_stated(self) -> bool:
+        """Its source says how the work was spread and what was recomputed."""
+        return not set(LAYOUT) & set(self.filled)
+
+    @property
     def family(self) -> str:
         """Who measured: rows of one family share people, machines and code, so they are left out together."""
         return re.sub(r"\d+$", "", self.id.rsplit("-", 1)[0])
@@ -84,7 +91,7 @@ def _number(text: str | None) -> float | None:
 def _row(raw: dict[str, str]) -> Row | None:
     n = {key: _number(value) for key, value in raw.items()}
     notes, year = raw["notes"], int(n["year"] or 2021)
-    model = _model(raw, n, year)
+    model = model_of(raw, n, year)
     params = (n["params_b"] or 0.0) * 1e9 or (model.params if model else KNOWN_PARAMS.get(raw["model_name"], 0.0))
     cluster = _cluster(raw, n)
     if cluster is None and not n["measured_peak_mem_gb"]:
@@ -129,57 +136,6 @@ def _sharded(raw: dict[str, str]) -> bool:
     return raw["strategy"] == "fsdp" or ("torchtitan" in raw["source"] and raw["pp"] in ("", "1"))
 
 
-def _model(raw: dict[str, str], n: dict[str, float | None], year: int) -> ModelShape | None:
-    name = raw["model_name"]
-    if re.search(r"mixtral|moe|\dx\d+b", name.lower()):
-        return None  # experts are not priced yet
-    if not n["hidden"]:
-        if name in KNOWN_SHAPES:
-            return KNOWN_SHAPES[name]
-        if re.match(r"(GPT|Llama|Nemotron|GPT3)", name) and n["params_b"]:
-            gated = "llama" in name.lower()
-            shape = typical(n["params_b"] * 1e9, int(n["seq_len"] or 2048), int(n["vocab"] or 51_200), gated)
-            return replace(shape, fused_attention=_fused_attention(raw, year))
-        return None
-    hidden = int(n["hidden"])
-    encoder = "BERT" in name or "bert" in name
-    vocab, seq = int(n["vocab"] or 51_200), int(n["seq_len"] or (2048 if n["measured_peak_mem_gb"] else 0))
-    if not seq:
-        return None
-    if "PyTorch/LanguageModeling/BERT" in raw["source"] and "DeepLearningExamples" in raw["source"] and seq == 512:
-        seq = 256  # half of Wikipedia's 512-token samples is padding, which bins leave out (Krell et al. 2021)
-    ffn = int(n["ffn_hidden"] or 4 * hidden)
-    heads = int(n["heads"] or max(1, hidden // 128))
-    layers = int(n["layers"] or round(((n["params_b"] or 0) * 1e9 - vocab * hidden) / (12 * hidden**2)))
-    fused = _fused_attention(raw, year) and not encoder
-    llama = "llama" in name.lower()
-    classes = 2 if "squad" in name.lower() else 0
-    shape = ModelShape(
-        layers,
-        hidden,
-        heads,
-        seq,
-        vocab,
-        ffn,
-        int(n["kv_heads"] or 0),
-        gated=llama,
-        tied=not llama and "Nemotron" not in name,
-        learned_positions=not llama,
-        biases=not llama,
-        causal=not encoder,
-        fused_attention=fused,
-        classes=classes,
-    )
-    if not n["kv_heads"] and n["params_b"] and shape.params > 1.05e9 * n["params_b"]:
-        shape = replace(shape, kv_heads=min(8, heads))  # too large for its name: keys and values are shared
-    return shape
-
-
-def _fused_attention(raw: dict[str, str], year: int) -> bool:
-    """Stacks of decoders since 2023 never store the scores; Megatron-DeepSpeed stayed with its old kernels."""
-    return year >= 2023 and "Megatron-DeepSpeed" not in raw["notes"]
-
-
 def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
     name = re.sub(r"\(.*?\)|Gen\d", "", raw["gpu"]).strip()
     name = name.replace("CPU Intel Sapphire Rapids", "CPU").replace("140GB", "141GB").replace("192GB", "180GB")
@@ -208,11 +164,15 @@ def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
     stated = re.match(r"(\d+) per (node|GPU)", raw["inter_node_gbps"])
     if stated:
         network = float(stated[1]) * GB * (per_node if stated[2] == "GPU" else 1)
+    if "not reached" in raw["inter_node_gbps"]:
+        network = REACHED_BITS_S
     return Cluster(kind, math.ceil(count / per_node), per_node, link, network / 8)
 
 
 def _numbers(raw: dict[str, str], cluster: Cluster | None) -> Numbers:
     text = raw["precision"].lower()
+    if text == "amp fp16" and _apex(raw):
+        text = "fp16"
     if "rowwise" in text:  # with a scale for every row, products run at about the 16-bit rate
         text = "bf16"
     if "fp8" in text or "float8" in text or text.startswith(("rowwise", "tensorwise")):
@@ -223,6 +183,14 @@ def _numbers(raw: dict[str, str], cluster: Cluster | None) -> Numbers:
     if text == "bf16" and _sharded(raw):
         return NUMBERS["pure_bf16" if "PURE" in raw["notes"] else "amp_bf16"]
     return NUMBERS[{"amp fp16": "amp_fp16", "amp_bf16": "amp_bf16", "fp16": "fp16"}.get(text, "bf16")]
+
+
+def _apex(raw: dict[str, str]) -> bool:
+    """Apex's mixed precision (O2) keeps weights in 16 bits and masters in 32: NVIDIA's older scripts for transformers,
+    which DLPerf ran too, and Lambda, as its logs show."""
+    older = "Transformer-XL" in raw["model_name"] or "NVIDIADeepLearningExamples/PyTorch" in raw["source"]
+    lambdas = "pytorch-train-throughput-fp16" in raw["source"] and raw["model_name"].startswith(("bert", "transformer"))
+    return older or lambdas
 
 
 def _spread(
@@ -262,6 +230,7 @@ def _spread(
     modern = year >= 2023 and "Megatron-DeepSpeed" not in notes
     # a data-parallel script whose attention stores its scores has no other hand-made kernels either
     plain_script = strategy in ("ddp", "none") and model is not None and not model.fused_attention
+    megatron = _megatron(raw) or (modern and not _sharded(raw) and not plain_script)
     zero = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "": 3}.get(strategy, 0)
     if _sharded(raw):
         zero = 3
@@ -292,22 +261,44 @@ def _spread(
         sequence_parallel=tensor > 1 and modern,
         chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
         runtime=Runtime(
-            _kernels(notes, modern and not _sharded(raw) and not plain_script),
+            _kernels(notes, megatron),
             overlap=overlap,
             pieced_tensor="torchtitan" not in raw["source"] or bool(re.search("asyncTP=1|Async", notes)),
-            fused_loss="torchtitan" in raw["source"] and year >= 2025 and "compile=1" in notes,
+            fused_loss=_fused_loss(raw, year),
+            older_attention=_older_attention(raw),
         ),
     )
     if model is not None and cluster is not None and data > 1 and placement.zero < 3:
         placement = _zero_that_fits(placement, model, cluster, numbers)
     if not whole and not n["microbatch"] and model is not None and cluster is not None:
         placement = _largest_that_fits(placement, model, cluster, numbers)
-    recompute = raw["activation_checkpointing"]
+    recompute = raw["activation_checkpointing"] or CONFIGURED_RECOMPUTE.get(raw["model_name"], "")
     if recompute == "selective" and model is not None and model.fused_attention and not _sharded(raw):
         recompute = "none"  # Megatron's recomputes the scores alone, which a fused kernel never stores
     if recompute in ("none", "selective", "full"):
         return replace(placement, recompute=recompute)  # type: ignore[arg-type]
+    if megatron and modern and strategy:
+        if not n["microbatch"] and model is not None and cluster is not None:
+            placement = _smaller_until_it_fits(placement, model, cluster, numbers)
+        return placement  # NeMo's configurations say "selective": the scores alone, see above
     return _recompute_that_fits(placement, model, cluster, numbers)
+
+
+def _fused_loss(raw: dict[str, str], year: int) -> bool:
+    """MPT takes flash-attention's loss unless told otherwise; torchtitan compiles its own since 2025."""
+    compiled = "torchtitan" in raw["source"] and year >= 2025 and "compile=1" in raw["notes"]
+    return compiled or "llm-foundry" in raw["source"]
+
+
+def _older_attention(raw: dict[str, str]) -> bool:
+    """What torch's FSDP stacks took until 2025; NVIDIA's take cuDNN's, and so do MaxText and Paxml."""
+    torch_stack = _sharded(raw) or "torchtitan" in raw["source"]
+    return torch_stack and not re.search("Paxml|Maxtext|MaxText", raw["notes"])
+
+
+def _megatron(raw: dict[str, str]) -> bool:
+    """Its kernels for norms, softmax, biases with activations and dropout with sums are fused by hand since 2020."""
+    return bool(re.search("Megatron|NeMo", raw["source"] + raw["notes"])) or raw["id"].startswith("bloom-")
 
 
 def _kernels(notes: str, megatron: bool) -> Kernels:
@@ -323,6 +314,15 @@ def _largest_that_fits(placement: Placement, model: ModelShape, cluster: Cluster
         if memory(model.blocks, tried, numbers, Physics()).total_bytes > cluster.device.memory_bytes:
             break
         placement = tried
+    return placement
+
+
+def _smaller_until_it_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Placement:
+    """Where a source is silent about batch and recomputation: rather smaller passes than recomputed ones."""
+    while placement.micro_batch > 1 and placement.micro_batch % 2 == 0:
+        if memory(model.blocks, placement, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
+            break
+        placement = replace(placement, micro_batch=placement.micro_batch / 2, accumulate=2 * placement.accumulate)
     return placement
 
 

@@ -69,6 +69,8 @@ class Device:
     """Host memory of a node that these devices are sold in; None where they are sold in many."""
     spot_usd_per_hour: float | None = None
     """Where they may be taken away at any time."""
+    older_fraction: float = 1.0
+    """Of its rate in products, what kernels reach that use the instructions of the generation before."""
 
     def peak_flops_s(self, dtype: str) -> float:
         """Peak dense rate for a type; types that the device lacks run as the next wider one."""
@@ -154,6 +156,7 @@ def _device(row: Mapping[str, str]) -> Device:
         synchronous=row["name"].upper().startswith("CPU"),
         host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
         spot_usd_per_hour=float(row["spot_usd_per_hour"]) if row.get("spot_usd_per_hour") else None,
+        older_fraction=float(row["older_fraction"]) if row.get("older_fraction") else 1.0,
     )
 
 

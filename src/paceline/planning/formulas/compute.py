@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.hardware.catalogue import Device
 from paceline.planning.formulas.physics import Physics
 from paceline.planning.formulas.placement import Numbers, Placement, Runtime
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, AttentionShape, BlockShape
+from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, LOSS_PASSES, AttentionShape, BlockShape
 
 TILE = 128
 """Side of the piece of a result that one multiprocessor works on."""
@@ -117,6 +117,8 @@ def attention_s(
         packed = attention.packed and not device.synchronous  # cores see no difference
         efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
         score_s = (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / device.flops_s["fp32"]
+        if placement.runtime.older_attention:
+            efficiency *= device.older_fraction
         products = 4.0 * attention.head_width * scores / (rate * efficiency)
         return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
     products = attention.flops * share / rate
@@ -190,7 +192,10 @@ def _between_s(block: BlockShape, placement: Placement, device: Device, numbers:
         return _Between(forward, backward, samples * of.forward_elements * each_s)
     cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
     passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
-    elementwise = passes * block.moved_elements * samples * numbers.element_bytes / cut / bandwidth
+    moved = passes * block.moved_elements
+    if runtime.fused_loss and block.name == "head":
+        moved = LOSS_PASSES * block.saved_split_elements
+    elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
     unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
     # gradients of cast weights come out of their products in 16 bits, and are widened
     casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0

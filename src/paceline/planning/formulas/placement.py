@@ -71,6 +71,8 @@ class Runtime:
     """Sums of tensor parallelism run in pieces beside the products they belong to (asynchronous tensor parallelism)."""
     fused_loss: bool = False
     """One kernel computes the loss and its gradient in the memory of the logits."""
+    older_attention: bool = False
+    """Fused attention written for the generation before the device's: flash attention 2 on Hopper, and not cuDNN's."""
     fused_update: bool = False
     """One kernel updates many tensors, instead of several kernels for each."""
     fused_norms: bool = False

@@ -226,3 +226,31 @@ def test_layers_that_are_compiled_one_by_one_still_wait_for_a_slow_host():
         for kernels, recorded in (("eager", False), ("compiled", False), ("compiled", True))
     )
     assert eager > 2 * layers > 2 * graph
+
+
+def test_attention_of_the_generation_before_reaches_part_of_the_rate():
+    """FlashAttention 2 on an H100 against cuDNN; on an A100 there is no difference."""
+    long = ModelShape(1, 2048, 16, 65_536, 50_304).blocks[1]
+    free = replace(IDEAL, kernel_s=0, attention_efficiency=1e-3)  # nothing but the products of the scores
+    ratios = []
+    for where in (A100, cluster("8xH100")):
+        newer, older = (
+            block_time(long, Placement(runtime=Runtime(older_attention=o)), where.device, BF16, free).total_s
+            for o in (False, True)
+        )
+        ratios.append(older / newer)
+    assert ratios[0] == 1
+    assert ratios[1] == pytest.approx(1 / 0.63, rel=0.01)
+
+
+def test_a_fused_loss_moves_the_logits_three_times():
+    """Two reads and a write in all, whatever an eager loss would do."""
+    head = ModelShape(1, 64, 1, 1024, 50_304).blocks[-1]
+    moved_s = 1024 * 50_304 * 2 / A100.device.bandwidth_bytes_s
+    eager, fused = (
+        block_time(
+            head, Placement(runtime=Runtime(fused_loss=f)), A100.device, BF16, replace(IDEAL, fusion=2, kernel_s=0)
+        ).total_s
+        for f in (False, True)
+    )
+    assert eager - fused == pytest.approx((2 * 4 - 1) * 3 * moved_s, rel=1e-6)
