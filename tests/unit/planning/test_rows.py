@@ -160,8 +160,8 @@ def test_wishes_that_cannot_be_are_refused(make, said):
         make()
 
 
-def test_wishes_about_what_is_not_known_are_refused():
-    spec = build({"name": "some", "workload": "classifier"})
+def test_wishes_about_what_is_not_known_are_refused(tmp_path):
+    spec = build({"name": "some", "workload": "classifier", "data": {"cache": str(tmp_path)}})  # nothing was read yet
     with pytest.raises(paceline.UserError, match="how long the run is, is not known"):
         plan(spec, "2xA100", wishes=Wishes(deadline_h=1))
     with pytest.raises(paceline.UserError, match="--price USD"):

@@ -1,10 +1,16 @@
 """A measured machine: fits of made-up measurements, plans that use them, and one quick real measurement."""
 
+import json
 import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 import paceline
+from paceline.cli import main
 from paceline.planning.calibrating import calibrate
 from paceline.planning.calibrating.calibration import FORMAT, read_calibration, usual_file, written
 from paceline.planning.calibrating.probes import MATMULS, product_name
@@ -13,6 +19,7 @@ from paceline.planning.site import site_of
 from paceline.record.files import write_json
 
 PEAK = 50e9
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def made_up(ranks, crowd=1.0, half=0.4):
@@ -127,6 +134,37 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
     assert ring > 1e5
     assert len(calibrate.table(path).rows) == 2
     assert plan(classifier(), "local", [1, 2], calibration=path).chosen is not None
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_demo_calibrates_before_it_plans_and_plans_with_that(file, monkeypatch, tmp_path, capsys):
+    """The commands are those of the Makefile; what it would measure is made up."""
+    dry = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = [words.split() for words in re.findall(r"^\S*/paceline (.+)$", dry, re.MULTILINE)]
+    verbs = [verb for verb, *_ in commands]
+    assert verbs.count("calibrate") == verbs.count("plan") == 1
+    assert verbs.index("calibrate") < verbs.index("plan") < verbs.index("measure")
+    calibrates, plans, measures = (dict(zip(verbs, commands, strict=True))[v] for v in ("calibrate", "plan", "measure"))
+    ranks = calibrates[calibrates.index("--ranks") + 1]
+    assert ranks == plans[plans.index("--devices") + 1] == measures[measures.index("--ranks") + 1]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if not site_of("local").shared:
+        pytest.skip("this machine has devices of the catalogue")
+    monkeypatch.chdir(ROOT)
+    assert "--out" not in calibrates, "a plan looks for it in the usual place"
+    guess = said(capsys, plans)
+    usual_file().parent.mkdir(parents=True)
+    file.rename(usual_file())
+    planned = said(capsys, plans)
+    assert [found["cluster"]["calibration"] for found in (guess, planned)] == [None, str(usual_file())]
+    for before, after in zip(guess["rows"], planned["rows"], strict=True):
+        assert before["time"]["step_s"] != after["time"]["step_s"]
+
+
+def said(capsys, words):
+    with pytest.raises(SystemExit):
+        main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
 
 
 def test_it_is_said_how_a_calibration_is_used(monkeypatch, tmp_path):
