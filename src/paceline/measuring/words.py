@@ -45,7 +45,10 @@ ADVICE_FOR_PASSES = {
     Cause.SLOW_RANK: (
         "look at its device and host, and at the lengths of its samples: ranks get equal numbers of them"
     ),
-    Cause.INPUT: "convert the counts to compact shards, or give each rank memory to keep its own",
+    Cause.INPUT: (
+        "give each rank memory to keep its samples, or store them in a form that is read faster; of counts, that is "
+        "compact shards"
+    ),
     Cause.SMALL_PASSES: "use fewer ranks: these are few samples",
     Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its samples",
 }

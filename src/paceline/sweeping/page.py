@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,17 +19,20 @@ PAGE, PICTURE = "sweep.html", "sweep.png"
 PANELS = 6
 FAR = 30
 """Times the least value, from which on an axis is logarithmic."""
+APART = 0.2
+"""Of such an axis, between two values that are written beside it."""
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
 <meta http-equiv="Content-Security-Policy" content="{{ policy }}">
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{{ style }}</style></head>
 <body><main><h1>{{ title }}</h1>
 <p>{{ verdict }}</p>
-{% if picture %}<figure><img style="max-width:100%" alt="{{ metric }} by value"
+{% if picture %}<figure><img alt="{{ metric }} by value"
 src="data:image/png;base64,{{ picture }}"></figure>
-{% endif %}<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% endif %}<div class="scroll"><table>
+<thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></main></body></html>
+{% endfor %}</tbody></table></div></main></body></html>
 """
 
 
@@ -44,7 +49,7 @@ def write_page(sweep: Sweep) -> None:
         .render(
             title=sweep.folder.resolve().name,
             policy=policy(),
-            style=Markup(asset("page.css")),
+            style=Markup(style()),
             verdict=verdict(sweep),
             picture=base64.b64encode(drawn).decode(),
             metric=sweep.metric,
@@ -53,6 +58,15 @@ def write_page(sweep: Sweep) -> None:
         )
     )
     write_atomic(sweep.folder / PAGE, text)
+
+
+def style() -> str:
+    """That of a report, whose script would choose the dark colours: here the browser does. The picture is on white."""
+    report = asset("page.css")
+    dark = re.search(r':root\[data-theme="dark"\] (\{.*?\})', report, re.DOTALL)
+    assert dark is not None
+    chosen = f"@media screen and (prefers-color-scheme: dark) {{ html {{ color-scheme: dark; }} :root {dark[1]} }}"
+    return f"{report}{chosen}\nfigure {{ margin: 1rem 0; }}\nimg {{ max-width: 100%; border-radius: .5rem; }}\n"
 
 
 def verdict(sweep: Sweep) -> str:
@@ -119,6 +133,9 @@ def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
         places = values
         if log or (min(values) > 0 and max(values) >= FAR * min(values)):
             axes.set_xscale("log")
+            shown = _apart(values)
+            axes.set_xticks(shown, [number(value, 2) for value in shown])
+            axes.minorticks_off()
         elif all(isinstance(value, int) for value in values):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
@@ -129,6 +146,15 @@ def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
     axes.scatter(places, scores, s=22, color=COLOURS[0], alpha=0.75, linewidths=0)
     axes.scatter(places[:1], scores[:1], s=60, facecolors="none", edgecolors=COLOURS[1], linewidths=2)
     axes.set_xlabel(literal(key))
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Those that there is room to write beside a logarithmic axis."""
+    least, found = APART * math.log(max(values) / min(values)), [min(values)]
+    for value in sorted(values):
+        if value > found[-1] and math.log(value / found[-1]) >= least:
+            found.append(value)
+    return found
 
 
 def _draw_way(axes: Any, sweep: Sweep) -> None:

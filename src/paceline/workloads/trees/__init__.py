@@ -9,5 +9,6 @@ ENTRY = Entry(
     subject="paceline.workloads.trees.planning:subject",
     draw="paceline.workloads.trees.pictures:draw",
     batched=False,
+    preload=("paceline.training.checkpoints.storage",),  # else each rank imports it beside its rounds, on their core
     extends=True,
 )

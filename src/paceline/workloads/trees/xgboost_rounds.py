@@ -15,6 +15,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import psutil
 import xgboost
 
 from paceline.data.order import mix, stream
+from paceline.launch.cores import own_cores
 from paceline.launch.group import gather_objects
 from paceline.workloads.trees.network import Network
 from paceline.workloads.trees.objectives import Task
@@ -76,6 +78,7 @@ class XGBoostRounds:
         self.booster: Any = None
         self.held: list[Any] = []
         self.folder: Path | None = None
+        self.until_left = ExitStack()
 
     def hold(self, X: np.ndarray) -> None:
         self.asked = X
@@ -85,6 +88,8 @@ class XGBoostRounds:
 
     def join(self) -> None:
         """In memory, what trees said of the rows that are asked about is remembered, and new ones add to it."""
+        if self.boosting.device == "cpu":
+            self.until_left.enter_context(own_cores(self.boosting.place, self.boosting.threads))
         self.matrix = self._binned()
         if len(self.asked) and self.boosting.data.memory == "ram":
             self.held = [matrix_of(self.asked, self.boosting.table.facts, self.boosting.threads)]
@@ -96,6 +101,7 @@ class XGBoostRounds:
 
     def leave(self) -> None:
         self.network.leave()
+        self.until_left.close()
         self.booster = self.matrix = None
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
