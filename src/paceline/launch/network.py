@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import UserError
 from paceline.launch.environment import Place
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -54,6 +55,14 @@ def settings(place: Place, environ: Mapping[str, str], cuda: bool) -> list[Setti
 
 
 def apply(chosen: list[Setting]) -> None:
+    """Gloo would say of an interface that is not there that a pointer is null."""
+    there = {name for _, name in socket.if_nameindex()}
+    for setting in chosen:
+        if setting.name == GLOO and not setting.ours and not there & set(setting.value.split(",")):
+            raise UserError(
+                f"{setting.name}={setting.value}, which {socket.gethostname()} does not have; type  unset {GLOO},  or "
+                f"name one of {', '.join(sorted(there))}"
+            )
     os.environ.update({setting.name: setting.value for setting in chosen if setting.ours})
 
 

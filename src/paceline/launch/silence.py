@@ -118,7 +118,7 @@ def find(folder: Path, others: Sequence[Beat], mine: Waiting) -> RankSilent | No
         return RankSilent(beat.rank, f"{who} did not answer in time: it is {beat.place}{at}\n  {mine}{called}")
     if not same and last.where and mine.where:
         said = f"the ranks wait for each other in different collectives: {who} in {last.where}, {beat.place}; {mine}"
-        return RankSilent(beat.rank, f"{said}{_shown(last.file, stack)}{called}")
+        return RankSilent(beat.rank, f"{said}{_shown(last.file, stack, f'the stack of rank {beat.rank}')}{called}")
     if not far:
         return None
     said = f"nothing came from {who} for as long as a collective may take, and both wait in the same place"
@@ -275,10 +275,10 @@ def _in_worker(beat: Beat) -> str:
     return ""
 
 
-def _shown(file: Path, stack: Stack) -> str:
+def _shown(file: Path, stack: Stack, whose: str = "its stack") -> str:
     if not stack:
         return ""
-    return f"; its stack, the newest call first (all of it: {file}):{_lines(stack)}"
+    return f"; {whose}, the newest call first (all of it: {file}):{_lines(stack)}"
 
 
 def _lines(stack: Stack) -> str:

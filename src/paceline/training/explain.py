@@ -42,7 +42,8 @@ def equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None 
     last = "" if tail == train.global_batch else f", the last of {tail}"
     lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
     if train.steps:
-        lines.append(f"{total / samples:.3g} epochs = {total} samples in {steps} steps")
+        epochs_seen = f"{total / samples:.3g}"
+        lines.append(f"{epochs_seen} epoch{'s' * (epochs_seen != '1')} = {total} samples in {steps} steps")
     else:
         epochs = train.epochs or 1
         lines.append(f"{steps} steps = {epochs} epoch{'s' * (epochs > 1)} × {order.steps_per_epoch} steps")

@@ -2,8 +2,9 @@
 
 import pytest
 
+from paceline.errors import UserError
 from paceline.launch.environment import Place
-from paceline.launch.network import GLOO, NCCL, address_towards, fabric, interface_of, listening, settings
+from paceline.launch.network import GLOO, NCCL, address_towards, apply, fabric, interface_of, listening, settings
 
 ONE_MACHINE = Place(0, 2, 0, 2, "srun", "127.0.0.1", 0)
 SEVERAL = Place(0, 2, 0, 1, "srun", "127.0.0.1", 0)
@@ -19,6 +20,14 @@ def test_on_one_machine_all_stays_on_the_loopback():
 def test_what_the_user_set_stays():
     assert not any(s.ours for s in settings(SEVERAL, {GLOO: "eth7", NCCL: "ib0"}, cuda=True))
     assert [s.value for s in settings(SEVERAL, {GLOO: "eth7", NCCL: "ib0"}, cuda=True)] == ["eth7", "ib0"]
+
+
+def test_an_interface_that_is_not_here_is_said_before_the_ranks_meet():
+    with pytest.raises(
+        UserError, match=f"{GLOO}=ib7, which .* does not have; type  unset {GLOO},  or name one of .*lo"
+    ):
+        apply(settings(SEVERAL, {GLOO: "ib7"}, cuda=False))
+    apply(settings(SEVERAL, {GLOO: "ib7,lo"}, cuda=False))
 
 
 def test_between_machines_the_interface_is_the_one_that_leads_to_rank_0():

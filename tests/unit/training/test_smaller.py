@@ -10,6 +10,10 @@ from paceline.training.smaller import halved
 
 SPEC = build({"train": {"steps": 3, "global_batch": 8, "on_oom": "retry"}, "data": {"source": "docstrings"}})
 
+LARGE = build(
+    {"workload": "lm", "model": {"preset": "1b"}, "train": {"steps": 3, "global_batch": 8}, "cluster": "1xH100"}
+)
+
 
 def test_passes_are_halved_until_there_is_one_sample_left():
     sizes, spec = [], SPEC
@@ -29,6 +33,14 @@ def test_passes_are_halved_until_there_is_one_sample_left():
 )
 def test_others_stop(spec, error):
     assert halved(spec, error) is None
+
+
+def test_what_takes_as_much_as_before_is_no_way_out(small):
+    """Of a small model on cores most is the process itself."""
+    told = ways_out(small)
+    assert told.startswith("  the plan counts ")
+    assert "what takes less" not in told
+    assert "what takes less" in ways_out(LARGE)
 
 
 def test_what_cannot_be_priced_has_no_ways_out():
