@@ -37,7 +37,7 @@ def active_jobs(given: str) -> tuple[RunDir, list[str]]:
     """A run, and which of its jobs, or of those that were asked for, wait or run."""
     found = run_of(given)
     asked = [given] if is_job(given) else jobs_of(found)
-    active = [job for job, state in slurm.states(asked).items() if state.active]
+    active = [job for job, state in slurm.states(asked, sure=True).items() if state.active]
     if not active:
         raise UserError(f"{found.path} has no job that waits or runs; its jobs: {', '.join(jobs_of(found)) or 'none'}")
     return found, active

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import PacelineError, UserError
 from paceline.record.files import print_json
 from paceline.record.jobs import is_job, jobs_of
 from paceline.record.units import plain
@@ -51,14 +51,21 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
 
 
 def _follow(job: str, file: Path, places: dict[str, int]) -> None:
-    asked = 0.0
+    """A queue that has answered once may be silent for a while: the job goes on meanwhile."""
+    asked, answered = 0.0, False
     while True:
-        state = None
         if time.monotonic() - asked > ASK_EVERY_S:
-            asked, state = time.monotonic(), slurm.states([job]).get(job)
-            if state is None or not state.active:
-                _shown(job, file, places)
-                return
+            asked = time.monotonic()
+            try:
+                state = slurm.states([job], sure=True).get(job)
+                answered = True
+            except PacelineError:
+                if not answered:
+                    raise
+            else:
+                if state is None or not state.active:
+                    _shown(job, file, places)
+                    return
         _shown(job, file, places)
         time.sleep(EVERY_S)
 

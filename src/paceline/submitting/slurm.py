@@ -98,13 +98,17 @@ def submit_script(script: Path) -> str:
     return job
 
 
-def states(jobs: Iterable[str]) -> dict[str, JobState]:
-    """Of those that Slurm still knows: from the queue, else from the accounts."""
+def states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, JobState]:
+    """Of those that Slurm still knows: from the queue, else from the accounts.
+
+    `sure`: where the queue does not answer, that is an error, and no job is taken for one that has ended.
+    """
     wanted = list(jobs)
     found: dict[str, JobState] = {}
     if not wanted or shutil.which("squeue") is None:
         return found
-    for line in _asked("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%S|%N", loose=True).splitlines():
+    queue = _asked("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%S|%N", loose=not sure)
+    for line in queue.splitlines():
         words = [word.strip() for word in line.split("|")]
         if len(words) == 5 and words[0] in wanted:
             job, state, reason, start, hosts = words
@@ -138,7 +142,7 @@ def _asked(*command: str, loose: bool = False) -> str:
     if done.returncode == 0 or loose:
         return done.stdout
     why = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {done.returncode}"]
-    if command[0] == "sinfo":
+    if command[0] in ("sinfo", "squeue"):
         raise UserError(f"Slurm does not answer here ({why[-1]}); type this on a login node of the cluster")
     raise UserError(f"Slurm refused: {' '.join(' '.join(why).split())}")
 

@@ -50,6 +50,18 @@ def test_logs_of_all_jobs_or_of_one(sent, capsys):
     assert "not allowed with" in said(capsys, "logs", "8", "--json", "-f", code=2).err
 
 
+def test_a_queue_that_does_not_answer_is_not_taken_for_an_empty_one(sent, tmp_path, capsys):
+    for name in ("sbatch", "squeue"):
+        (tmp_path / name).write_text("#!/bin/sh\necho slurm_load_jobs error: Unable to contact >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    for words in (("cancel", "runs/small"), ("logs", "8", "-f")):
+        told = said(capsys, *words, code=2).err
+        assert (
+            "Slurm does not answer here (slurm_load_jobs error: Unable to contact); type this on a login node" in told
+        )
+    assert "cancel" not in sent.jobs_file.read_text()
+
+
 def test_without_slurm_nothing_is_cancelled(sent, capsys):
     assert "there is no Slurm here" in said(capsys, "cancel", "runs/small", "--json", code=2).err
     assert "cancel" not in sent.jobs_file.read_text()
