@@ -15,8 +15,6 @@ from paceline.registry import entry_of
 from paceline.spec import RunSpec
 
 MOST = 4
-LESS = 0.98
-"""Of the planned memory: what saves less than this is no way out."""
 
 
 def ways_out(spec: RunSpec) -> str:
@@ -34,7 +32,8 @@ def ways_out(spec: RunSpec) -> str:
             price = _price(subject, spec.replace(changes))
         except PacelineError:  # not for this model, or more devices than there are
             continue
-        if price.memory.total_bytes < LESS * now.memory.total_bytes:
+        saves = price.memory.total_bytes < now.memory.total_bytes
+        if saves and size(price.memory.total_bytes) != size(now.memory.total_bytes):
             less.append((price, "  ".join(f"{key}={value}" for key, value in changes.items())))
     memory = now.memory
     lines = [
