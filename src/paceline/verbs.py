@@ -44,7 +44,7 @@ def train(
     try:
         return run.train(chosen, out, resume=resume, again=again, changed_code=changed_code, show=show)
     except OutOfMemory as failed:
-        if show and (ways := ways_out(chosen)):
+        if show and (ways := ways_out(chosen if place is None else run.as_placed(chosen, place))):
             first, *rest = str(failed).split("\n")
             failed.args = ("\n".join([first, ways, *rest]),)
         raise

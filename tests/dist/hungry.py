@@ -9,6 +9,18 @@ ENOUGH = 6
 PER_SAMPLE_BYTES = 1 << 47
 
 
+class NoRoom(Classifier):
+    """Finds no memory for its data, once."""
+
+    full = True
+
+    def prepare(self, say):
+        if NoRoom.full:
+            NoRoom.full = False
+            raise MemoryError
+        super().prepare(say)
+
+
 class Hungry(Classifier):
     def loss(self, model, batch):
         rows = len(batch.labels)

@@ -34,6 +34,36 @@ def test_smaller_passes_have_the_same_answer(small, ranks, micro_batch, full, tm
     assert RunDir(result.path).spec().parallel.micro_batch == micro_batch, "and so it goes on if it is resumed"
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """As the first of so many ranks."""
+
+    def of(ranks):
+        place = {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ranks}
+        for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+            monkeypatch.setenv(name, value)
+
+    return of
+
+
+def test_under_a_launcher_its_number_of_ranks_is_planned(small, tmp_path, launched):
+    launched("2")
+    with pytest.raises(OutOfMemory, match=r"parallel\.micro_batch=6 "):
+        paceline.train(small.replace({**SPEC, "workload": f"{Path(hungry.__file__)}:NoRoom"}), tmp_path)
+
+
+def test_under_a_launcher_who_starts_the_ranks_again_goes_on_in_smaller_passes(small, full, tmp_path, launched):
+    """As requeued jobs and restarted pods do."""
+    launched("1")
+    spec = small.replace({**SPEC, "train.on_oom": "retry"})
+    for micro_batch in (12, 6):
+        with pytest.raises(OutOfMemory, match=f"started again, it goes on with parallel.micro_batch={micro_batch} "):
+            paceline.train(spec, tmp_path, again=True)
+    result = paceline.train(spec, tmp_path, again=True)
+    assert (result.status, RunDir(result.path).spec().parallel.micro_batch) == ("finished", 6)
+    assert losses(result) == pytest.approx(full, rel=1e-5)
+
+
 def test_without_it_the_message_says_what_takes_less_and_what_that_costs(small, tmp_path):
     with pytest.raises(OutOfMemory) as caught:
         paceline.train(small.replace(SPEC), tmp_path)

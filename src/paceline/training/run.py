@@ -29,7 +29,7 @@ from paceline.training.answer import same_answer, same_request
 from paceline.training.extension import counted, extension_of
 from paceline.training.failures import expected_failures
 from paceline.training.rank import run_rank, say, silent
-from paceline.training.smaller import go_on, halved
+from paceline.training.smaller import as_left, go_on, halved, leave_smaller
 from paceline.training.start.vocabulary_check import same_vocabulary, tokenizer_beside
 from paceline.workload import BaseWorkload, Say, Workload, workload_of
 
@@ -102,6 +102,8 @@ def train(
         if show and (place is None or place.rank == 0):
             say(f"{folder} is finished: nothing is left to do")
         return RunResult(Path(folder), summary)
+    if again and folder is not None:
+        spec = as_left(RunDir(Path(folder)), spec)
     if place is not None:
         with expected_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
             workload = workload_of(spec)
@@ -111,7 +113,12 @@ def train(
             there = _folder_again(spec, out, resume) if again else resume
             return open_run(spec, Path(out), there, say, workload, exactly=again, changed_code=changed_code)[0]
 
-        return RunResult(*run_rank(spec, show, opened, workload))
+        try:
+            return RunResult(*run_rank(spec, show, opened, workload))
+        except OutOfMemory as error:
+            if again and (there := _folder_again(spec, out, resume)) is not None:
+                leave_smaller(RunDir(Path(there)), spec, error)
+            raise
     speak = say if show else silent
     run, workload = open_run(spec, Path(out), folder, speak, exactly=again, changed_code=changed_code)
     try:

@@ -1,4 +1,7 @@
-"""`train.on_oom: retry`: a run that found no memory goes on in passes of half as many samples, with the same answer."""
+"""`train.on_oom: retry`: a run that found no memory goes on in passes of half as many samples, with the same answer.
+
+Ranks that we start, we start again. Those of another launcher leave it in the run's folder for who starts them again.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,23 @@ def halved(spec: RunSpec, error: Exception) -> RunSpec | None:
         return None
     micro_batch = layout_of(spec).micro_batch
     return spec.replace({"parallel.micro_batch": micro_batch // 2}, OURS) if micro_batch > 1 else None
+
+
+def leave_smaller(run: RunDir, spec: RunSpec, error: OutOfMemory) -> None:
+    """By a rank that found no memory: the next attempt is told by the folder, and the user by the error."""
+    if (smaller := halved(spec, error)) is not None and run.spec_file.is_file():
+        run.rewrite(smaller)
+        words = f"started again, it goes on with parallel.micro_batch={smaller.parallel.micro_batch} ({OURS})"
+        error.args = (f"{error}\n  {words}",)
+
+
+def as_left(run: RunDir, spec: RunSpec) -> RunSpec:
+    """The run in the passes that an attempt before this one has left for it."""
+    before = run.recorded_spec()
+    left = before.parallel.micro_batch
+    if spec.train.on_oom != "retry" or before.origin("parallel.micro_batch") != OURS or left is None:
+        return spec
+    return spec.replace({"parallel.micro_batch": left}, OURS) if left < layout_of(spec).micro_batch else spec
 
 
 def go_on(run: RunDir, spec: RunSpec, say: Say) -> None:

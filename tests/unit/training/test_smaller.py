@@ -43,5 +43,10 @@ def test_what_takes_as_much_as_before_is_no_way_out(small):
     assert "what takes less" in ways_out(LARGE)
 
 
-def test_what_cannot_be_priced_has_no_ways_out():
+def test_what_cannot_be_priced_has_no_ways_out(tmp_path):
+    own = (
+        "from paceline import Workload\nclass Own(Workload):\n    def prepare(self, say):\n        raise MemoryError\n"
+    )
+    (tmp_path / "own.py").write_text(own)
+    assert ways_out(build({"workload": f"{tmp_path}/own.py:Own"})) == ""
     assert ways_out(build({"workload": "topics", "data": {"path": "counts.npz"}})) == ""
