@@ -73,6 +73,25 @@ summary = json.loads((run.path / "summary.json").read_text())
 rounds = {"rounds_s": summary["in_steps_s"], "rounds_cpu_s": sum(spent), "update_s": sum(inside[-len(spent):])}
 print(json.dumps({**rounds, **whole}))
 """
+WORKER = """
+import json, sys, time
+import numpy as np, xgboost
+from xgboost import collective
+rank, joined = int(sys.argv[3]), json.loads(sys.argv[4])
+z = np.load(sys.argv[1])
+rows = len(z["y"])
+mine = slice(rows * rank // 2, rows * (rank + 1) // 2)
+bins = xgboost.QuantileDMatrix(z["X"], z["y"], nthread=1)
+matrix = xgboost.QuantileDMatrix(z["X"][mine], z["y"][mine], ref=bins, nthread=1)
+parameters = dict(objective="binary:logistic", max_depth=8, learning_rate=0.1, nthread=1, base_score=0.3)
+booster = xgboost.Booster(parameters, cache=[matrix])
+with collective.CommunicatorContext(**joined, dmlc_task_id=f"{rank:08d}"):
+    collective.allreduce(np.zeros(2), collective.Op.SUM)
+    began = time.perf_counter()
+    for number in range(int(sys.argv[2])):
+        booster.update(matrix, number)
+    print(json.dumps({"rounds_s": time.perf_counter() - began}))
+"""
 
 
 def run_file(folder: Path, data: dict[str, Any], rounds: int, **sections: Any) -> Path:
@@ -130,16 +149,39 @@ def overhead(asked: argparse.Namespace, folder: Path) -> None:
 
 def ranks(asked: argparse.Namespace, folder: Path) -> None:
     """Two ranks of one thread against one, in the time of the rounds; a fifth of the rows is held out, so that flights
-    has 785,000 to learn from."""
+    has 785,000 to learn from. Beside them, two workers of XGBoost as it is, with as many rows."""
     file = as_arrays(asked.table, asked.repeat, folder)
-    found = []
+    with np.load(file) as all_rows:
+        some = {name: all_rows[name][: round(0.8 * len(all_rows["y"]))] for name in ("X", "y")}
+    np.savez(folder / "some.npz", **some)
+    found, workers = [], []
     for turn in range(asked.turns):
         data = {"path": str(file), "test_fraction": 0.2}
         spec = run_file(folder, data, asked.rounds, train={"evaluate_every": asked.rounds})
         one, two = (train(spec, folder / f"{n}-{turn}", f"parallel.ranks={n}") for n in (1, 2))
         found.append(one["in_steps_s"] / two["in_steps_s"])
-        print(f"{one['in_steps_s']:.2f} s, {two['in_steps_s']:.2f} s: {found[-1]:.2f}", flush=True)
+        workers.append(one["in_steps_s"] / _two_workers(folder / "some.npz", asked.rounds))
+        seconds = f"{one['in_steps_s']:.2f} s, {two['in_steps_s']:.2f} s"
+        print(f"{seconds}: {found[-1]:.2f}; XGBoost's own workers {workers[-1]:.2f}", flush=True)
     print(f"two ranks of one thread: {statistics.median(found):.2f} times one")
+    print(f"two workers of XGBoost as it is: {statistics.median(workers):.2f}")
+
+
+def _two_workers(file: Path, rounds: int) -> float:
+    """The seconds of the slower one."""
+    from xgboost.tracker import RabitTracker
+
+    tracker = RabitTracker(host_ip="127.0.0.1", n_workers=2, sortby="task")
+    tracker.start()
+    meeting = json.dumps(dict(tracker.worker_args()))
+    command = [sys.executable, "-c", WORKER, str(file), str(rounds)]
+    started = [
+        subprocess.Popen([*command, str(rank), meeting], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for rank in (0, 1)
+    ]
+    seconds = [json.loads(one.communicate()[0].splitlines()[-1])["rounds_s"] for one in started]
+    tracker.wait_for()
+    return max(seconds)
 
 
 def quality(asked: argparse.Namespace, folder: Path) -> None:
