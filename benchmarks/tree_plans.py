@@ -22,22 +22,28 @@ FITTED = [
     *((300_000, 8, 6), (300_000, 24, 3), (300_000, 24, 9), (500_000, 10, 5), (600_000, 20, 8), (900_000, 8, 7)),
 ]
 """Rows, columns and levels of the tables that prices are found from."""
-UNSEEN = [(8_000, 30, 6), (30_000, 20, 7), (100_000, 10, 8), (120_000, 60, 5), (400_000, 15, 4), (700_000, 12, 6)]
+UNSEEN = [
+    *((8_000, 30, 6), (30_000, 20, 7), (100_000, 10, 8), (120_000, 60, 5), (400_000, 15, 4), (700_000, 12, 6)),
+    *((10_000, 16, 8), (25_000, 64, 4), (70_000, 14, 9), (180_000, 28, 5), (350_000, 10, 7), (650_000, 16, 5)),
+]
+CACHES = [megabytes * 1e6 for megabytes in range(1, 25)]
+"""Sizes that are tried as `CACHE_BYTES`."""
 ROUNDS, FIRST = 14, 4
 """Rounds of a run, and how many of them come before the trees are as large as they get."""
 
 
 def plan(asked: argparse.Namespace, folder: Path) -> None:
-    """On one rank with all threads of this machine, on made-up tables; the median of turns over all of them, since a
-    machine may be slower for a while."""
+    """On one rank with all threads of this machine, on made-up tables; the least of turns over all of them, since what
+    else a machine does only adds to them."""
     sizes = [*(FITTED if asked.fit else []), *UNSEEN]
     turns = [{size: _measured(size, folder / str(turn)) for size in sizes} for turn in range(asked.turns)]
-    found = {size: (turns[0][size][0], statistics.median(turn[size][1] for turn in turns)) for size in sizes}
+    found = {size: (turns[0][size][0], min(turn[size][1] for turn in turns)) for size in sizes}
     if asked.fit:
-        *prices, planning.LEVEL_S = _fitted(found)
+        _, planning.CACHE_BYTES = min((_fitted(found, cache)[1], cache) for cache in CACHES)
+        (*prices, planning.LEVEL_S), _ = _fitted(found, planning.CACHE_BYTES)
         planning.PRICES.update(zip(planning.PRICES, prices, strict=True))
         print("PRICES =", {name: round(price, 1) for name, price in planning.PRICES.items()})
-        print(f"LEVEL_S = {planning.LEVEL_S:.2g}")
+        print(f"LEVEL_S = {planning.LEVEL_S:.2g}, CACHE_BYTES = {planning.CACHE_BYTES:.2g}")
     for size, (_, seconds) in found.items():
         rows, columns, levels = size
         ratio = _planned(found[size][0]) / seconds
@@ -64,16 +70,22 @@ def _planned(spec: RunSpec) -> float:
     return float(subject.price(rows_layout(subject.grown.rows, 1), site_of("local").at(1)).time.step_s)
 
 
-def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]]) -> list[float]:
-    """The prices and, last, the seconds of a level, none below 0, that come closest to the measured times as ratios."""
+def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]], cache: float) -> tuple[list[float], float]:
+    """With a cache of so many bytes: the prices and, last, the seconds of a level, none below 0, that come closest to
+    the measured times as ratios; and how far they are off."""
     from scipy.optimize import nnls
 
     plain = site_of("local").at(1).cluster.device.peak_flops_s("fp32")
+    planning.CACHE_BYTES = cache
     lines = []
     for size in FITTED:
         spec, seconds = found[size]
         grown = planning.subject(spec, None, None).grown
         counts = [count / plain for count in grown.operations(grown.rows).values()]
         lines.append([count / seconds for count in (*counts, grown.starts)])
-    found_prices, _ = nnls(np.array(lines), np.ones(len(lines)))
-    return [float(price) for price in found_prices]
+    ratios, weights = np.array(lines), np.ones(len(lines))
+    for _ in range(20):  # sums of distances, not of their squares: a table of a bad minute counts little
+        prices, _ = nnls(ratios * weights[:, None], weights)
+        off = np.abs(ratios @ prices - 1)
+        weights = 1 / np.sqrt(np.maximum(off, 0.02))
+    return [float(price) for price in prices], float(off.sum())

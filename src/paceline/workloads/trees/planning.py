@@ -23,12 +23,13 @@ from paceline.spec import RunSpec
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
 
-PRICES = {"values": 104.0, "levels": 2200.0, "lines": 4430.0, "bins": 730.0}
+PRICES = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
 """Plain operations in whose time a rank adds a value to a histogram, finds a row's gradient and its side of a split,
 fetches a line of memory that is not in the cache, and clears, adds up and tries a bin of a node."""
-LEVEL_S = 2.3e-4
-"""For the threads of a rank to begin a level together. `benchmarks/trees.py plan --fit` finds it and `PRICES`."""
-CACHE_BYTES, LINE_BYTES = 16e6, 64
+LEVEL_S = 1.5e-4
+"""For the threads of a rank to begin a level together. `benchmarks/trees.py plan --fit` finds it, `PRICES` and
+`CACHE_BYTES`."""
+CACHE_BYTES, LINE_BYTES = 13e6, 64
 """Of the last cache, about what a rank has for itself."""
 SKETCH_FLOPS, BINNING_FLOPS = 6000.0, 3000.0
 """For a value, once: in finding bins, and in finding its bin."""
