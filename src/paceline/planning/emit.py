@@ -6,6 +6,8 @@ Every word of the user's is quoted.
 from __future__ import annotations
 
 import json
+import os
+import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
 from paceline.planning.candidates import PROCESS_BYTES, family_name
+from paceline.planning.emit_kubernetes import FILE as POD_FILE
 from paceline.planning.emit_kubernetes import PORT, Pods, manifest
 from paceline.planning.emit_skypilot import CloudTask, task_file
 from paceline.planning.emit_slurm import SHORTEST_H, BatchJob, batch_script
@@ -23,7 +26,7 @@ from paceline.planning.plan import Plan, PlannedRow
 from paceline.planning.training import ZERO
 from paceline.record.units import duration
 from paceline.registry import is_script
-from paceline.spec import RunSpec
+from paceline.spec import COMMAND_LINE, DEFAULT, RunSpec
 
 SPARE = 1.3
 """Times the planned hours are asked of a scheduler."""
@@ -101,6 +104,7 @@ class Launch:
             per_node=self.cluster.per_node,
             gpus=self.cluster.per_node if self.on_gpu else 0,
             memory_bytes=host and host + self.cluster.per_node * PROCESS_BYTES,
+            reads=self._reads(posixpath.dirname(POD_FILE)),
         )
         return {f"{self.name}.yaml": manifest(pods)}
 
@@ -114,6 +118,7 @@ class Launch:
             nodes=self.cluster.nodes,
             per_node=self.cluster.per_node,
             device=self.plan.site.whole.device.name if self.on_gpu else "",
+            reads=self._reads("~"),
         )
         return {f"{self.name}_sky.yaml": task_file(task)}
 
@@ -169,6 +174,19 @@ class Launch:
         if is_script(str(self.run_file)):
             raise UserError(f"{self.run_file} is a script, which must be in the image; write a run file that names it")
         return self.run_file.read_text(encoding="utf-8")
+
+    def _reads(self, folder: str) -> tuple[str, ...]:
+        """Code and data of the user's that the run file names, as a machine sees them that has the file in `folder`."""
+        spec, here, text = self.plan.spec, self.run_file.resolve().parent, self._text()
+        parts = {"model": spec.model, "data": spec.data}
+        keys = [(f"{name}.{key}", getattr(part, key)) for name, part in parts.items() for key in part.paths()]
+        own = spec.workload.rpartition(":")[0]
+        named = [
+            str(path) for key, path in keys if path is not None and spec.origin(key) not in (DEFAULT, COMMAND_LINE)
+        ]
+        found = [*([own] if own.endswith(".py") else []), *named]
+        seen = (path if path in text else posixpath.join(folder, os.path.relpath(path, here)) for path in found)
+        return tuple(posixpath.normpath(path) if path.startswith("/") else path for path in seen)
 
     def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import listed
+
 RESTARTS = 20
 GRACE_S = 120
 """Between the warning and the end of a pod: time to save."""
@@ -39,6 +41,8 @@ class Pods:
     """Of a pod; 0 on cores."""
     memory_bytes: float
     """Of a pod, where it is known what it takes; else 0."""
+    reads: Sequence[str] = ()
+    """Files and folders of the user's, as a pod sees them."""
 
 
 def manifest(pods: Pods) -> str:
@@ -48,6 +52,9 @@ def manifest(pods: Pods) -> str:
         f"# {pods.note}\n"
         f"# Two values are yours: the image, which has Paceline, and the volume claim {CLAIM} for run folders.\n"
     )
+    if pods.reads:
+        named = listed([repr(path) for path in pods.reads])
+        head += f"# The run reads {named}: put this into the image, or mount it there.\n"
     run_file = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -88,7 +95,7 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
         "command": ["bash", "-c", _command(pods, name)],
         "resources": {"requests": wants, **({"limits": limits} if limits else {})},
         "volumeMounts": [
-            {"name": "run-file", "mountPath": FILE.rpartition("/")[0]},
+            {"name": "run-file", "mountPath": FILE, "subPath": "run.yaml"},  # what the image has beside it stays
             {"name": "runs", "mountPath": RUNS},
             {"name": "shared-memory", "mountPath": "/dev/shm"},
         ],

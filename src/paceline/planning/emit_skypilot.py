@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import listed
 from paceline.planning.emit_kubernetes import PORT, as_yaml, dns_name
 
 FILE = "paceline_run.yaml"
@@ -31,10 +32,15 @@ class CloudTask:
     per_node: int
     device: str
     """The catalogue's name; empty for cores."""
+    reads: Sequence[str] = ()
+    """Files and folders of the user's, as a machine sees them."""
 
 
 def task_file(task: CloudTask) -> str:
     head = f"# {task.note}\n# Send it with  sky jobs launch, which goes on elsewhere when machines are taken away.\n"
+    if task.reads:
+        named = listed([repr(path) for path in task.reads])
+        head += f"# The run reads {named}: add this to file_mounts.\n"
     return head + as_yaml(as_values(task))
 
 

@@ -84,6 +84,42 @@ def test_skypilots_schemas_accept_the_task(emitted, where):
         validate({**task, "num_node": 2}, schemas["task"])
 
 
+OWN = """import torch
+from paceline import Workload
+
+class Own(Workload):
+    def model(self):
+        return torch.nn.Linear(2, 1)
+
+    def data(self, split):
+        return torch.zeros(8, 2)
+
+    def loss(self, model, batch):
+        return model(batch).sum(), len(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "pod", "machine"),
+    [
+        ("workload: own.py:Own\ntrain: {steps: 3, global_batch: 4}\n", "/paceline/own.py", "~/own.py"),
+        (LM.replace("data: {", "data: {source: text, path: ../texts, "), "/texts", "~/../texts"),
+        (LM.replace("data: {", "data: {source: text, path: /shared/texts, "), "/shared/texts", "/shared/texts"),
+    ],
+)
+def test_what_the_run_reads_is_named_as_the_machines_see_it(tmp_path, text, pod, machine):
+    (tmp_path / "own.py").write_text(OWN)
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    found = plan(paceline.load(file), "1xH100")
+    in_pod, on_machine = (
+        *launch_files(found, file, "kubernetes").values(),
+        *launch_files(found, file, "skypilot").values(),
+    )
+    assert f"# The run reads {pod!r}: put this into the image" in in_pod
+    assert f"# The run reads {machine!r}: add this to file_mounts" in on_machine
+
+
 def test_names_become_what_others_can_take():
     assert [dns_name(name) for name in ("LM_7.b", "7b", "a" * 90, "x-")] == ["lm-7-b", "run-7b", "a" * 40, "x"]
     names = {"A100-SXM4-40GB": "A100", "V100-SXM2-32GB": "V100-32GB", "H100-SXM5-80GB": "H100", "RTX-3090": "RTX3090"}
