@@ -68,6 +68,7 @@ SCRIPT = """#!/usr/bin/env bash
 # Written by Paceline {version}. It may be sent again with sbatch: a finished run stays as it is.
 {directives}
 {setup}
+set +e  # an attempt that fails is looked at below, whatever was set above
 asked= step=
 # USR1: the time limit is near, so the ranks save and stop. TERM: the machines are taken away; the ranks know. At the
 # limit itself there is no time to wait for ranks that did not stop.

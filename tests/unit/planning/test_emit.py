@@ -11,6 +11,7 @@ import paceline
 from paceline.cli import parser
 from paceline.layout import layout_of
 from paceline.planning.emit import launch_files
+from paceline.planning.emit_slurm import AGAIN, BatchJob, batch_script
 from paceline.planning.plan import plan
 from paceline.training.engines import accelerate_config, deepspeed_config
 
@@ -60,6 +61,19 @@ def test_a_script_trains_the_run_file_in_the_chosen_layout(folder, kind, where):
     assert words[0] in own
     spec = paceline.load(arguments.words[0], own)
     assert layout_of(spec) == found.chosen.price.layout
+
+
+def test_an_attempt_that_fails_is_requeued_whatever_the_setup_has_set(tmp_path):
+    """The folder, here a program that asks for another attempt, decides; `set -e` would end the script before."""
+    for name, code in (("srun", 1), ("ask", AGAIN), ("squeue", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/requeued\n')
+    for name in ("srun", "ask", "squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    job = BatchJob("lm", "a note", ("train", "run"), "run", "1", 1, setup=("set -euo pipefail",), python=("ask",))
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12"}
+    done = subprocess.run(["bash"], input=batch_script(job), text=True, env=environ, check=False)
+    assert (done.returncode, (tmp_path / "requeued").read_text()) == (AGAIN, "requeue 12\n")
 
 
 def test_slurm_asks_for_nodes_devices_and_time(folder):
