@@ -142,7 +142,7 @@ def _set_time(made: JobRequest, site: SiteFile, asked: Asked, partition: Partiti
     limits = [h for h in (site.hours, partition.hours if partition else None) if h is not None]
     limit = min(limits, default=None)
     if "time" in asked:
-        made.hours, why = hours_of(asked["time"], "--time"), "asked for"
+        made.hours, why = hours_of(str(asked["time"]), "--time"), "asked for"
         if limit is not None and made.hours > limit:
             raise UserError(
                 f"--time {asked['time']}: a job may take {duration(limit * 3600)} here; a run that needs more "
@@ -180,7 +180,7 @@ def _set_options(made: JobRequest, site: SiteFile, asked: Asked, partition: Part
         "qos": site.qos,
         "constraint": site.constraint,
         "cpus-per-task": str(site.cpus_per_rank) if site.cpus_per_rank else None,
-        "mem": memory_of(asked["memory"], "--memory") if "memory" in asked else site.memory,
+        "mem": memory_of(str(asked["memory"]), "--memory") if "memory" in asked else site.memory,
     }
     chosen = made.plan.chosen if made.plan is not None else None
     if given["mem"] is None and chosen is not None and not made.gpus:

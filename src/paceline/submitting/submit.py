@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from paceline.arguments import make_folder
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, UserError, did_you_mean
 from paceline.planning.emit_slurm import BatchJob, batch_script
 from paceline.record.events import read_events
 from paceline.record.files import print_json, write_atomic, write_json
@@ -51,6 +51,8 @@ def submit(
     `site` is a site file or its name. What `asked` leaves out (nodes, gpus_per_node, ranks_per_node, time, partition,
     account, memory) comes from the site and the plan; a request that cannot work is refused, unless `anyway`.
     """
+    if wrong := min(asked.keys() - Asked.__annotations__.keys(), default=None):
+        raise UserError(f"submit: there is no {wrong!r} to ask for{did_you_mean(wrong, Asked.__annotations__)}")
     here = site if isinstance(site, SiteFile) else read_site(site)
     before = _run_there(run)
     spec = before.spec() if before is not None else spec_of(run)

@@ -145,6 +145,15 @@ def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, m
         submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))
 
 
+def test_from_python_words_are_checked_as_on_the_command_line(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no 'tme' to ask for, did you mean 'time'"):
+        submit(small, nodes=1, tme="10m", dry_run=True)
+    script = submit(small, nodes=1, time=10, memory=4000, dry_run=True).script
+    assert "#SBATCH --time=0-00:10:00\n" in script
+    assert "#SBATCH --mem=4000\n" in script
+
+
 def test_a_run_that_is_finished_says_how_it_goes_on(small, tmp_path):
     run = RunDir.claim(tmp_path, "small", small)
     run.summary_file.write_text(json.dumps({"status": "finished"}))
