@@ -12,7 +12,6 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from paceline.launch.environment import Place
 from paceline.launch.group import gather_objects
@@ -34,10 +33,10 @@ def connections() -> dict[Ends, int]:
 def replace_tcp(place: Place, made: dict[Ends, int], timeout_s: float) -> bool:
     """On every rank of one host, before anything is sent over the connections that were made; whether it was done."""
     with ExitStack() as until_done:
-        folder = Path(until_done.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         listening = until_done.enter_context(socket.socket(socket.AF_UNIX))
-        with suppress(OSError):  # the name of the folder may be too long
-            listening.bind(str(folder / "rank"))
+        with suppress(OSError):  # there may be no room for a folder, or its name may be too long
+            folder = until_done.enter_context(tempfile.TemporaryDirectory(prefix="paceline-"))
+            listening.bind(f"{folder}/rank")
             listening.listen(place.world)
         offers = gather_objects((listening.getsockname(), made))
         files = _by_peer(place.rank, [ends for _, ends in offers]) if all(path for path, _ in offers) else {}
