@@ -128,3 +128,17 @@ def tiny_lm(corpus_cache, tmp_path_factory):
             "parallel": {"threads": 1, "timeout_s": 120},
         }
     )
+
+
+@pytest.fixture
+def in_time():
+    """What waits without end fails."""
+
+    def stop(*_):
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -405,6 +405,89 @@ class Safetensors:
         return into
 
 
+@target("kept/vocabulary.json")
+class KeptVocabulary:
+    def make(folder: Path) -> None:
+        from paceline.data.corpora import bpe
+
+        (folder / "kept").mkdir()
+        tokenizer = bpe.learn(["some words to learn from " * 9], 300, 8, False, "[MASK]")
+        (folder / "kept" / "tokenizer.json").write_text(tokenizer.to_str())
+        (folder / "kept" / "classes.json").write_text('["a", "b"]')
+        (folder / "kept" / "vocabulary.json").write_text('{"size": 300, "special": 0}')
+
+    def read(folder: Path) -> object:
+        from paceline.data.corpora.vocabulary import Vocabulary
+
+        found = Vocabulary.open(folder / "kept")
+        return found.encode(["some words"]), found.classes
+
+
+@target("kept/tokenizer.json")
+class KeptTokenizer:
+    make = KeptVocabulary.make
+    read = KeptVocabulary.read
+
+
+@target("kept/classes.json")
+class KeptClasses:
+    make = KeptVocabulary.make
+    read = KeptVocabulary.read
+
+
+@target("measured/measure.json")
+class MeasurementFile:
+    def make(folder: Path) -> None:
+        from report_runs import make_measurement
+
+        make_measurement(folder / "measured", {1: 0.1, 2: 0.06}, repeats=1)
+
+    def read(folder: Path) -> object:
+        return _gathered(folder / "measured")
+
+
+@target("links/links.json")
+class LinksFile:
+    def make(folder: Path) -> None:
+        from report_runs import make_links
+
+        make_links(folder / "links")
+
+    def read(folder: Path) -> object:
+        return _gathered(folder / "links")
+
+
+def _gathered(folder: Path) -> object:
+    from paceline.reporting.contents import gather
+    from paceline.reporting.tables import tables
+
+    return tables(gather([folder]))
+
+
+@target("topics.safetensors")
+class TopicModel:
+    def make(folder: Path) -> None:
+        from topics_fits import small_fit
+
+        small_fit(documents=12)[1].save(folder / "topics.safetensors")
+
+    def read(folder: Path) -> object:
+        from paceline.workloads.topics.result.model import TopicFit
+
+        return str(TopicFit.load(folder / "topics.safetensors"))
+
+
+@target("site.yaml")
+class Site:
+    def make(folder: Path) -> None:
+        (folder / "site.yaml").write_bytes((REPOSITORY / "recipes" / "sites" / "several_nodes.yaml").read_bytes())
+
+    def read(folder: Path) -> object:
+        from paceline.submitting.site_file import read_site
+
+        return read_site(folder / "site.yaml")
+
+
 @target("calibration.json")
 class CalibrationFile:
     def make(folder: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from paceline.plain_files import open_plain
+
 MOST_BYTES = 100_000
 """Of a document that a person writes; reading more would take seconds."""
 MOST_VALUES = 100_000
@@ -82,7 +84,7 @@ def _expanded(node: Any, known: dict[int, int]) -> int:
 
 def text_of(file: Path) -> str:
     """The text of a file, if it is not longer than `parsed` would read."""
-    with file.open("rb") as content:
+    with open_plain(file) as content:
         text = content.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
         raise TooMuch(f"has more than {MOST_BYTES:,} bytes")

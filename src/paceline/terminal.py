@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 COLUMNS = 100
 """Of all that is shown on a terminal or in a log."""
 
@@ -17,6 +19,11 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
+def spelt_out(text: str) -> str:
+    """The text for a page: control characters are spelt out, and signs that turn the direction of others."""
+    return STEERING.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def console(**options: Any) -> Console:

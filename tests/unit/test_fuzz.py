@@ -11,6 +11,8 @@ FOUND = {
     "Npy": (66, 81),
     "DeepSpeed": (895,),
     "CheckpointMetadata": (1005,),
+    "KeptTokenizer": (461, 751),
+    "MeasurementFile": (239,),
 }
 """Mutations that a reader once answered otherwise."""
 FEW = 12

@@ -89,6 +89,42 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+PIPES = {
+    "a run file": "explain PIPE.yaml",
+    "a cluster": "plan run.yaml --cluster PIPE.yaml",
+    "a calibration": "plan run.yaml --calibration PIPE.json",
+    "a catalogue": "plan run.yaml --cluster catalogue.yaml",
+    "a tokeniser": "plan run.yaml data.tokenizer=PIPE.json",
+    "a config": "train run.yaml parallel.engine=accelerate parallel.engine_config=PIPE.yaml",
+    "a config of others": "adopt PIPE.json --out new.yaml",
+    "times": "report PIPE.csv",
+    "a site": "submit run.yaml --site PIPE.yaml",
+    "a table": "train run.yaml data.path=PIPE.csv",
+    "Parquet": "train run.yaml data.source=parquet data.path=PIPE.parquet",
+    "weights": "train run.yaml model.start=PIPE.safetensors",
+    "counts": "plan topics.yaml data.path=PIPE.npy",
+    "packed counts": "plan topics.yaml data.path=PIPE.npz",
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
+    """It would be waited for without end."""
+    monkeypatch.chdir(tmp_path)
+    word = next(word for word in f"{PIPES[name]} PIPE.csv".replace("=", " ").split() if word.startswith("PIPE"))
+    os.mkfifo(tmp_path / word)
+    (tmp_path / "catalogue.yaml").write_text("device: H100\ncatalogue: PIPE.csv\n")
+    (tmp_path / "topics.yaml").write_text("workload: topics\nmodel: {k: 2}\ntrain: {steps: 2}\n")
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "t.csv").write_text(f"text,label\n{ROWS}")
+    with pytest.raises(SystemExit) as left:
+        cli.main(PIPES[name].split())
+    assert left.value.code == 2
+    err = capsys.readouterr().err
+    assert "it is not a plain file" in err
+    assert err.count("\n") == 1
+
+
 def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):
 
     import pyarrow
@@ -136,6 +172,23 @@ def test_a_bug_of_ours_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
     written = next((tmp_path / "paceline" / "bugs").iterdir())
     assert str(written) in err
     assert "Traceback (most recent call last):" in written.read_text()
+
+
+def test_a_panic_of_a_library_is_one_line_too(tmp_path, monkeypatch, capsys):
+    """It is raised as a BaseException."""
+
+    class Panic(BaseException):
+        pass
+
+    def fail(arguments):
+        raise Panic("index out of range")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setitem(cli.VERBS, "watch", ("", cli.watch_arguments, fail))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["watch", "x"])
+    assert left.value.code == 70
+    assert "(Panic: index out of range)" in capsys.readouterr().err
 
 
 def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
@@ -208,6 +261,22 @@ def test_a_dollar_begins_no_formula(tmp_path):
         assert name in drawn
 
 
+def test_what_was_read_stays_text_in_a_report(tmp_path):
+    """Markdown loads pictures from anywhere, a heading begins with any line, and half of a sign is no UTF-8."""
+    text = "![x](http://192.0.2.1/x.png)\n# [a][b]\n[b]: http://192.0.2.1 <img src=x>\x1b[2J\u202eback\ud800"
+    run = make_run(tmp_path, "made", 2, steps=8)
+    with EventWriter(run / "events" / "rank0.jsonl") as events:
+        events.write("notice", text=text[:-1])
+    with (run / "events" / "rank0.jsonl").open("a") as events:
+        events.write(json.dumps({"kind": "notice", "text": text}) + "\n")
+    page = report([run], tmp_path / "report", title=text).page
+    markdown = (page.parent / "report.md").read_text()
+    assert "# ![x]\\(http://192.0.2.1/x.png) # [a]\\[b] [b]\\: http://192.0.2.1 &lt;img src=x>" in markdown
+    assert "\\x1b[2J\\u202eback\\ud800" in markdown
+    for shown in (markdown, page.read_text()):
+        assert not set(shown) & {"\x1b", "\u202e"}
+
+
 def test_events_are_not_written_through_a_link(tmp_path):
     target = tmp_path / "elsewhere"
     target.write_text("mine\n")
@@ -229,6 +298,8 @@ DAMAGED = [
     '{"kind":"step","loss":[1]}',
     '{"kind":3}',
     '{"kind":"step","t":{}}',
+    '{"kind":"start","memory_bytes":"x"}',
+    '{"kind":"start","gpus":3}',
     "[" * 9999,
 ]
 

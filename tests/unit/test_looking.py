@@ -1,5 +1,6 @@
 """Looking at a run executes nothing of it, wherever the run came from."""
 
+import base64
 import json
 import os
 
@@ -8,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from paceline.cli import main, verb_names
+from paceline.errors import UserError
 from paceline.record.run_dir import RunDir
 from paceline.reporting.report import report
 from paceline.training.checkpoints.writer import CheckpointWriter
@@ -85,16 +87,63 @@ def test_no_verb_executes_what_a_copied_run_names(verb, named, copied, capsys):
     assert verb in LOOK or verb in ("sample", "topics") or "--trust" in said  # these are of one workload each
 
 
-@pytest.mark.parametrize("names", ["summary.json events/rank0.jsonl jobs.jsonl origin.json", "spec.yaml"])
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(names, hostile, capsys):
+@pytest.mark.parametrize(
+    "names", ["summary.json events/rank0.jsonl jobs.jsonl origin.json pictures/x-1.png heartbeats/rank0", "spec.yaml"]
+)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(names, hostile, capsys, in_time):
     run, _, _ = hostile
     for name in names.split():
         (run / name).unlink(missing_ok=True)
+        (run / name).parent.mkdir(exist_ok=True)
         os.mkfifo(run / name)
     for verb, words in LOOK.items():
         with pytest.raises(SystemExit) as left:
             main([verb, *words.format(run=run).split()])
         assert left.value.code in (0, 2)
+
+
+def test_files_of_another_machine_are_not_asked_for(hostile, capsys, in_time):
+    """A record names its cluster by a file, which may be gone or a pipe."""
+    run, text, _ = hostile
+    os.mkfifo(run / "c.yaml")
+    for name in ("gone.yaml", "c.yaml"):
+        RunDir(run).spec_file.write_text(text.replace("cluster: local", f"cluster: {run / name}"))
+        for verb, words in (LOOK if name == "c.yaml" else {"explain": "{run}"}).items():
+            with pytest.raises(SystemExit) as left:
+                main([verb, *words.format(run=run).split()])
+            assert left.value.code == 0 or verb in ("logs", "cancel")  # it was not submitted
+    assert str(run / "c.yaml") in (run.parent / "page" / "report.html").read_text()
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_page_shows_no_file_that_a_link_leads_to(hostile, tmp_path):
+    run, _, _ = hostile
+    secret, pictures = tmp_path / "secret", run / "pictures"
+    secret.write_bytes(PNG + b"of somebody else")
+    pictures.mkdir()
+    (pictures / "linked-1.png").symlink_to(secret)
+    (pictures / "text-1.png").write_bytes(b"no picture")
+    (pictures / "own-1.png").write_bytes(PNG + b"of the run")
+    page = report([run], tmp_path / "report").page.read_text()
+    shown = [content in page for content in (_base64(PNG + b"of the run"), _base64(secret.read_bytes()))]
+    assert shown == [True, False]
+    assert _base64(b"no picture") not in page
+
+
+def _base64(content):
+    return base64.b64encode(content).decode()
+
+
+def test_a_link_out_of_what_a_run_kept_is_not_followed(hostile, tmp_path):
+    """An export would hand out what it leads to."""
+    run, _, _ = hostile
+    (tmp_path / "secret").write_text("{}")
+    (run / "kept").mkdir()
+    (run / "kept" / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"kept/tokenizer.json is a link out of the run"):
+        export(run, tmp_path / "out")
 
 
 def test_a_file_that_claims_more_than_anybody_writes_is_not_read(hostile, capsys):

@@ -13,6 +13,7 @@ import yaml
 
 from paceline.adopting.rules import Rule, Ruling
 from paceline.errors import UserError, did_you_mean
+from paceline.plain_files import open_plain
 
 MOST_BYTES = 1 << 20
 """Of a configuration; what is larger is data."""
@@ -96,7 +97,7 @@ def _walk(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
 def text_of(file: Path) -> str:
     """The text of a file, if it is one that a person wrote."""
     try:
-        with file.open("rb") as handle:
+        with open_plain(file) as handle:
             content = handle.read(MOST_BYTES + 1)
     except FileNotFoundError:
         near = sorted(file.parent.glob("*")) if file.parent.is_dir() else []

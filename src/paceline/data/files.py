@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from paceline.errors import UserError, did_you_mean
+from paceline.plain_files import check_plain, open_plain
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_FIELD_CHARACTERS = 1 << 24
@@ -32,6 +33,7 @@ def check_file(path: Path, key: str) -> Path:
             raise UserError(f"{given}: this is a folder, a file was expected; type  {key}={path}/FILE")
         if not path.exists():
             raise not_there(path, key, "file")
+        check_plain(path)
         if path.stat().st_size == 0:
             raise UserError(f"{given}: the file is empty; at least two rows of two classes are needed")
     except OSError as error:
@@ -121,6 +123,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
             f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
         ) from None
     try:
+        check_plain(path)
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
     except UnicodeDecodeError as error:
@@ -148,7 +151,7 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     whole = hashlib.sha256()
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -156,9 +159,9 @@ def digest_of_files(paths: Iterable[Path]) -> str:
 
 
 def _open_bytes(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        zipped = path.suffix == ".gz" or file.read(2) == GZIP_MAGIC
-    return gzip.open(path, "rb") if zipped else path.open("rb")  # type: ignore[return-value]
+    file = open_plain(path)
+    zipped = path.suffix == ".gz" or file.peek(2).startswith(GZIP_MAGIC)
+    return gzip.open(file) if zipped else file  # type: ignore[return-value]
 
 
 def _encoding(path: Path) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from paceline.data.files import not_there
 from paceline.errors import RunFailed, UserError
+from paceline.plain_files import check_plain
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 CHECKED = 500
@@ -36,13 +37,14 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, ImageOps
 
         file = self.files[index]
         try:
+            check_plain(file)
             with Image.open(file) as opened:
                 image = opened.convert(self.mode)
-        except (OSError, UnidentifiedImageError) as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = str(error).splitlines()[0].split(" '")[0]
             raise RunFailed(f"{file}: not a readable image ({reason}); copy it again or take it away") from None
         if self.size is not None:
@@ -92,14 +94,15 @@ def _images(folder: Path) -> list[Path]:
 
 def _refuse_sizes(files: list[Path]) -> None:
     """Images of different sizes make no batch. Their headers say so, and are read for a part of them."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     first: tuple[Path, Pixels] | None = None
     for file in files[:: -(-len(files) // CHECKED)]:
         try:
+            check_plain(file)
             with Image.open(file) as image:
                 size = image.size
-        except (OSError, UnidentifiedImageError):
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             raise UserError(f"{file}: not a readable image; copy it again or take it away") from None
         first = first or (file, size)
         if size != first[1]:

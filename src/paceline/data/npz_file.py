@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from paceline.errors import UserError
+from paceline.plain_files import check_plain
 
 UNREADABLE = (
     *(ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MemoryError, OverflowError),
@@ -29,6 +30,7 @@ def open_npz(path: Path) -> Iterator[Any]:
     import psutil
 
     try:
+        check_plain(path)
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
             for entry in archive.infolist():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +17,15 @@ from typing import Any
 
 from paceline.careful_yaml import parsed, text_of
 from paceline.errors import UserError, did_you_mean
+from paceline.plain_files import read_text
 
 GB = 1e9
 TERA = 1e12
 FORM = "[NODESx]DEVICESxNAME[@LINK][+NETWORK],  for example 4xA100, 2x8xH100 or 4xA100-40GB@pcie+25Gb"
 FALLBACK = {"fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
 """Where a device has no rate of its own for a type, its products run at the rate of the next one."""
+MOST_BYTES = 1 << 20
+"""Of a catalogue."""
 LOCAL = "local"
 """The name of the machine at hand, which must be calibrated."""
 FP64_SHARE = 0.5
@@ -128,12 +132,11 @@ def catalogue(own: Path | None = None) -> dict[str, Device]:
     found: dict[str, Device] = {}
     for path in filter(None, (own, Path(__file__).parent / "hardware.csv")):
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    found.setdefault(row["name"], _device(row))
+            for row in csv.DictReader(io.StringIO(read_text(path, MOST_BYTES), newline="")):
+                found.setdefault(row["name"], _device(row))
         except OSError as error:
             raise UserError(f"catalogue {str(path)!r} cannot be read: {error.strerror}") from None
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
             raise UserError(
                 f"catalogue {str(path)!r} is not a table of devices ({type(error).__name__}: {error}); "
                 f"its columns are those of {Path(__file__).parent / 'hardware.csv'}"
@@ -273,7 +276,8 @@ def read_cluster(path: Path) -> Cluster:
     except FileNotFoundError:
         raise UserError(f"cluster file {str(path)!r} does not exist") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cluster file {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"cluster file {str(path)!r} cannot be read: {why}") from None
     if not isinstance(values, dict) or "device" not in values:
         raise UserError(f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB")
     for key in values:

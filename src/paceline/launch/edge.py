@@ -51,7 +51,7 @@ def nothing_passes() -> Iterator[None]:
     with exit_code_of_errors(_leave_failed):
         try:
             yield
-        except PacelineError:
+        except (PacelineError, SystemExit, KeyboardInterrupt):
             raise
         except BrokenPipeError:  # who read our output has left
             with suppress(OSError, ValueError):
@@ -61,7 +61,7 @@ def nothing_passes() -> Iterator[None]:
             raise RunFailed("there is not enough memory for this") from error
         except OSError as error:  # a disk, a permission, a network
             raise RunFailed(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             _ask_for_report(f" ({registry.one_line(error)})", "".join(traceback.format_exception(error)))
             sys.exit(Bug.exit_code)
 

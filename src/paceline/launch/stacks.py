@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_stack
 
+from paceline.plain_files import open_plain
+
 ASKING = signal.SIGUSR2
 PACKAGE = str(Path(__file__).parents[1])
 ROOM = "paceline-stack"
@@ -59,7 +61,8 @@ def read_stacks(file: Path) -> list[Stack]:
     There may be more than one writing, and the process may have gone on after the first, which is what counts.
     """
     try:
-        text = file.read_bytes()[:MOST_BYTES].decode("utf-8", "replace")
+        with open_plain(file) as stream:
+            text = stream.read(MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return []
     found: dict[str, Stack] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +139,8 @@ def device_of(start: Mapping[str, Any]) -> str | None:
     """The CUDA device of the rank whose start this is."""
     kind, _, index = str(start.get("device") or "").partition(":")
     names = start.get("gpus") or []
-    return str(names[int(index or 0)]) if kind == "cuda" and int(index or 0) < len(names) else None
+    place = int(index) if re.fullmatch("[0-9]{1,9}", index) else 0
+    return str(names[place]) if kind == "cuda" and place < len(names) else None
 
 
 def steady(steps: Sequence[Step]) -> list[Step]:

@@ -22,11 +22,16 @@ from paceline.measuring.rows import (
 )
 from paceline.measuring.scaling import LawFit, fit_laws, law_fit_from_json
 from paceline.measuring.words import Finding, finding, notes, verdict
-from paceline.record.files import from_flat, read_json
+from paceline.record.files import checked_fields, from_flat, read_json
 from paceline.record.tabular import Tabular
 from paceline.spec import RunSpec
 
 FORMAT = 1
+PLAIN = (
+    *("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour", "notes", "verdict"),
+    *("environment", "spec"),
+)
+"""Values of the file that are as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,18 +156,16 @@ def read_measurement(folder: Path) -> Measurement:
     if "rows" not in values:
         raise UserError(f"{file} is not finished; go on with the same  paceline measure  command")
     try:
+        if values["kind"] not in ("strong", "weak"):
+            raise ValueError(f"kind is {values['kind']!r:.40}")
         return Measurement(
             folder=folder,
-            **{k: values[k] for k in ("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour")},
+            **checked_fields(Measurement, {name: values[name] for name in PLAIN}),
             rows=tuple(map(row_from_json, values["rows"])),
             laws=tuple(map(law_fit_from_json, values["fits"])),
             findings=tuple(from_flat(Finding, found) for found in values["findings"]),
-            planned=tuple(Planned(**row) for row in values["plan"]),
-            notes=tuple(values["notes"]),
-            verdict=tuple(values["verdict"]),
-            environment=values["environment"],
-            spec=values["spec"],
-            command=tuple(values.get("command", ())),
+            planned=tuple(from_flat(Planned, row) for row in values["plan"]),
+            **checked_fields(Measurement, {"command": values.get("command", ())}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None

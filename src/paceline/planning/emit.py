@@ -17,6 +17,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout, layout_of
+from paceline.plain_files import read_text
 from paceline.planning.candidates import PROCESS_BYTES, family_name
 from paceline.planning.emit_kubernetes import FILE as POD_FILE
 from paceline.planning.emit_kubernetes import PORT, Pods, manifest
@@ -173,7 +174,7 @@ class Launch:
         """The run file, for machines that do not have it. What it names must be there in the same places."""
         if is_script(str(self.run_file)):
             raise UserError(f"{self.run_file} is a script, which must be in the image; write a run file that names it")
-        return self.run_file.read_text(encoding="utf-8")
+        return read_text(self.run_file)
 
     def _reads(self, folder: str) -> tuple[str, ...]:
         """Code and data of the user's that the run file names, as a machine sees them that has the file in `folder`."""

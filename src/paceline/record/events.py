@@ -19,9 +19,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from paceline.errors import RunFailed
+from paceline.errors import RunFailed, UserError
+from paceline.plain_files import open_plain
 from paceline.record.files import as_json, finite
 
 HELD = 1000
@@ -30,9 +31,11 @@ LONGEST = 1 << 24
 """Bytes of a line; what goes on for longer is no event, nor is what comes after it."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
-PLACES = frozenset(("step", "epoch", "samples", "tokens"))
+COUNTS = frozenset(
+    ("step", "epoch", "samples", "tokens", "ranks", "local_ranks", "workers", "threads", "cores", "memory_bytes")
+)
 """Values that are whole numbers."""
-AMOUNTS = PLACES.union(
+AMOUNTS = COUNTS.union(
     ("t", "loss", "grad_norm", "lr", "batch"),
     (f"{name}_s" for name in ("load", "step", "data", "compute", "comm", "exposed")),
 )
@@ -123,15 +126,22 @@ def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(number of the line from 1, its event); None for a line that cannot be read."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return
-    with open(path, "rb") as file:
+    with _readable(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
             event = event_of(line)
             if event is not None or line.strip():
                 yield number, event
             if len(line) == LONGEST:
                 return
+
+
+def _readable(path: Path) -> BinaryIO:
+    try:
+        return open_plain(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
@@ -145,11 +155,11 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     for name, value in event.items():  # by the type itself: a report reads a million of these
         kind = type(value)
         if kind is float or kind is int or kind is bool:
-            if (kind is float and name in PLACES) or (abs(value) > LARGEST and name in AMOUNTS):
+            if (kind is float and name in COUNTS) or (abs(value) > LARGEST and name in AMOUNTS):
                 return None
         elif value is not None and name in AMOUNTS:
             return None
-    return event
+    return event if isinstance(event.get("gpus", []), list) else None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -6,11 +6,9 @@ A kill, a full disk or a second reader never meets half of a file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -19,16 +17,15 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, get_type_hints
 
 from paceline.errors import RunFailed, UserError
+from paceline.plain_files import read_text
 
 T = TypeVar("T")
 MOST_DIGITS = 19
-MOST_BYTES = 1 << 28
-"""Of a text that is read as a whole."""
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
     """Put `text` at `path` in one go: a sibling is written, forced to the disk and renamed over it."""
-    content = text.encode() if isinstance(text, str) else text
+    content = text.encode(errors="replace") if isinstance(text, str) else text  # half of a sign, as JSON can spell it
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         try:
@@ -56,21 +53,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=as_json))
 
 
-def read_whole(path: Path) -> str:
-    """The text of a plain file: a pipe would be waited for without end, and a file may be larger than the memory."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
-        if about.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes", str(path))
-        return file.read()
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read back what `write_json` wrote."""
     try:
-        value = json.loads(read_whole(path), parse_int=_whole_number, parse_constant=_whole_number)
+        value = json.loads(read_text(path), parse_int=_whole_number, parse_constant=_whole_number)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:
@@ -142,6 +128,12 @@ def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
             is_enum = isinstance(hint, type) and issubclass(hint, Enum)
             given[name] = hint(values[name]) if is_enum else _checked(hint, _as_tuple(values[name]))
     return kind(**given)
+
+
+def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of some fields of a dataclass, each of its kind; ValueError if one is not. Lists become tuples."""
+    hints = get_type_hints(kind)
+    return {name: _checked(hints[name], _as_tuple(value)) for name, value in values.items()}
 
 
 def _checked(hint: Any, value: T) -> T:

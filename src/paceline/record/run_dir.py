@@ -170,6 +170,13 @@ class RunDir:
                 time.sleep(1)
             yield
 
+    def check_kept(self) -> None:
+        """That what is kept lies in this folder: an export copies it, and a link may lead to any file."""
+        home = self.path.resolve()
+        for path in self.kept.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise UserError(f"{path} is a link out of the run, and is not followed; put the file itself there")
+
     def start(self) -> dict[str, Any]:
         """The first "start" event of the main rank; empty where no rank has begun."""
         return next(read_events(self.events_file(0), "start"), {})
@@ -263,7 +270,7 @@ def _unwritable(out: Path, why: str) -> UserError:
 def runs_in(folder: Path) -> list[RunDir]:
     """The runs in a folder, newest first."""
     try:
-        runs = [RunDir(path) for path in folder.iterdir() if (path / "spec.yaml").is_file()]
+        runs = [RunDir(path) for path in folder.iterdir() if os.path.isfile(path / "spec.yaml")]
         return sorted(runs, key=lambda run: run.spec_file.stat().st_mtime, reverse=True)
     except OSError:
         return []
@@ -272,7 +279,7 @@ def runs_in(folder: Path) -> list[RunDir]:
 def folders_in(folder: Path) -> list[Path]:
     """The runs and measurements right below a folder, by name."""
     below = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [path for path in below if any((path / name).is_file() for name in KNOWN_BY)]
+    return [path for path in below if any(os.path.isfile(path / name) for name in KNOWN_BY)]
 
 
 def _say_runs(path: Path) -> str:

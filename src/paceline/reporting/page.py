@@ -18,6 +18,7 @@ from paceline.reporting.chart import Chart
 from paceline.reporting.contents import Contents
 from paceline.reporting.pictures import pictures_of
 from paceline.reporting.tables import Table
+from paceline.terminal import spelt_out
 
 ASSETS = Path(__file__).parent / "assets"
 ORDER = (
@@ -63,7 +64,7 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -
     lines = asset("chart.umd.min.js").splitlines()
     library = "\n".join(line for line in lines if "sourceMappingURL" not in line).replace("</script", "<\\/script")
     script = asset("page.js")
-    return template("page.html.j2", html=True).render(
+    return template("page.html.j2", html=True, value=_shown).render(
         contents=contents,
         charts=charts,
         tables=tables,
@@ -142,8 +143,16 @@ def markdown(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table
 
 
 def _plain(value: Any) -> Any:
-    """Text in which Markdown sees no HTML."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", value) if isinstance(value, str) else value
+    """Text in which Markdown sees no HTML, no link, no picture from elsewhere and no other line."""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", spelt_out(" ".join(value.split("\n"))))
+    return re.sub(r"\](?=[(\[:])", r"]\\", text)
+
+
+def _shown(value: Any) -> Any:
+    """Text, of which nothing turns what stands beside it around; what is markup stays as it is."""
+    return spelt_out(value) if type(value) is str else value
 
 
 def latex(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:

@@ -24,7 +24,7 @@ from paceline.measuring.rows import (
     with_speedups,
 )
 from paceline.measuring.words import beyond_text, decision_text
-from paceline.record.files import read_whole
+from paceline.plain_files import read_text
 from paceline.record.run_dir import RunDir
 from paceline.record.units import duration
 from paceline.reporting.run_view import RunView, same_work
@@ -139,7 +139,7 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
 
 def _lines(file: Path, begins: str, section: str = "") -> list[FileLine]:
     """The lines of a JSON file that begin so; of those inside a list at its top, where a `section` is named."""
-    text = read_whole(file).splitlines()
+    text = read_text(file).splitlines()
     first = next((i for i, line in enumerate(text) if line.startswith(f'  "{section}"')), len(text)) if section else 0
     last = next((i for i in range(first, len(text)) if text[i].startswith("  ]")), len(text)) if section else len(text)
     return [FileLine(file, i + 1) for i in range(first, last) if text[i].strip().startswith(begins)]

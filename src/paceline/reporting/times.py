@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import UserError
+from paceline.plain_files import read_text
 
 COUNTS = ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores")
 TIMES = ("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed")
 MOST_LINES = 100_000
+MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class TimesLine:
 def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     """Rows by name; a row that is given twice is a repeat."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, MOST_BYTES, "utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text in UTF-8") from None
     except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from paceline import trusting
 from paceline.errors import UserError, did_you_mean
@@ -53,6 +53,8 @@ SENTENCES = {
     **dict.fromkeys(("value_error", "assertion_error"), "{error}"),
 }
 """What is wrong with a key, by the type of pydantic's problem."""
+A_RECORD: Mapping[str, bool] = {"record": True}
+"""The context in which a run that was is looked at."""
 OR_ALSO = {
     **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
@@ -78,8 +80,8 @@ class RunSpec(BaseModel):
 
     @field_validator("cluster")
     @classmethod
-    def _known_cluster(cls, text: str) -> str:
-        if text != "local":
+    def _known_cluster(cls, text: str, info: ValidationInfo) -> str:
+        if text != "local" and info.context is not A_RECORD:
             cluster(text)
         return text
 
@@ -195,13 +197,19 @@ def spec_of(source: Source) -> RunSpec:
 def recorded(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
     """The spec of a run that is looked at: none of its code is executed, whoever wrote it."""
     ours = values.get("workload", DEFAULT_WORKLOAD) in BUILT_IN
-    return build(values, origins, None if ours else RECORDED)
+    return build(values, origins, None if ours else RECORDED, A_RECORD)
 
 
-def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, entry: Entry | None = None) -> RunSpec:
+def build(
+    values: Mapping[str, Any],
+    origins: Mapping[str, str] | None = None,
+    entry: Entry | None = None,
+    context: Mapping[str, bool] | None = None,
+) -> RunSpec:
     """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError.
 
-    `entry` is what is known of the work, where its name is not to be looked up.
+    `entry` is what is known of the work, where its name is not to be looked up. In the `context` of a record, the
+    files that it names are not read: they may be those of another machine.
     """
     absent = {name for name in ("parallel", "model", "data", "train") if values.get(name) is None}
     values = {name: value for name, value in values.items() if name not in absent}
@@ -221,7 +229,7 @@ def build(values: Mapping[str, Any], origins: Mapping[str, str] | None = None, e
             problems += [_sentence(problem, name, everywhere, origins) for problem in _once_each(error.errors())]
             values.pop(name, None)
     try:
-        spec = RunSpec.model_validate(values)
+        spec = RunSpec.model_validate(values, context=context)
     except ValidationError as error:
         problems += [_sentence(problem, "", everywhere, origins) for problem in _once_each(error.errors())]
     if problems:

@@ -35,7 +35,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Inpu
     if len(words) > 1:
         raise UserError(f"{tables[0]!r} is a table; give it alone, or texts without it")
     path = Path(tables[0])
-    if not path.is_file():
+    if not path.exists():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"there is no file {str(path)!r}{did_you_mean(path.name, beside)}")
     kind = _kind(tables[0])

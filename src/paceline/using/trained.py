@@ -6,6 +6,7 @@ evaluations of the run did, so that it agrees with them to the last digit on the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     from paceline.training.checkpoints.saved import chosen, read_tensors
 
     folder = RunDir.open(Path(run))
+    folder.check_kept()
     work = workload_of(_spec_of(folder, None if code is None else Path(code)))
     if isinstance(work, PassWorkload) and (fitted := work.fitted(folder.path)) is not None:
         return FittedModel(folder, work, fitted)
@@ -109,7 +111,8 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
             model = workload.model()
     _take(model, read_tensors(checkpoint), folder)
     device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
-    threads = folder.start().get("threads")
+    asked = folder.start().get("threads")
+    threads = asked if isinstance(asked, int) and 0 < asked <= (os.cpu_count() or 1) else None
     return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
 
 

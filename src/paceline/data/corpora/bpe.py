@@ -58,8 +58,18 @@ def learn(texts: Iterable[str], vocab: int, max_length: int | None, lowercase: b
     return load(tokenizer.to_str())
 
 
+def parsed(serialised: str) -> Tokenizer:
+    """From a text that may be anything; ValueError where it is no tokeniser."""
+    try:
+        return Tokenizer.from_str(serialised)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ValueError((str(error).splitlines() or ["it is no tokenizer.json"])[0][:120]) from None
+
+
 def load(serialised: str) -> Tokenizer:
-    tokenizer = Tokenizer.from_str(serialised)
+    tokenizer = parsed(serialised)
     tokenizer.encode_special_tokens = True  # a text that spells [MASK] is text
     return tokenizer
 

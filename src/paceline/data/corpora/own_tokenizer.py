@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.data.files import digest_of_files, not_there
 from paceline.errors import UserError
+from paceline.plain_files import read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,7 +61,7 @@ def tokenizer_of(
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """From a file that may be anything; one line says what is wrong with it."""
-    from tokenizers import Tokenizer
+    from paceline.data.corpora import bpe
 
     given = f"data.tokenizer={path}"
     if path.is_dir():
@@ -68,13 +69,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if not path.exists():
         raise not_there(path, "data.tokenizer", "file")
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = bpe.parsed(read_text(path))
     except OSError as error:
         raise UserError(f"{given}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # the library raises nothing narrower
-        why = str(error).splitlines()[0][:120]
+    except ValueError as error:
         raise UserError(
-            f"{given}: this is not a tokenizer.json ({why}); one is written by  tokenizer.save('tokenizer.json')  of "
+            f"{given}: this is not a tokenizer.json ({error}); one is written by  tokenizer.save('tokenizer.json')  of "
             "the library tokenizers, or lies in the folder of a Hugging Face model"
         ) from None
     if not tokenizer.get_vocab_size():

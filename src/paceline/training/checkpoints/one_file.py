@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.errors import RunFailed
 from paceline.parallel.local_parameters import is_sharded
+from paceline.plain_files import check_plain
 from paceline.record.files import sync_file
 
 FILE = "state.safetensors"
@@ -49,6 +50,7 @@ def types_in(path: Path) -> Types:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_plain(path)
         with safe_open(path, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             return {name: (tuple(one.get_shape()), TYPES[one.get_dtype()]) for name, one in slices.items()}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import raise_on_all
-from paceline.record.files import read_whole
+from paceline.plain_files import open_plain, read_text
 from paceline.record.run_dir import RunDir
 from paceline.terminal import visible
 from paceline.training.checkpoints.staging import flatten
@@ -105,12 +105,13 @@ def _score(path: Path) -> float:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(read_whole(path / MANIFEST))
+        manifest = json.loads(read_text(path / MANIFEST))
         version = manifest["format"]
     except FileNotFoundError:
         raise DamagedCheckpoint(f"it has no {MANIFEST}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {why}") from None
     if version != FORMAT:
         raise DamagedCheckpoint(f"it is of format {version}, and this version of Paceline reads format {FORMAT}")
     if manifest.pop("seal", None) != seal_of(manifest):
@@ -154,12 +155,14 @@ def verified(path: Path, checksums: bool = True) -> Checkpoint:
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"its file {Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(f"a file cannot be read: {error}") from None
+        raise DamagedCheckpoint(
+            f"its file {Path(error.filename or '').name} cannot be read: {error.strerror}"
+        ) from None
     return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
 
 
 def sha256_of(file: Path) -> str:
-    with file.open("rb") as stream:
+    with open_plain(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

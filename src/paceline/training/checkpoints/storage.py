@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 from paceline.errors import UserError
+from paceline.plain_files import open_plain
 from paceline.training.checkpoints import one_file
 from paceline.training.checkpoints.staging import Staging, divide, flatten, share
 
@@ -105,7 +106,7 @@ def read_metadata(folder: Path) -> Metadata:
         return _metadata_of(one_file.types_in(folder / one_file.FILE))
     path = folder / METADATA
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             metadata = _Unpickler(file).load()
         described, places = metadata.state_dict_metadata, metadata.storage_data
         if not all(isinstance(name, str) and _is_tensor(value) for name, value in described.items()):

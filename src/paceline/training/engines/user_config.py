@@ -15,14 +15,16 @@ import yaml
 
 from paceline.careful_yaml import parsed
 from paceline.errors import UserError
+from paceline.plain_files import read_text
 
 AUTO = "auto"
+MOST_BYTES = 1 << 20
 
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON or YAML file that holds named values."""
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = read_text(path.expanduser(), MOST_BYTES)
         found = json.loads(text) if path.suffix == ".json" else parsed(text)
     except OSError as error:
         raise UserError(f"parallel.engine_config: {path} cannot be read: {error.strerror}") from None

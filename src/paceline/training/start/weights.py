@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.data.files import digest_of_value
 from paceline.errors import RunFailed, UserError, did_you_mean
+from paceline.plain_files import check_plain, read_text
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints import saved
 from paceline.training.checkpoints.one_file import held_part
@@ -53,7 +54,7 @@ def open_weights(path: Path, say: Say = lambda line: None) -> Weights:
             hint = f"; nothing is downloaded, so fetch it first, as in  {download}"
         raise UserError(f"{KEY}={path}: there is no such file or folder{hint}")
     try:
-        if path.is_file():
+        if not path.is_dir():
             return _files([path])
         if (path / saved.MANIFEST).is_file():
             return SavedWeights.of(path)
@@ -67,8 +68,8 @@ def open_weights(path: Path, say: Say = lambda line: None) -> Weights:
 def hugging_face_model(path: Path) -> str:
     """The kind of model that the config.json of a folder names; empty where there is none."""
     try:
-        return str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", ""))
-    except (OSError, ValueError, AttributeError):
+        return str(json.loads(read_text(path / "config.json")).get("model_type", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""
 
 
@@ -84,8 +85,8 @@ def _folder(path: Path) -> Weights:
         found = f"has {len(files)} .safetensors files; name one of them" if files else "has no .safetensors file"
         raise UserError(f"{KEY}={path}: this folder is not a run and {found}")
     try:
-        parts = set(json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+        parts = set(json.loads(read_text(indices[0]))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{KEY}={path}: {indices[0].name} is not an index of safetensors files") from None
     for part in sorted(parts):
         if Path(part).name != part or not (path / part).is_file():
@@ -106,6 +107,7 @@ def _files(files: list[Path]) -> SafetensorsWeights:
     shapes: dict[str, tuple[int, ...]] = {}
     where: dict[str, Path] = {}
     for file in files:
+        check_plain(file)
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.data.table import word
 from paceline.errors import UserError, listed
+from paceline.plain_files import read_bytes
 from paceline.record.events import Status
 from paceline.record.run_dir import RunDir
 from paceline.record.summary import read_summary
@@ -92,7 +93,7 @@ def digest_of_run(path: Path) -> str:
     sealed = sealed_in(run.checkpoints)
     if not sealed:
         raise UserError(f"{path} has no checkpoint; go on with  paceline train --resume {path}")
-    whole = hashlib.sha256((sealed[0] / MANIFEST).read_bytes())
+    whole = hashlib.sha256(read_bytes(sealed[0] / MANIFEST))
     for file in sorted(path for path in run.kept.rglob("*") if path.is_file()):
         whole.update(str(file.relative_to(run.kept)).encode() + b"\0" + file.read_bytes())
     return whole.hexdigest()

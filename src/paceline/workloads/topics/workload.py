@@ -23,6 +23,7 @@ from paceline.errors import UserError
 from paceline.launch.group import device_mesh
 from paceline.layout import Layout
 from paceline.passes import FitEnd
+from paceline.plain_files import read_text
 from paceline.training.explain import shared
 from paceline.training.rank import silent
 from paceline.workload import PassWorkload, Say
@@ -74,7 +75,7 @@ class Topics(PassWorkload):
         described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
         options = self._data.text_options()
         if (stop := Path(options["stop_words"]).expanduser()).is_file():
-            options["stop_words"] = stop.read_text(encoding="utf-8")
+            options["stop_words"] = read_text(stop)
         return hashlib.sha256(json.dumps([described, options, WORDS]).encode()).hexdigest()[:24]
 
     def sample_count(self) -> int:

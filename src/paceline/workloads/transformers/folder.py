@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.plain_files import read_text
 from paceline.record.run_dir import RunDir
 
 CONFIG = "config.json"
@@ -68,8 +69,8 @@ def _hub_name(given: Path) -> str:
 
 def _read(path: Path) -> ConfigFile:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: not a readable {CONFIG} ({why})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):

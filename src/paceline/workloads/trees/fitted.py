@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError, listed
+from paceline.plain_files import open_plain
 from paceline.record.files import read_json, write_atomic, write_json
 from paceline.workloads.trees.objectives import OBJECTIVES, Task
 from paceline.workloads.trees.reading import Column, words_of
@@ -65,7 +66,8 @@ class FittedTrees:
         try:
             target = TreeTarget(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
             coding = Coding(tuple(about["columns"]), about["categories"])
-            return cls(about["library"], (folder / MODEL[about["library"]]).read_bytes(), coding, target)
+            with open_plain(folder / MODEL[about["library"]]) as model:
+                return cls(about["library"], model.read(), coding, target)
         except (KeyError, ValueError, TypeError, OSError) as error:
             again = f"paceline train --resume {folder}"
             raise UserError(f"{folder / ABOUT} is damaged ({error}); write it again with  {again}") from None

@@ -39,6 +39,8 @@ ADDED = {
 def draw(folder: Path) -> None:
     """Those of a run that are not there yet; none where its trees cannot be read here."""
     pictures = RunDir(folder).pictures
+    if pictures.is_symlink():
+        return
     try:
         fitted = FittedTrees.read(folder)
         names = {kind: pictures / f"{kind}-{fitted.rounds:06d}.png" for kind in ("importance", "shap_values")}

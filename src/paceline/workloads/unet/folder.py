@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there
 from paceline.errors import UserError
+from paceline.plain_files import check_plain
 from paceline.registry import one_line
 from paceline.workloads.unet.corpus import IGNORED, Pair
 from paceline.workloads.unet.sections import ImageData
 
 MOST_SHOWN = 8
+UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError)
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
@@ -129,6 +131,7 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
     from PIL import Image
 
     try:
+        check_plain(file)
         if file.suffix.lower() == ".npy":
             found: NDArray[Any] = np.load(file, allow_pickle=False)
             if found.ndim not in (2, 3):
@@ -142,5 +145,5 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
         raise UserError(f"{file} is a folder; name the images in it:  {file}/*.png") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {str(file)!r}") from None
-    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError) as error:
+    except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise UserError(f"{file} cannot be read as an image: {one_line(error)}") from None

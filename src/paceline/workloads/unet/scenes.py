@@ -6,6 +6,7 @@ A scene is a function of its number, the seed and where the digits come from.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from paceline.data.files import check_file, digest_of_files, digest_of_value
 from paceline.data.order import fractions, stream
 from paceline.errors import UserError
+from paceline.plain_files import open_plain
 from paceline.workloads.unet.corpus import Pair
 from paceline.workloads.unet.sections import ImageData
 from paceline.workloads.unet.strokes import DRAWS, SIDE, draw
@@ -24,6 +26,8 @@ FORMAT = 1
 CLASSES = ("background", *map(str, range(10)))
 NOISE, INK = 0.5, 0.4
 """The height of the noise, and from where on a pixel belongs to a digit; a digit is from 0.6 to 1 bright."""
+MOST_BYTES = 1 << 28
+"""Of an unpacked file; those of MNIST have 47 MB at most."""
 MNIST = {"train": "train", "test": "t10k"}
 
 Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]
@@ -68,13 +72,21 @@ class Scenes:
     def _mnist(self, split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         images, labels = self._mnist_files(split)
         try:
-            pixels, classes = gzip.decompress(images.read_bytes()), gzip.decompress(labels.read_bytes())
+            pixels, classes = _unpacked(images), _unpacked(labels)
             return (
                 np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, SIDE, SIDE),
                 np.frombuffer(classes, np.uint8, offset=8),
             )
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             raise UserError(f"data.path={images.parent}: MNIST's {split} files are damaged ({error})") from None
+
+
+def _unpacked(file: Path) -> bytes:
+    with open_plain(file) as packed, gzip.open(packed) as content:
+        found: bytes = content.read(MOST_BYTES + 1)
+    if len(found) > MOST_BYTES:
+        raise ValueError(f"{file.name} unpacks to more than {MOST_BYTES:,} bytes")
+    return found
 
 
 def _sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

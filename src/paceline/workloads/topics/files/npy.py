@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
+from paceline.plain_files import open_plain
 from paceline.record.units import size
 from paceline.workloads.topics.counts import dtypes
 from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, DocumentBlock, Labelled
@@ -47,7 +48,7 @@ def read_npy(path: Path, fractional: bool = False) -> Counts:
 def read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """(shape, Fortran order, type, where the numbers begin) of a .npy file that is as long as it says."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise UserError(f"{path}: not a .npy file (it does not begin like one); write it with  numpy.save")
             file.seek(0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean
+from paceline.plain_files import check_plain
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
@@ -71,7 +72,9 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
             return read_text(path, options)
         if (path / shards.MANIFEST).exists():
             return shards.read_shards(path)
-        if path.is_dir():
+        if not path.is_dir():
+            check_plain(path)
+        else:
             found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
             raise UserError(f"{path}: a folder without {shards.MANIFEST} and without .txt files (there: {found})")
     except OSError as error:
