@@ -5,11 +5,13 @@ import json
 import os
 import sys
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 
 from paceline import cli, terminal
+from paceline.data import files
 from paceline.errors import Bug, RunFailed, UserError
 from paceline.launch.blame import Failure, as_error
 from paceline.record.events import EventWriter, event_of, read_steps
@@ -123,6 +125,18 @@ def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
     err = capsys.readouterr().err
     assert "it is not a plain file" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_line_without_end_is_not_read(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE_CHARACTERS", 1000)
+    (tmp_path / f"t.{kind}").write_text('{"a": 1}\n' * 200 if kind == "jsonl" else "a,b\n" * 300)
+    read = files.json_lines if kind == "jsonl" else partial(files.csv_records, delimiter=",")
+    assert len(list(read(tmp_path / f"t.{kind}"))) >= 200
+    with (tmp_path / f"t.{kind}").open("a") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="has more than 1,000 characters"):
+        list(read(tmp_path / f"t.{kind}"))
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -21,6 +22,8 @@ from paceline.plain_files import check_plain, open_plain
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_FIELD_CHARACTERS = 1 << 24
 """A longer field of a csv file means that a quote was left open."""
+MAX_LINE_CHARACTERS = 1 << 27
+"""A line is in memory as a whole."""
 PARQUET_BATCH_ROWS = 1024
 
 
@@ -66,38 +69,45 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, with their ends; one that does not end is no line."""
+    with open_text(path) as file:
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_CHARACTERS), ""), 1):
+            if len(line) == MAX_LINE_CHARACTERS:
+                raise UserError(f"{path} line {number} has more than {len(line):,} characters; is this a text?")
+            yield line
+
+
 def json_lines(path: Path, hint: str = "") -> Iterator[tuple[int, str, Any]]:
     """(number from 1, text, value) of every line that is not blank."""
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    value = json.loads(line)
-                except json.JSONDecodeError as error:
-                    said = f"not JSON ({error.msg} at column {error.colno}){hint}"
-                    raise UserError(f"{path} line {number}: {said}") from None
-                except (ValueError, RecursionError):
-                    said = "a number of thousands of digits, or brackets without end"
-                    raise UserError(f"{path} line {number}: not JSON that can be read ({said})") from None
-                yield number, line, value
+    for number, line in enumerate(text_lines(path), 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                said = f"not JSON ({error.msg} at column {error.colno}){hint}"
+                raise UserError(f"{path} line {number}: {said}") from None
+            except (ValueError, RecursionError):
+                said = "a number of thousands of digits, or brackets without end"
+                raise UserError(f"{path} line {number}: not JSON that can be read ({said})") from None
+            yield number, line, value
 
 
 def csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(number from 0, fields) of every record of a csv file; blank lines are none."""
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    with open_text(path) as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        number = 0
-        try:
-            for fields in reader:
-                if fields:
-                    yield number, fields
-                    number += 1
-        except csv.Error as error:
-            raise UserError(
-                f"{path} near line {reader.line_num}: not valid csv ({error}); "
-                'write a quote inside a quoted field twice:  "say ""yes"" now"'
-            ) from None
+    reader = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
+    number = 0
+    try:
+        for fields in reader:
+            if fields:
+                yield number, fields
+                number += 1
+    except csv.Error as error:
+        raise UserError(
+            f"{path} near line {reader.line_num}: not valid csv ({error}); "
+            'write a quote inside a quoted field twice:  "say ""yes"" now"'
+        ) from None
 
 
 def no_header_again(

@@ -31,12 +31,10 @@ LONGEST = 1 << 24
 """Bytes of a line; what goes on for longer is no event, nor is what comes after it."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
-COUNTS = frozenset(
-    ("step", "epoch", "samples", "tokens", "ranks", "local_ranks", "workers", "threads", "cores", "memory_bytes")
-)
+COUNTS = frozenset(("step", "epoch", "samples", "tokens", "ranks", "local_ranks", "workers", "threads", "memory_bytes"))
 """Values that are whole numbers."""
 AMOUNTS = COUNTS.union(
-    ("t", "loss", "grad_norm", "lr", "batch"),
+    ("t", "loss", "grad_norm", "lr", "batch", "cores"),
     (f"{name}_s" for name in ("load", "step", "data", "compute", "comm", "exposed")),
 )
 """Values that are numbers, or not known."""
@@ -155,11 +153,12 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     for name, value in event.items():  # by the type itself: a report reads a million of these
         kind = type(value)
         if kind is float or kind is int or kind is bool:
-            if (kind is float and name in COUNTS) or (abs(value) > LARGEST and name in AMOUNTS):
+            if (kind is float and name in COUNTS) or (name in AMOUNTS and not abs(value) <= LARGEST):
                 return None
         elif value is not None and name in AMOUNTS:
             return None
-    return event if isinstance(event.get("gpus", []), list) else None
+    listed = event["kind"] != "start" or isinstance(event.get("gpus") or [], list)
+    return event if listed else None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data.files import open_text
+from paceline.data.files import text_lines
 from paceline.data.table import KINDS, rows_of
 from paceline.errors import UserError, did_you_mean
 
@@ -69,5 +69,4 @@ def _is_file(word: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open_text(path) as file:
-        yield from ({"text": line.rstrip("\r\n")} for line in file if line.strip())
+    yield from ({"text": line.rstrip("\r\n")} for line in text_lines(path) if line.strip())

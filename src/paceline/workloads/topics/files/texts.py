@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet, open_text
+from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet, open_text, text_lines
 from paceline.errors import UserError, did_you_mean
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
@@ -279,9 +279,8 @@ def _folder(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[None, str]]:
-    with open_text(path) as file:
-        for line in file:
-            yield None, line
+    for line in text_lines(path):
+        yield None, line
 
 
 def _csv(path: Path, column: str, name_column: str | None, delimiter: str) -> Iterator[tuple[str | None, str]]:
