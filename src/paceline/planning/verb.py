@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.planning.plan import Plan, plan
 from paceline.planning.rows import Rates, Wishes, hours_of
 from paceline.planning.what_if import what_if_of
-from paceline.record.files import as_json, finite, print_json, write_atomic, write_json
+from paceline.record.files import as_json, finite, print_json, read_json, write_atomic, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
 from paceline.spec.yaml_file import put
 
@@ -117,6 +117,13 @@ def _write(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
+def _is_calibration(path: Path) -> bool:
+    try:
+        return "measured" in read_json(path)
+    except UserError:
+        return False
+
+
 def calibrate(arguments: argparse.Namespace, console: Any) -> int:
     from paceline.planning.calibrating.calibrate import has_gpu, measure, table
     from paceline.planning.calibrating.calibration import usual_file, written
@@ -125,6 +132,8 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
     if min(ranks) < 1 or max(ranks) > 64:
         raise UserError(f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64")
     path = arguments.out or usual_file()
+    if arguments.out is not None and path.is_file() and not _is_calibration(path):
+        raise UserError(f"--out: {path} is there and is no calibration; name another file, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.threads < 0:
         raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
