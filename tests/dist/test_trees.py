@@ -2,7 +2,6 @@
 
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from paceline.parity import check
 from paceline.reporting.report import report
 from paceline.spec import build
 from paceline.workloads.trees.network import Network
-from paceline.workloads.trees.same_host import connections
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 DYING = f"{Path(__file__).with_name('dying_trees.py')}:DyingTrees"
@@ -95,29 +93,6 @@ def interfaces_of_listening_sockets():
 
 def test_on_one_machine_xgboost_is_open_to_the_loopback_alone():
     assert run_ranks(interfaces_of_listening_sockets, (), 2) == [{"127.0.0.1", "lo"}] * 2
-
-
-def what_carries(folder):
-    """Of a rank that XGBoost has joined: its new TCP connections, and whether a word of rank 2 comes through."""
-    tempfile.tempdir, place = folder, detect(os.environ)
-    with joined(place, "cpu", 1, 60.0):
-        network, before = Network(place, 60.0), set(connections())
-        network.join()
-        tcp = len(set(connections()) - before)
-        heard = network.any(place.rank == 2), network.any(False)
-        network.leave()
-    return tcp, heard
-
-
-def test_on_one_machine_xgboost_speaks_over_unix_sockets():
-    assert run_ranks(what_carries, ("/tmp",), 3) == [(0, (True, False))] * 3
-
-
-def test_where_there_can_be_no_unix_socket_tcp_stays(tmp_path):
-    folder = tmp_path / ("far" * 50)  # longer than the name of a socket may be
-    folder.mkdir()
-    assert run_ranks(what_carries, (str(folder),), 3) == [(2, (True, False))] * 3
-    assert not list(folder.iterdir())
 
 
 def test_the_report_shows_which_columns_are_used(runs, tmp_path):

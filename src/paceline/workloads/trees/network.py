@@ -14,7 +14,6 @@ import numpy as np
 from paceline.launch.environment import LOCALHOST, Place
 from paceline.launch.group import from_main
 from paceline.launch.network import address_towards, kept_on_loopback
-from paceline.workloads.trees.same_host import connections, replace_tcp
 
 
 class Network:
@@ -35,12 +34,8 @@ class Network:
 
         meeting = from_main(self._meeting)
         own = {"dmlc_task_id": f"{self.place.rank:08d}", "dmlc_timeout": max(1, round(self.timeout_s))}
-        before = connections()
         with _unheard(), self.failures(), kept_on_loopback(self.place):
             self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
-        if self.place.local_world == self.place.world:
-            made = {ends: file for ends, file in connections().items() if ends not in before}
-            replace_tcp(self.place, made, self.timeout_s)
         assert collective.get_rank() == self.place.rank
 
     def _meeting(self) -> dict[str, Any]:
