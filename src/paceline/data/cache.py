@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
+from paceline.data.npz_file import UNREADABLE
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import detect
 from paceline.workload import Say
@@ -144,7 +145,10 @@ class ArrayWriter:
 
 def map_array(path: Path) -> NDArray[Any]:
     """A .npy file as a read-only array of the page cache. A plain array: indexing `np.memmap` itself is slower."""
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (*UNREADABLE, EOFError) as error:
+        raise Damaged(f"{path.name}: {type(error).__name__}: {error}") from None
 
 
 def write_synced(path: Path, content: bytes) -> dict[str, Any]:

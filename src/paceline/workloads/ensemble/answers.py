@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.data.npz_file import open_npz
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.workloads.ensemble.combining import logs_of
@@ -34,9 +35,9 @@ class Answers:
     def read(self, member: str, rows: str) -> Outputs:
         file = self.file(member, rows)
         try:
-            with np.load(file, allow_pickle=False) as found:
+            with open_npz(file) as found:
                 return Outputs(found["values"], tuple(found["classes"].tolist()))
-        except (OSError, ValueError, KeyError):
+        except (UserError, KeyError):
             raise UserError(f"{file} is damaged or gone; remove it, and train the ensemble again") from None
 
 

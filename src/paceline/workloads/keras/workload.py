@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from paceline.data.npz_file import UNREADABLE
 from paceline.errors import UserError, did_you_mean
 from paceline.layout import Layout
 from paceline.nn.keras_backend import import_keras
@@ -184,7 +185,7 @@ def _numbers(given: Any) -> Tensor:
         if isinstance(given, Path) and given.suffix == ".npy":
             given = np.load(given, allow_pickle=False)
         return torch.from_numpy(np.asarray(list(given.values()) if isinstance(given, Mapping) else given, np.float32))
-    except (TypeError, ValueError, SyntaxError, MemoryError, OverflowError):
+    except (*UNREADABLE, EOFError):
         raise UserError(
             f"{str(given)[:60]!r} is not an array of numbers; write a function  encode(inputs)  beside the one that "
             "builds the model, which returns what the model is called with"

@@ -1,0 +1,35 @@
+"""What is kept from earlier runs: arrays that are whole, or said to be damaged."""
+
+import numpy as np
+import pytest
+
+from paceline.data.cache import ArrayWriter, Damaged, map_array
+
+
+@pytest.fixture
+def array(tmp_path):
+    with ArrayWriter(tmp_path / "x.npy", np.int64) as file:
+        file.append(np.arange(20))
+    return tmp_path / "x.npy"
+
+
+def test_an_array_with_any_bit_of_its_header_flipped_is_mapped_or_damaged(array):
+    """Numpy reads a header as Python, so that it may fail as Python does."""
+    whole, damaged = array.read_bytes(), 0
+    for place in range(8 * (len(whole) - 20 * 8)):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        array.write_bytes(content)
+        try:
+            map_array(array)
+        except Damaged:
+            damaged += 1
+    assert damaged > 100
+
+
+def test_an_array_that_is_cut_short_is_damaged(array):
+    whole = array.read_bytes()
+    for size in (0, 5, 9, 60, len(whole) - 1):
+        array.write_bytes(whole[:size])
+        with pytest.raises(Damaged, match=r"x\.npy"):
+            map_array(array)
