@@ -147,7 +147,7 @@ def map_array(path: Path) -> NDArray[Any]:
     """A .npy file as a read-only array of the page cache. A plain array: indexing `np.memmap` itself is slower."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (*UNREADABLE, EOFError) as error:
+    except UNREADABLE as error:
         raise Damaged(f"{path.name}: {type(error).__name__}: {error}") from None
 
 

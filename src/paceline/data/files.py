@@ -169,9 +169,9 @@ def digest_of_files(paths: Iterable[Path]) -> str:
 
 
 def _open_bytes(path: Path) -> BinaryIO:
-    file = open_plain(path)
-    zipped = path.suffix == ".gz" or file.peek(2).startswith(GZIP_MAGIC)
-    return gzip.open(file) if zipped else file  # type: ignore[return-value]
+    with open_plain(path) as file:
+        zipped = path.suffix == ".gz" or file.read(2) == GZIP_MAGIC
+    return gzip.open(path, "rb") if zipped else open_plain(path)  # type: ignore[return-value]
 
 
 def _encoding(path: Path) -> str:

@@ -20,8 +20,9 @@ from paceline.plain_files import check_plain
 UNREADABLE = (
     *(ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MemoryError, OverflowError),
     *(SyntaxError, RecursionError, TokenError),  # numpy reads headers as Python literals
+    EOFError,
 )
-"""What numpy and scipy raise for arrays that are none."""
+"""What numpy and scipy raise for arrays that are none; one may claim to be larger than the memory."""
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def times_of(run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_pe
         load_s=statistics.median(_means(common, "load_s")) if "load_s" in first[0] else None,
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
         device=device_of(start),
-        device_ranks=max(1, -(-int(start.get("local_ranks") or 1) // len(start.get("gpus") or [None]))),
+        device_ranks=_device_ranks(start),
         began=first[0].get("t"),
         ended=first[-1].get("t"),
     )
@@ -141,6 +141,10 @@ def device_of(start: Mapping[str, Any]) -> str | None:
     names = start.get("gpus") or []
     place = int(index) if re.fullmatch("[0-9]{1,9}", index) else 0
     return str(names[place]) if kind == "cuda" and place < len(names) else None
+
+
+def _device_ranks(start: Mapping[str, Any]) -> int:
+    return 1 if device_of(start) is None else max(1, -(-int(start.get("local_ranks") or 1) // len(start["gpus"])))
 
 
 def steady(steps: Sequence[Step]) -> list[Step]:

@@ -160,12 +160,13 @@ def read_measurement(folder: Path) -> Measurement:
             raise ValueError(f"kind is {values['kind']!r:.40}")
         return Measurement(
             folder=folder,
-            **checked_fields(Measurement, {name: values[name] for name in PLAIN}),
+            **checked_fields(
+                Measurement, {"command": values.get("command", ()), **{name: values[name] for name in PLAIN}}
+            ),
             rows=tuple(map(row_from_json, values["rows"])),
             laws=tuple(map(law_fit_from_json, values["fits"])),
             findings=tuple(from_flat(Finding, found) for found in values["findings"]),
             planned=tuple(from_flat(Planned, row) for row in values["plan"]),
-            **checked_fields(Measurement, {"command": values.get("command", ())}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None

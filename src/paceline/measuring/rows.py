@@ -280,7 +280,7 @@ def combined(
             usage=dict(usage or {}),
             workers=middle.workers,
             load_s=middle.load_s,
-            device_ranks=middle.device_ranks if middle.device else 1,
+            device_ranks=middle.device_ranks,
         ),
     )
 

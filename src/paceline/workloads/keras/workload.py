@@ -185,7 +185,7 @@ def _numbers(given: Any) -> Tensor:
         if isinstance(given, Path) and given.suffix == ".npy":
             given = np.load(given, allow_pickle=False)
         return torch.from_numpy(np.asarray(list(given.values()) if isinstance(given, Mapping) else given, np.float32))
-    except (*UNREADABLE, EOFError):
+    except UNREADABLE:
         raise UserError(
             f"{str(given)[:60]!r} is not an array of numbers; write a function  encode(inputs)  beside the one that "
             "builds the model, which returns what the model is called with"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there
+from paceline.data.npz_file import UNREADABLE
 from paceline.errors import UserError
 from paceline.plain_files import check_plain
 from paceline.registry import one_line
@@ -17,7 +18,6 @@ from paceline.workloads.unet.corpus import IGNORED, Pair
 from paceline.workloads.unet.sections import ImageData
 
 MOST_SHOWN = 8
-UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError)
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
@@ -145,5 +145,5 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
         raise UserError(f"{file} is a folder; name the images in it:  {file}/*.png") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {str(file)!r}") from None
-    except (*UNREADABLE, Image.DecompressionBombError) as error:
+    except (OSError, *UNREADABLE, Image.DecompressionBombError) as error:
         raise UserError(f"{file} cannot be read as an image: {one_line(error)}") from None

@@ -14,6 +14,7 @@ from paceline.errors import UserError
 from paceline.spec import build
 from paceline.workload import workload_of
 from paceline.workloads.unet.corpus import IGNORED, open_corpus
+from paceline.workloads.unet.folder import read_mask
 from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
 from paceline.workloads.unet.sections import ImageData
@@ -171,6 +172,21 @@ def _multiply(masks, factor):
     for file in masks.iterdir():
         mask = np.asarray(Image.open(file))
         Image.fromarray(np.where(mask == IGNORED, mask, mask * np.uint8(factor))).save(file)
+
+
+def test_a_mask_with_any_bit_of_its_header_flipped_is_read_or_refused(tmp_path):
+    file, refused = tmp_path / "a.npy", 0
+    np.save(file, np.zeros((4, 4), np.uint8))
+    whole = file.read_bytes()
+    for place in range(8 * (len(whole) - 16)):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        file.write_bytes(content)
+        try:
+            read_mask(file)
+        except UserError:
+            refused += 1
+    assert refused > 100
 
 
 def _save(folder, part, name, array):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
+from paceline.data.npz_file import UNREADABLE
 from paceline.errors import UserError
 from paceline.plain_files import open_plain
 from paceline.record.units import size
@@ -25,8 +25,6 @@ PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
 TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
 FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
 MAGIC = b"\x93NUMPY"
-DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError, MemoryError)
-"""What numpy makes of a header that is none; one may claim to be longer than the memory."""
 
 
 def read_npy(path: Path, fractional: bool = False) -> Counts:
@@ -61,7 +59,7 @@ def read_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UserError:
         raise
-    except DAMAGED:
+    except UNREADABLE:
         raise UserError(f"{path}: the header of the .npy file is damaged; write it again or copy it again") from None
     needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
     if there < needed and not dtype.hasobject:
