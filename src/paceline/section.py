@@ -31,6 +31,8 @@ class Section(BaseModel):
     """The field that is meant where a run file gives one word for the whole section."""
     references: ClassVar[tuple[str, ...]] = ()
     """Fields that name something of the user's own as `file.py:name`; the file is relative to the run file."""
+    run_files: ClassVar[tuple[str, ...]] = ()
+    """Fields that name run files, which may name code in turn."""
 
     @classmethod
     def paths(cls) -> list[str]:

@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from paceline.careful_yaml import parsed, text_of
 from paceline.errors import UserError
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, entry_of, installed
 
@@ -24,27 +27,55 @@ ORIGIN = "origin.json"
 KEY_BYTES = 32
 BUILDING = ".keras"
 """A file of layers that Keras builds by their names: as data, but more than one way around that was found."""
+NOWHERE = "/nonexistent"
+"""The home of a user who has none: nothing can be kept there."""
+DEEPEST = 5
+"""Run files that name run files."""
 MOST_BYTES = 100_000
 """Of an `origin.json`."""
 
 
 def state_folder() -> Path:
-    """What belongs to this user and to no run."""
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "paceline"
+    """What belongs to this user and to no run: never below the current folder, which may have come from anywhere."""
+    named, home = os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state")
+    return Path(named if os.path.isabs(named) else home if os.path.isabs(home) else NOWHERE) / "paceline"
 
 
-def code_of(values: Mapping[str, Any]) -> list[str]:
-    """The code of somebody's own that a spec names, none of which is executed to find out."""
+def code_of(values: Mapping[str, Any], folder: Path = Path(), depth: int = 0) -> list[str]:
+    """The code of somebody's own that a spec names, none of which is executed to find out.
+
+    `folder` is where a run file is looked for that it names.
+    """
     workload = str(values.get("workload", DEFAULT_WORKLOAD))
-    if workload not in BUILT_IN:
-        return [] if workload in installed() else [workload]
-    named = [
-        inside.get(key)
-        for section, kind in entry_of(workload).sections().items()
-        for key in kind.references
-        if isinstance(inside := values.get(section), dict)
-    ]
-    return [text for text in named if isinstance(text, str) and (":" in text or text.endswith(BUILDING))]
+    if workload not in BUILT_IN and workload not in installed():
+        return [workload]
+    found: list[str] = []
+    for section, kind in entry_of(workload).sections().items():
+        inside = values.get(section)
+        given = {kind.word: inside} if isinstance(inside, str) else inside if isinstance(inside, Mapping) else {}
+        named = [text for key in kind.references if isinstance(text := given.get(key), str)]
+        found += [text for text in named if ":" in text or text.endswith(BUILDING)]
+        files = [file for key in kind.run_files for file in given.get(key) or () if isinstance(file, str)]
+        found += [text for file in files for text in _code_of_file(folder / file, depth + 1)]
+    return found
+
+
+def _code_of_file(file: Path, depth: int) -> list[str]:
+    """The same of a run file that a spec names. One that cannot be read is refused later, and executes nothing."""
+    if depth > DEEPEST:
+        return [str(file)]
+    with suppress(OSError, ValueError, RuntimeError, yaml.YAMLError):
+        if isinstance(values := parsed(text_of(file.expanduser())), dict):
+            return [anchored(text, file.resolve().parent) for text in code_of(values, file.resolve().parent, depth)]
+    return []
+
+
+def anchored(reference: str, folder: Path) -> str:
+    """`file.py:name`, or a file alone, from anywhere; the name of an installed module stays what it is."""
+    module, colon, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    known = module.endswith(".py") or not colon
+    file = folder / (module if known else module.replace(".", "/") + ".py")
+    return f"{file.resolve()}{colon}{name}" if file.is_file() else reference
 
 
 def sign(folder: Path, values: Mapping[str, Any]) -> str | None:
@@ -61,9 +92,9 @@ def sign(folder: Path, values: Mapping[str, Any]) -> str | None:
     return json.dumps({**made, "mark": _mark(key, made)}, indent=1) + "\n"
 
 
-def check(folder: Path, values: Mapping[str, Any]) -> None:
+def check(folder: Path, values: Mapping[str, Any], names_from: Path = Path()) -> None:
     """A UserError where this would execute code that came with a run folder from elsewhere."""
-    code = code_of(values)
+    code = code_of(values, names_from)
     if code and not _made_here(folder, code) and not _remembered(folder, code).is_file():
         raise UserError(
             f"{folder} {_maker(folder)}, and this would execute {code[0]}; read that and, if you trust it, add  "

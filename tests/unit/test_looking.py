@@ -63,17 +63,23 @@ def test_every_verb_looks_or_asks():
 
 @pytest.fixture
 def copied(hostile, monkeypatch):
-    """The same with its code named as the metric of its trees, or as its workload."""
+    """The same with its code named in each of the ways that there are."""
     run, text, mark = hostile
     monkeypatch.setenv("XDG_STATE_HOME", str(mark.parent / "state"))
     monkeypatch.chdir(run)
     monkeypatch.syspath_prepend(str(run))
     trees = f"name: copied\nworkload: trees\nmodel: {{metric: '{run}/evil.py:f'}}\ntrain: {{steps: 3}}\n"
     own = text.replace("workload: classifier", f"workload: {run}/evil.py:W")
-    return run, {"metric": trees, "workload": own}, mark
+    word = f"name: copied\nworkload: keras\nmodel: {run}/evil.py:f\n"
+    for name in ("a", "b"):
+        (run / f"{name}.yaml").write_text(f"workload: evil.py:W\nname: {name}\n")
+    (run / "rows.csv").write_text("x,label\n" + "1,0\n2,1\n" * 40)
+    files = f"model: {{members: [{run}/a.yaml, {run}/b.yaml]}}\ndata: {{path: {run}/rows.csv}}\n"
+    members = f"name: copied\nworkload: ensemble\n{files}"
+    return run, {"metric": trees, "workload": own, "word": word, "members": members}, mark
 
 
-@pytest.mark.parametrize("named", ["metric", "workload"])
+@pytest.mark.parametrize("named", ["metric", "workload", "word", "members"])
 @pytest.mark.parametrize("verb", [*LOOK, *ASK])
 def test_no_verb_executes_what_a_copied_run_names(verb, named, copied, capsys):
     run, specs, mark = copied

@@ -107,6 +107,45 @@ def test_which_code_a_spec_names():
     keras = {"workload": "keras", "model": {"build": "m.py:f", "loss": "mse"}, "data": {"source": "d.py:g"}}
     assert trusting.code_of(keras) == ["m.py:f", "d.py:g"]
     assert trusting.code_of({"workload": "keras", "model": {"build": "saved.keras"}}) == ["saved.keras"]
+    assert trusting.code_of({"workload": "keras", "model": "m.py:f", "data": "d.py:g"}) == ["m.py:f", "d.py:g"]
+
+
+def test_code_of_run_files_that_a_spec_names(tmp_path):
+    (tmp_path / "own.py").touch()
+    files = {
+        "own": "workload: own.py:W",
+        "built_in": "workload: trees\nmodel: {max_depth: 3}",
+        "round": f"workload: ensemble\nmodel: {{members: [{tmp_path}/round.yaml]}}",
+        "damaged": "a: [",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    found = {
+        name: trusting.code_of({"workload": "ensemble", "model": {"members": [f"{name}.yaml"]}}, tmp_path)
+        for name in (*files, "gone")
+    }
+    assert found.pop("own") == [f"{tmp_path}/own.py:W"]
+    assert found.pop("round") == [f"{tmp_path}/round.yaml"]
+    assert found == {"built_in": [], "damaged": [], "gone": []}
+
+
+def test_a_workload_that_is_typed_does_not_let_the_rest_pass(made, tmp_path, monkeypatch):
+    run, _ = made
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
+    (run / "spec.yaml").write_text("workload: evil.py:W\nmodel: {metric: evil.py:f}\n")
+    with pytest.raises(UserError, match=r"this would execute evil\.py:f"):
+        load(run / "spec.yaml", ["workload=trees"])
+
+
+@pytest.mark.parametrize("named", ["", "state", None])
+def test_nothing_in_the_current_folder_is_taken_for_this_users_own(named, tmp_path, monkeypatch):
+    """Neither where no home is known, nor where it is given as a relative name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", named or "")
+    if named is None:
+        monkeypatch.setenv("HOME", "")
+    assert trusting.state_folder().is_absolute()
+    assert not trusting.state_folder().is_relative_to(tmp_path)
 
 
 def test_trust_without_a_run(tmp_path, capsys):

@@ -75,16 +75,33 @@ def _named(key: str, file: Path) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit checked out here, with "-dirty" behind it where files were changed since."""
+    """The commit checked out here, with "-dirty" behind it where files were changed since.
+
+    A repository's own settings can name commands, and it may have come from anywhere: none of them is run. Where it has
+    filters of its own, without which no file can be compared, nothing is said of changes.
+    """
+    filters = _git("config", "--includes", "--show-scope", "--get-regexp", r"^filter\.")
+    if filters is None:
+        return None
+    its_own = any(line.split("\t")[0] in ("local", "worktree") for line in filters.splitlines())
+    return _git("describe", "--always", *([] if its_own else ["--dirty"]), "--abbrev=40", "--exclude=*") or None
+
+
+NO_COMMANDS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "diff.ignoreSubmodules=all", "protocol.allow=never")
+
+
+def _git(*words: str) -> str | None:
+    """What git says; empty where it finds nothing, None where it fails."""
     try:
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            ["git", *(word for setting in NO_COMMANDS for word in ("-c", setting)), *words],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=2,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 or (done.returncode == 1 and not done.stdout) else None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, ValidationEr
 from paceline import trusting
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
-from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, RECORDED, Entry, entry_of, is_script, reference_of
+from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, RECORDED, Entry, entry_of, is_script, names, reference_of
 from paceline.section import STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
@@ -149,8 +149,10 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
     for given, folder, _ in folders:
         _anchor_names(given, folder)
-    if file.name == "spec.yaml" and (file.parent / "events").is_dir() and "workload" not in over:  # of a run folder
-        trusting.check(file.parent, values)
+    if file.name == "spec.yaml" and (file.parent / "events").is_dir():  # of a run folder
+        asked = over.get("workload", values.get("workload", DEFAULT_WORKLOAD))
+        if "workload" not in over or asked in names():  # code of one's own that is typed is trusted
+            trusting.check(file.parent, {**values, "workload": asked}, file.resolve().parent)
     sections = entry_of(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
     for given, folder, known in folders:
         _spell_out(given, sections, known)
@@ -318,7 +320,7 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
                 inside[key] = found[0] if isinstance(given, str) else found
         for key in kind.references:
             if isinstance(inside, dict) and isinstance(inside.get(key), str):
-                inside[key] = _anchored(inside[key], folder)
+                inside[key] = trusting.anchored(inside[key], folder)
 
 
 def _absolute(path: str, folder: Path, key: str) -> str:
@@ -345,12 +347,4 @@ def _anchor_names(values: dict[str, Any], folder: Path) -> None:
     if isinstance(workload, str) and is_script(workload):
         values["workload"] = _absolute(workload, folder, "workload")
     elif isinstance(workload, str) and ":" in workload:
-        values["workload"] = _anchored(workload, folder)
-
-
-def _anchored(reference: str, folder: Path) -> str:
-    """`file.py:name`, or a file alone, from anywhere; the name of an installed module stays what it is."""
-    module, colon, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
-    known = module.endswith(".py") or not colon
-    file = folder / (module if known else module.replace(".", "/") + ".py")
-    return f"{file.resolve()}{colon}{name}" if file.is_file() else reference
+        values["workload"] = trusting.anchored(workload, folder)

@@ -39,7 +39,7 @@ def answer_of(workload: BaseWorkload) -> dict[str, Any]:
     return {
         "spec": determining(workload.spec),
         "data": workload.fingerprint(),
-        "code": {file.name: _digest([file]) for file in own_files(workload.spec)},
+        "code": {name: _digest([file]) for name, file in own_files(workload.spec).items()},
         "workload": _digest(sorted(package_of(workload.spec))),
     }
 
@@ -86,8 +86,8 @@ def same_answer(run: RunDir, workload: BaseWorkload, say: Say, changed_code: boo
                 f"{run.spec_file} says {key}={now[key]}, but the checkpoint of step {step} was made with "
                 f"{key}={before}; put it back or, if it is meant, {_begin_another(run, workload, key, now[key])}"
             )
-    for file in own_files(workload.spec):
-        if sealed.get("code", {}).get(file.name, digest := _digest([file])) == digest:
+    for name, file in own_files(workload.spec).items():
+        if sealed.get("code", {}).get(name, digest := _digest([file])) == digest:
             continue
         changed = f"{file} has changed since the checkpoint of step {step} was saved"
         if not changed_code:
@@ -100,10 +100,16 @@ def same_answer(run: RunDir, workload: BaseWorkload, say: Say, changed_code: boo
         say(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
 
 
-def own_files(spec: RunSpec) -> list[Path]:
-    """The files of the user's own code that a spec names."""
-    places = [Path(own_place(reference)) for reference in code_of(spec.dump())]
-    return [place for place in dict.fromkeys(places) if place.suffix == ".py" and place.is_file()]
+def own_files(spec: RunSpec) -> dict[str, Path]:
+    """The files of the user's own that a spec names, code and run files, each by a name that it keeps if it moves."""
+    code = [place for reference in code_of(spec.dump()) if (place := Path(own_place(reference))).suffix == ".py"]
+    sections = (spec.model, spec.data)
+    listed = [Path(file) for section in sections for key in section.run_files for file in getattr(section, key)]
+    found: dict[str, Path] = {}
+    for file in dict.fromkeys(file for file in (*code, *listed) if file.is_file()):
+        again = sum(other.name == file.name for other in found.values())
+        found[f"{file.name} ({again + 1})" if again else file.name] = file
+    return found
 
 
 def _fixed(key: str, spec: RunSpec) -> bool:

@@ -196,3 +196,11 @@ def test_environment_names_the_commit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert environment()["commit"] == head
     (tmp_path / "a").write_text("2")
     assert environment()["commit"] == f"{head}-dirty"
+    # the folder may have come from anywhere, and settings of a repository are commands
+    mark = tmp_path.parent / "executed"
+    subprocess.run([*git, "config", "core.fsmonitor", f"touch {mark}"], check=True)
+    assert environment()["commit"] == f"{head}-dirty"
+    (tmp_path / ".gitattributes").write_text("* filter=x\n")
+    subprocess.run([*git, "config", "filter.x.clean", f"touch {mark}"], check=True)
+    assert environment()["commit"] == head
+    assert not mark.exists()

@@ -7,7 +7,7 @@ import pytest
 from paceline import resume, train, trust
 from paceline.errors import UserError
 from paceline.spec import build
-from paceline.training.answer import determining, package_of
+from paceline.training.answer import determining, own_files, package_of
 
 OWN = """
 import numpy as np
@@ -99,3 +99,14 @@ def test_what_determines_an_answer(small):
 
 def test_the_version_of_a_built_in_workload_is_kept(small):
     assert {"workload.py", "sections.py"} <= {file.name for file in package_of(small)}
+
+
+def test_files_of_one_name_and_run_files_are_told_apart(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.py").touch()
+        (tmp_path / name / "net.yaml").write_text("workload: m.py:W\n")
+    members = [str(tmp_path / name / "net.yaml") for name in ("a", "b")]
+    spec = build({"workload": "ensemble", "model": {"members": members}})
+    found = {name: str(file.relative_to(tmp_path)) for name, file in own_files(spec).items()}
+    assert found == {"m.py": "a/m.py", "m.py (2)": "b/m.py", "net.yaml": "a/net.yaml", "net.yaml (2)": "b/net.yaml"}

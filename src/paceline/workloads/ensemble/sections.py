@@ -17,6 +17,8 @@ Calibrate = Literal["none", "temperature", "platt", "isotonic"]
 class EnsembleModel(Section):
     """Several models of one table, and how what they say becomes one prediction."""
 
+    run_files = ("members",)
+
     members: tuple[Path, ...] = field((), "run files", "trained here: once for each fold, and once on all rows")
     runs: tuple[Path, ...] = field((), "run folders", "finished runs, instead of members")
     combine: Combine = field(

@@ -55,7 +55,7 @@ def draw(folder: Path) -> None:
 
 def _rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
     """Some that were held out or, if none were, learned from; None where the table is not in the cache any more."""
-    data: Any = RunDir.open(folder).spec().data
+    data: Any = RunDir.open(folder).recorded_spec().data
     table = known_table(data)
     if table is None or table.facts.columns != fitted.coding.columns:
         return None
