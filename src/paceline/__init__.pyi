@@ -23,6 +23,7 @@ from paceline.using.export import export as export
 from paceline.using.trained import open as open
 from paceline.verbs import resume as resume
 from paceline.verbs import train as train
+from paceline.workload import Outline as Outline
 from paceline.workload import Workload as Workload
 from paceline.workloads.lm.sample import sample as sample
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -54,6 +55,20 @@ class Samples(Protocol):
         dropout from them gives the same answer on any layout.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a plan must know of data that nobody has prepared yet."""
+
+    samples: Samples
+    """As many as there are to train on, of their shapes; their values do not matter."""
+    held_out: int
+    """Samples to evaluate on."""
+    times: float = 1.0
+    """A sample of the run is so many times as large as one of these."""
+    assumptions: tuple[str, ...] = ()
+    """What was not looked at, in words for people."""
 
 
 class BaseWorkload(RunClass):
@@ -144,6 +159,10 @@ class Workload(BaseWorkload):
         A tuple or dict of tensors or arrays, a torch Dataset, a Hugging Face dataset, or `Samples`.
         """
         raise NotImplementedError
+
+    def outline(self) -> Outline | None:
+        """Optional: what a plan must know of the data, where `prepare` takes long. Without it a plan prepares them."""
+        return None
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum of the losses, how many there were); never a mean."""

@@ -26,7 +26,7 @@ from paceline.spec import RunSpec
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
 
-MEASURED = "paceline.planning.fake:measured"
+MEASURED = "paceline.planning.traced:measured"
 """The subject of a workload that has no formulas of its own: its model is measured on fake tensors."""
 TIMES = {
     "data_s": "waiting for input",

@@ -1,4 +1,4 @@
-"""What a run file asks to be priced: steps, types, refusals, and a model of one's own measured on fake tensors."""
+"""What a run file asks to be priced: steps, types, refusals, and a model of one's own that is tried out."""
 
 import subprocess
 import sys
@@ -81,6 +81,9 @@ class Words(Deep):
     def model(self): return torch.nn.LSTM(32, 8, batch_first=True)
     def loss(self, model, x): return model(x[:, None])[0].sum(), len(x)
 
+class Enormous(Deep):
+    def model(self): return torch.nn.Linear(32, 10**9)
+
 class Fails(Deep):
     def loss(self, model, x): return model(x[:, :3]).sum(), len(x)
 
@@ -102,7 +105,7 @@ def own(tmp_path):
     return spec
 
 
-def test_a_module_of_the_users_own_is_measured_on_fake_tensors(own):
+def test_a_module_of_the_users_own_is_tried_out(own):
     found = subject_of(own("Deep"))
     layer = found.blocks[1]
     assert found.params == 6 * (32 * 32 + 32)
@@ -128,20 +131,36 @@ def test_a_price_without_its_recurrent_layers_says_so(own):
     assert not any(said in text for text in subject_of(own("Deep")).assumptions)
 
 
-def test_a_model_that_needs_values_is_tried_out_on_the_cpu(own):
-    found, without = subject_of(own("Peeks")), subject_of(own("Deep"))
-    assert found.flops_per_sample == without.flops_per_sample
-    assert found.blocks[1].saved_whole_elements == without.blocks[1].saved_whole_elements
-    assert "measured on 8 samples on the CPU" in found.assumptions[0]
-    assert "measured on fake tensors" in without.assumptions[0]
+@pytest.fixture
+def no_moment(monkeypatch):
+    """Every model is too large to be tried out on the CPU."""
+    monkeypatch.setattr("paceline.planning.moment.MOST_SECONDS", 0.0)
+
+
+def test_fake_tensors_tell_of_a_large_model_what_the_cpu_tells_of_a_small_one(own, request):
+    on_cpu = subject_of(own("Deep"))
+    request.getfixturevalue("no_moment")
+    on_fake_tensors = subject_of(own("Deep"))
+    assert on_fake_tensors.blocks == on_cpu.blocks
+    assert "measured on 8 samples on the CPU" in on_cpu.assumptions[0]
+    assert "measured on fake tensors" in on_fake_tensors.assumptions[0]
+
+
+def test_a_model_of_a_hundred_gigabytes_is_never_allocated(own):
+    found = subject_of(own("Enormous"))
+    assert found.params == 32 * 10**9 + 10**9
+    assert "measured on fake tensors" in found.assumptions[0]
+
+
+def test_a_model_that_needs_values_is_tried_out_on_the_cpu_however_large(own, no_moment):
+    assert "measured on 8 samples on the CPU" in subject_of(own("Peeks")).assumptions[0]
 
 
 def test_a_model_that_fails_in_any_case_is_refused_in_one_line(own):
-    with pytest.raises(
-        UserError, match=r"own\.py:Fails cannot be tried out, on fake tensors: .*; on 8 samples"
-    ) as said:
+    with pytest.raises(UserError, match=r"own\.py:Fails cannot be tried out, on 8 .*; on fake tensors: ") as said:
         subject_of(own("Fails"))
     assert "\n" not in str(said.value)
+    assert str(said.value).count("on 8 samples") == 1, "the same failure is told once"
 
 
 def test_a_plan_knows_what_is_frozen_and_what_is_done_between_the_steps():

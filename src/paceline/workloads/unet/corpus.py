@@ -28,6 +28,14 @@ Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """An image [H, W, C] and its mask [H, W]."""
 
 
+@dataclass(frozen=True)
+class ImageKind:
+    """What a model must know of its images."""
+
+    channels: int
+    classes: tuple[str, ...]
+
+
 class PairSource(Protocol):
     """Where pairs come from. What `channels` and `classes` say is known once all pairs were read."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,17 @@ from paceline.data.npz_file import UNREADABLE
 from paceline.errors import UserError
 from paceline.plain_files import check_plain
 from paceline.registry import one_line
-from paceline.workloads.unet.corpus import IGNORED, Pair
+from paceline.workloads.unet.corpus import IGNORED, ImageKind, Pair
+from paceline.workloads.unet.outline import Glance
 from paceline.workloads.unet.sections import ImageData
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 MOST_SHOWN = 8
+MOST_LOOKED_AT, MOST_PIXELS = 32, 1 << 24
+"""Pairs, and pixels of their masks, that tell what the others are like."""
+TURNED_TO_COLOUR, TURNED_TO_GREY = ("P", "RGBA", "CMYK", "YCbCr"), ("LA", "1")
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
@@ -39,6 +48,7 @@ class Folder:
                 raise UserError(f"data.path={data.path}: one pair cannot be divided; type  data.test_path=FOLDER")
             self.splits = {"train": sorted(by_hash[held_out:]), "test": sorted(by_hash[:held_out])}
         self.all = [pair for pairs in self.splits.values() for pair in pairs]
+        self.size = data.size
         self.channels = 0
         self.classes: tuple[str, ...] = ()
 
@@ -48,25 +58,55 @@ class Folder:
 
     def pairs(self, split: str) -> Iterator[Pair]:
         if not self.classes:
-            self._look_at_all()
+            self._judge(self._values())
         for image_file, mask_file in self.splits[split]:
             yield read_image(image_file), self._numbered(read_mask(mask_file))
 
-    def _look_at_all(self) -> None:
-        """Every file once, before anything is written: what classes and channels there are."""
+    def glance(self) -> Glance:
+        """By the headers of a few images, and what their masks hold."""
+        sides: list[tuple[int, int]] = []
+        values: set[int] = set()
+        for number in np.unique(np.linspace(0, len(self.all) - 1, MOST_LOOKED_AT).astype(int)):
+            image_file, mask_file = self.all[number]
+            mask = read_mask(mask_file)
+            self._same_kind(image_file, shape_of(image_file), mask)
+            sides.append(mask.shape)
+            values |= set(np.unique(mask).tolist())
+            if sum(map(math.prod, sides)) > MOST_PIXELS:
+                break
+        classes = 2 if values <= {0, IGNORED} else max(2, max(values - {IGNORED}) + 1)
+        tiles = np.mean([math.prod(-(-side // self.size) for side in one) for one in sides])
+        said = f"{classes} classes, and images as large, as in {len(sides)} of {len(self.all):,} pairs"
+        return Glance(
+            ImageKind(self.channels, tuple(map(str, range(classes)))),
+            len(self.splits["train"]),
+            round(len(self.splits["test"]) * float(tiles)),
+            (said,) if len(sides) < len(self.all) else (),
+        )
+
+    def _values(self) -> set[int]:
+        """What all masks hold."""
         values: set[int] = set()
         for image_file, mask_file in self.all:
-            image, mask = read_image(image_file), read_mask(mask_file)
-            if image.shape[:2] != mask.shape:
-                sides = " and its mask ".join(f"{a.shape[1]} × {a.shape[0]}" for a in (image, mask))
-                raise UserError(f"{image_file}: the image has {sides} pixels; they must be the same")
-            if self.channels not in (0, image.shape[2]):
-                raise UserError(
-                    f"{image_file} has {image.shape[2]} channels and {self.all[0][0].name} has {self.channels}; "
-                    "save all of them in grey or all in colour"
-                )
-            self.channels = image.shape[2]
+            mask = read_mask(mask_file)
+            self._same_kind(image_file, read_image(image_file).shape, mask)
             values |= set(np.unique(mask).tolist())
+        return values
+
+    def _same_kind(self, image_file: Path, shape: tuple[int, ...], mask: NDArray[np.uint8]) -> None:
+        """As its mask, and as the images before it."""
+        if shape[:2] != mask.shape:
+            sides = " and its mask ".join(f"{width} × {height}" for height, width in (shape[:2], mask.shape))
+            raise UserError(f"{image_file}: the image has {sides} pixels; they must be the same")
+        if self.channels not in (0, shape[2]):
+            raise UserError(
+                f"{image_file} has {shape[2]} channels and {self.all[0][0].name} has {self.channels}; "
+                "save all of them in grey or all in colour"
+            )
+        self.channels = shape[2]
+
+    def _judge(self, values: set[int]) -> None:
+        """Before anything is written: what classes there are, where all masks together hold these values."""
         self.black_and_white = values == {0, IGNORED}
         highest = 1 if self.black_and_white else max(values - {IGNORED}, default=0)
         if highest < 1:
@@ -127,20 +167,38 @@ def read_mask(file: Path) -> NDArray[np.uint8]:
     return mask.astype(np.uint8)
 
 
+def shape_of(file: Path) -> tuple[int, ...]:
+    """Of what `read_image` would give, by the file's header."""
+    with _opened(file) as found:
+        if isinstance(found, np.ndarray):
+            return (*found.shape, 1)[:3]
+        return found.height, found.width, 3 if found.mode in (*TURNED_TO_COLOUR, "RGB") else 1
+
+
 def _read(file: Path, *, colours: bool) -> NDArray[Any]:
+    with _opened(file) as found:
+        if isinstance(found, np.ndarray):
+            return np.array(found)
+        if colours and found.mode in (*TURNED_TO_COLOUR, *TURNED_TO_GREY):
+            found = found.convert("RGB" if found.mode in TURNED_TO_COLOUR else "L")
+        return np.asarray(found)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[NDArray[Any] | Image.Image]:
+    """An array that is mapped, or a picture of which only the header has been read; refused if it is neither."""
     from PIL import Image
 
     try:
         check_plain(file)
         if file.suffix.lower() == ".npy":
-            found: NDArray[Any] = np.load(file, allow_pickle=False)
+            found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
             if found.ndim not in (2, 3):
                 raise ValueError(f"an array of shape {list(found.shape)}")
-            return found
-        with Image.open(file) as picture:
-            if colours and picture.mode in ("P", "RGBA", "CMYK", "YCbCr", "LA", "1"):
-                picture = picture.convert("L" if picture.mode in ("LA", "1") else "RGB")
-            return np.asarray(picture)
+            yield found
+        else:
+            with Image.open(file) as picture:
+                yield picture
     except IsADirectoryError:
         raise UserError(f"{file} is a folder; name the images in it:  {file}/*.png") from None
     except FileNotFoundError:

@@ -17,7 +17,8 @@ from paceline.data.files import check_file, digest_of_files, digest_of_value
 from paceline.data.order import fractions, stream
 from paceline.errors import UserError
 from paceline.plain_files import open_plain
-from paceline.workloads.unet.corpus import Pair
+from paceline.workloads.unet.corpus import ImageKind, Pair
+from paceline.workloads.unet.outline import Glance
 from paceline.workloads.unet.sections import ImageData
 from paceline.workloads.unet.strokes import DRAWS, SIDE, draw
 
@@ -49,9 +50,16 @@ class Scenes:
 
     def pairs(self, split: str) -> Iterator[Pair]:
         digit, data = self._digits(split), self.data
-        count = data.scenes if split == "train" else max(1, round(data.scenes * data.test_fraction))
-        for number in range(count):
+        for number in range(self._count(split)):
             yield scene(numbers(data.seed, split == "test", number), digit, data.digits_per_scene, data.size)
+
+    def _count(self, split: str) -> int:
+        return self.data.scenes if split == "train" else max(1, round(self.data.scenes * self.data.test_fraction))
+
+    def glance(self) -> Glance:
+        if self.data.digits == "mnist":
+            self._mnist_files("train")
+        return Glance(ImageKind(self.channels, self.classes), self._count("train"), self._count("test"))
 
     def _digits(self, split: str) -> Digit:
         if self.data.digits == "drawn":

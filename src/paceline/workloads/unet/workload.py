@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,10 +20,11 @@ from paceline.parallel.precision import at_least_fp32
 from paceline.record.files import read_json, write_json
 from paceline.spec import RunSpec
 from paceline.using.export import write_standalone
-from paceline.workload import Say, Workload
-from paceline.workloads.unet.corpus import ImageCorpus, prepare
+from paceline.workload import Outline, Say, Workload
+from paceline.workloads.unet.corpus import ImageCorpus, ImageKind, prepare
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
+from paceline.workloads.unet.outline import outline_of
 from paceline.workloads.unet.pictures import side_by_side
 from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offsets
 from paceline.workloads.unet.scenes import Scenes
@@ -35,14 +36,6 @@ EVALUATED_PIXELS = 1 << 17
 KEPT = "images.json"
 SHOWN_SHARE = 0.001
 """Of an image: classes with fewer pixels are in its mask, but not listed."""
-
-
-@dataclass(frozen=True)
-class ImageKind:
-    """What a model must know of its images."""
-
-    channels: int
-    classes: tuple[str, ...]
 
 
 class Segmentation(Workload):
@@ -74,8 +67,15 @@ class Segmentation(Workload):
         return self._prepared(lambda text: None)
 
     def _prepared(self, say: Say) -> ImageCorpus:
-        data = self.images
-        return prepare(Scenes(data) if data.source == "scenes" else Folder(data), data.source, data.cache, say)
+        return prepare(self._source(), self.images.source, self.images.cache, say)
+
+    def _source(self) -> Scenes | Folder:
+        return Scenes(self.images) if self.images.source == "scenes" else Folder(self.images)
+
+    def outline(self) -> Outline:
+        seen = self._source().glance()
+        self.kind = seen.kind
+        return outline_of(seen, self.images.size, self.shape.depth)
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint

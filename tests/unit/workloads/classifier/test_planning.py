@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.planning.fake import measured
 from paceline.planning.subject import subject_of
+from paceline.planning.traced import measured
 from paceline.spec import build
 from paceline.workloads.classifier.workload import Encoder
 

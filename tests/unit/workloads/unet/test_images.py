@@ -11,8 +11,10 @@ from PIL import Image
 from conftest import SHARED
 from paceline.data.samples import traits_of
 from paceline.errors import UserError
+from paceline.planning.subject import subject_of
 from paceline.spec import build
 from paceline.workload import workload_of
+from paceline.workloads.unet import outline
 from paceline.workloads.unet.corpus import IGNORED, open_corpus
 from paceline.workloads.unet.folder import read_mask
 from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
@@ -240,3 +242,42 @@ def test_values_that_do_not_fit_are_refused(sections, said):
 
     with pytest.raises(UserError, match=said):
         begin()
+
+
+def test_a_plan_makes_and_prepares_no_images(tmp_path):
+    spec = build(
+        {
+            "workload": "unet",
+            "model": {"depth": 2},
+            "data": {"scenes": 10**9, "size": 16384, "cache": str(tmp_path / "cache")},
+            "train": {"steps": 5},
+        }
+    )
+    found = subject_of(spec)
+    assert (found.samples, found.held_out) == (10**9, 10**8)
+    assert found.sample_bytes == 2 * 16384**2
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_small_image_tells_what_a_larger_one_takes(tmp_path, precision, monkeypatch):
+    data = {"scenes": 20, "size": 128, "cache": str(tmp_path)}
+    spec = build({"workload": "unet", "model": {"depth": 2}, "data": data, "train": {"precision": precision}})
+    by_small = subject_of(spec)
+    monkeypatch.setattr(outline, "TRIED", 128)
+    by_large = subject_of(spec)
+    assert by_small.flops_per_sample == by_large.flops_per_sample
+    for small, large in zip(by_small.blocks, by_large.blocks, strict=True):
+        for name in ("params", "moved_elements", "saved_whole_elements", "edge_elements", "kernels"):
+            assert getattr(small, name) == pytest.approx(getattr(large, name), rel=0.01)
+
+
+def test_a_plan_of_a_folder_looks_at_a_few_pairs_and_says_so(folder, tmp_path_factory, monkeypatch):
+    data = {"source": "folder", "path": str(folder), "cache": str(tmp_path_factory.mktemp("cache"))}
+    images = workload(data["cache"], source="folder", path=str(folder))
+    seen = images.outline()
+    assert (images.kind.channels, images.kind.classes) == (3, ("0", "1", "2"))
+    assert (len(seen.samples), seen.assumptions) == (2, ())
+    assert seen.held_out == round((4 + 1 + 3) / 3), "tiles of 32 × 32 pixels, of the mean image"
+    monkeypatch.setattr("paceline.workloads.unet.folder.MOST_PIXELS", 1)
+    assert images.outline().assumptions == ("3 classes, and images as large, as in 1 of 3 pairs",)

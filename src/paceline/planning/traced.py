@@ -1,12 +1,14 @@
-"""The shape of a user's own model, measured on fake tensors: the real code runs, but nothing is stored or multiplied.
+"""The shape of a model that has no formulas, such as a user's own: its code runs, and is watched.
 
 One pass forward and backward over a small batch is watched: products with their sides, element-wise traffic, kernels,
-and how many bytes are alive. A second, larger batch tells what grows with the samples from what does not.
+and how many bytes are alive. A second, larger batch tells what grows with the samples from what does not. A small model
+is run on the CPU; of a large one fake tensors tell the same, with nothing stored or multiplied, once torch has imported
+its compiler for them, which takes longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +29,11 @@ from paceline.parallel.wrapping import refuse_for_keras
 from paceline.planning.eager import NOTHING, Alive, Moved, as_on_cuda, most_alive, moved, useful
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, EagerTraffic, Matmul
 from paceline.planning.layouts import Divisible
+from paceline.planning.moment import Moment, TooMuch
 from paceline.planning.training import Lengths, TrainingSubject, numbers_of
 from paceline.registry import one_line
 from paceline.spec import RunSpec
-from paceline.workload import Workload, workload_of
+from paceline.workload import Outline, Workload, workload_of
 
 BATCHES = (4, 8)
 RECURRENT = "recurrent layers are not in the price: they go word by word; paceline measure tells their time"
@@ -117,10 +120,10 @@ def _sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
 
 
 def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> TrainingSubject:
-    """The subject of a run file whose workload is the user's own."""
+    """The subject of a run file whose workload has no formulas."""
     workload = workload_of(spec)
-    workload.prepare(lambda text: None)
-    data = training_samples(workload)
+    outline = workload.outline() or _prepared(workload)
+    data = outline.samples
     count = len(data)
     sizes = [min(size, count) for size in BATCHES]
     keys = np.zeros(max(sizes), np.int64)
@@ -135,7 +138,7 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
     repeat = max(1, len(layers))
     inside, total = [p for layer in layers for p in layer.parameters()], count_of(model.parameters())
     grown = _Growth(sizes[0], sizes[-1], numbers_of(spec.train).element_bytes)
-    blocks = _blocks(passes, grown, repeat, count_of(inside), total)
+    blocks = tuple(_of_larger(one, outline.times) for one in _blocks(passes, grown, repeat, count_of(inside), total))
     blocks = _with_frozen(blocks, count_of(p for p in inside if not p.requires_grad), groups.frozen)
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
     mean = float(costs.mean())
@@ -147,42 +150,56 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
         traits=replace(traits_of(workload, data), compiles=not of_keras),
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
-        sample_bytes=float(sample_bytes),
-        held_out=len(samples_of(workload, "test") or ()),
+        sample_bytes=float(sample_bytes) * outline.times,
+        held_out=outline.held_out,
         evaluation_chunk=workload.evaluation_chunk,
         divisible=Divisible(recomputes=bool(layers), weights=not of_keras),
         lengths=Lengths(float(costs.max()) / mean, float(costs.std()) / mean) if mean else Lengths(),
-        assumptions=(f"shape measured {how}, {total:,} parameters", *[RECURRENT] * passes[-1].recurrent),
+        assumptions=(
+            f"shape measured {how}, {total:,} parameters",
+            *outline.assumptions,
+            *[RECURRENT] * passes[-1].recurrent,
+        ),
     )
 
 
-def _traced(workload: Workload, spec: RunSpec, batches: Sequence[Any]) -> tuple[nn.Module, Groups, list[_Watch], str]:
-    """(the model, its groups of parameters, what a pass over each batch did, how that was seen).
+def _prepared(workload: Workload) -> Outline:
+    """All of the data, where a workload has nothing to say of them before."""
+    workload.prepare(lambda text: None)
+    return Outline(training_samples(workload), len(samples_of(workload, "test") or ()))
 
-    Code that asks a tensor for its values, as Keras does for its seeds, cannot be run on fake ones. A small batch
-    through the real model on the CPU tells the same.
-    """
-    modes: dict[str, Mode] = {f"on {len(tree_leaves(batches[-1])[0])} samples on the CPU": nullcontext()}
-    if not workload.asks_for_values:
-        modes = {"on fake tensors": FakeTensorMode(allow_non_fake_inputs=True), **modes}
-    failures = []
-    for how, mode in modes.items():
+
+def _traced(workload: Workload, spec: RunSpec, batches: Sequence[Any]) -> tuple[nn.Module, Groups, list[_Watch], str]:
+    """(the model, its groups of parameters, what a pass over each batch did, how that was seen)."""
+    failures: dict[str, str] = {}
+    for how, mode in _ways(workload, batches):
         torch.manual_seed(spec.train.seed)
         try:
             with mode:
                 model = workload.model()
                 groups = groups_of(workload, spec.train, model)
-            return (
-                model,
-                groups,
-                [_watched(mode, model, workload, batch, spec) for batch in batches],
-                how,
-            )
+            return model, groups, [_watched(mode, model, workload, batch, spec) for batch in batches], how
         except UserError:
             raise
+        except TooMuch:
+            continue
         except Exception as error:
-            failures.append(f"{how}: {one_line(error)}")
-    raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {'; '.join(failures)}") from None
+            failures[how] = one_line(error)
+    said = "; ".join(f"{how}: {why}" for how, why in failures.items())
+    raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {said}") from None
+
+
+def _ways(workload: Workload, batches: Sequence[Any]) -> Iterator[tuple[str, Mode]]:
+    """To run a model, the quickest first.
+
+    Code that asks a tensor for its values, as Keras does for its seeds, cannot be run on fake ones: however large it
+    is, the real model is.
+    """
+    on_cpu = f"on {len(tree_leaves(batches[-1])[0])} samples on the CPU"
+    if not workload.asks_for_values:
+        yield on_cpu, Moment()
+        yield "on fake tensors", FakeTensorMode(allow_non_fake_inputs=True)
+    yield on_cpu, nullcontext()
 
 
 def _watched(mode: Mode, model: nn.Module, workload: Any, batch: Any, spec: RunSpec) -> _Watch:
@@ -228,6 +245,23 @@ def _blocks(passes: list[_Watch], grown: _Growth, repeat: int, inside: int, tota
     middle = _block("layer", repeat, inside / repeat, layer, grown)
     ends = _block("rest", 1, float(total - inside), rest, grown)
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
+
+
+def _of_larger(block: BlockShape, times: float) -> BlockShape:
+    """The same block, for samples that are so many times as large."""
+    eager = block.eager and replace(
+        block.eager,
+        forward_elements=times * block.eager.forward_elements,
+        backward_elements=times * block.eager.backward_elements,
+    )
+    return replace(
+        block,
+        matmuls=tuple(replace(one, rows=times * one.rows) for one in block.matmuls),
+        moved_elements=times * block.moved_elements,
+        saved_whole_elements=times * block.saved_whole_elements,
+        edge_elements=times * block.edge_elements,
+        eager=eager,
+    )
 
 
 def _with_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
