@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from functools import partial
 from typing import Any
 
 from paceline.arguments import numbers
@@ -12,6 +10,7 @@ from paceline.errors import UserError
 from paceline.parity import Parity, check, table
 from paceline.record.files import print_json
 from paceline.spec import RunSpec
+from paceline.terminal import say, warn
 
 
 def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
@@ -21,8 +20,7 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
     if arguments.steps < 1:
         raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
     layouts = [word for word in arguments.layouts.split(",") if word]
-    say = partial(print, file=sys.stderr)
-    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=say)
+    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=warn)
     if not parity.rows:
         return 0
     if arguments.json:
@@ -34,13 +32,13 @@ def run(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
         _say_what_differs(parity)
         return 1
     if not arguments.json:
-        print(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
+        say(f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})")
     return 0
 
 
 def _say_what_differs(parity: Parity) -> None:
     worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
     by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
-    print(f"paceline: the answer depends on the layout: {by}", file=sys.stderr)
+    warn(f"paceline: the answer depends on the layout: {by}")
     for cause in parity.causes:
-        print(f"  cause: {cause}", file=sys.stderr)
+        warn(f"  cause: {cause}")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline import __version__, registry
 from paceline.errors import UserError
 from paceline.planning.options import plan_arguments
-from paceline.terminal import console
+from paceline.terminal import console, say, warn
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -145,7 +143,7 @@ def do_explain(arguments: argparse.Namespace) -> int:
 
         with expected_failures(spec):
             workload = workload_of(spec)
-            workload.prepare(partial(print, file=sys.stderr))
+            workload.prepare(warn)
             samples = sample_count(workload)
             more = [*of.evaluation_lines(workload, samples), *of.group_lines(workload)]
     how = [*of.execution_lines(spec, samples), *of.network_lines(spec)]
@@ -293,11 +291,15 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def do_export(arguments: argparse.Namespace) -> int:
+    from paceline.record.files import print_json
     from paceline.using.export import export
 
     which = "best" if arguments.best else "newest"
     written = export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code)
-    print(json.dumps({"written": str(written)}) if arguments.json else written)
+    if arguments.json:
+        print_json({"written": written})
+    else:
+        say(written)
     return 0
 
 

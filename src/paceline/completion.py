@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.record.files import print_json
+from paceline.terminal import say
 
 BASH = """# paceline completion for bash: put this line into ~/.bashrc
 #   eval "$(paceline completion bash)"
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     elif arguments.shell is None:
         raise UserError('which shell? write it as  eval "$(paceline completion bash)",  or zsh or fish')
     else:
-        print(script(arguments.shell, commands, keys))
+        say(script(arguments.shell, commands, keys))
     return 0
 
 

@@ -1,29 +1,32 @@
-"""What reaches the terminal: text, and nothing that steers it, wherever the text was read."""
+"""What reaches the terminal: text, and nothing that steers it or hides in it, wherever the text was read."""
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Any
+
+from paceline.signs import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 COLUMNS = 100
 """Of all that is shown on a terminal or in a log."""
 
 
-def visible(text: str) -> str:
-    """The text with its control characters spelt out."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+def say(text: object, end: str = "\n") -> None:
+    """To standard output."""
+    print(visible(str(text)), end=end, flush=True)
 
 
-def spelt_out(text: str) -> str:
-    """The text for a page: control characters are spelt out, and signs that turn the direction of others."""
-    return STEERING.sub(lambda found: repr(found[0])[1:-1], text)
+def warn(text: object) -> None:
+    """To standard error."""
+    print(visible(str(text)), file=sys.stderr, flush=True)
+
+
+def hand_over(text: str) -> None:
+    """A file on standard output: into a pipe as it is, and on a terminal as it can be seen."""
+    print(visible(text) if sys.stdout.isatty() else text, end="")
 
 
 def console(**options: Any) -> Console:
@@ -33,8 +36,12 @@ def console(**options: Any) -> Console:
     """
     from rich.console import Console
     from rich.segment import Segment
+    from rich.text import Text
 
     class PlainConsole(Console):
+        def render_str(self, text: str, **kwargs: Any) -> Text:
+            return super().render_str(visible(text), **kwargs)  # before it is given its place in a table
+
         def render(self, *args: Any, **kwargs: Any) -> Any:
             for part in super().render(*args, **kwargs):
                 yield part if part.control else Segment(visible(part.text), part.style)

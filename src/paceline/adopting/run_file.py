@@ -10,6 +10,7 @@ import yaml
 
 from paceline.adopting.draft import Draft, Line, Row
 from paceline.adopting.rules import Outcome
+from paceline.signs import one_line
 from paceline.spec import Parallel, Train
 
 ORDER = ("name", "workload", "cluster", "model", "data", "train", "parallel")
@@ -45,7 +46,7 @@ def _with(draft: Draft, outcome: Outcome) -> list[Row]:
 
 def _line(key: str, line: Line) -> str:
     text = f"{key}: {scalar(line.value)}"
-    return f"{text:<{COLUMN}}  # {plain(line.comment)}" if line.comment else text
+    return f"{text:<{COLUMN}}  # {one_line(line.comment)}" if line.comment else text
 
 
 def scalar(value: Any) -> str:
@@ -54,19 +55,14 @@ def scalar(value: Any) -> str:
 
 
 def _note(row: Row) -> str:
-    value = "" if row.value is True or row.value is None else f"={plain(str(row.value))}"
+    value = "" if row.value is True or row.value is None else f"={one_line(str(row.value))}"
     return f"{row.said}{value if row.given else ''}" + (f": {row.why}" if row.why else "")
-
-
-def plain(text: str) -> str:
-    """One line, whatever was in a file."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _block(head: str, items: Sequence[str]) -> list[str]:
     if not items:
         return []
-    return [f"# {head}", *(line for item in items for line in _wrapped(plain(item), "#   "))]
+    return [f"# {head}", *(line for item in items for line in _wrapped(one_line(item), "#   "))]
 
 
 def _wrapped(text: str, start: str = "# ") -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from paceline.adopting.adopt import Adopted, adopt
 from paceline.adopting.draft import Row
 from paceline.adopting.rules import Outcome, is_off
-from paceline.adopting.run_file import plain
 from paceline.errors import UserError
-from paceline.record.files import as_json, finite
+from paceline.record.files import print_json
+from paceline.signs import one_line
 
 LONGEST = 40
 
@@ -35,12 +33,11 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     command = arguments.line or shlex.join(arguments.command)
     adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
     if arguments.json:
-        json.dump(finite(adopted.as_json()), sys.stdout, indent=2, ensure_ascii=False, default=as_json)
-        print()
+        print_json(adopted.as_json())
         return 0
     console.print(table(adopted))
     for line in summary(adopted):
-        console.print(plain(line), soft_wrap=True)
+        console.print(one_line(line), soft_wrap=True)
     return 0
 
 
@@ -56,8 +53,8 @@ def table(adopted: Adopted) -> Any:
             continue
         if row.source != source:
             source = row.source
-            shown.add_row(f"{plain(source)}:", "", "", "")
-        shown.add_row(f"  {plain(row.key)}", plain(_value(row)), row.outcome.value, plain(_place(row)))
+            shown.add_row(f"{one_line(source)}:", "", "", "")
+        shown.add_row(f"  {one_line(row.key)}", one_line(_value(row)), row.outcome.value, one_line(_place(row)))
     return shown
 
 

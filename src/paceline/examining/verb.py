@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from paceline.examining.examine import examine
 from paceline.examining.results import EVERYWHERE, CheckResult, Examination, Health, Surroundings
 from paceline.examining.start_nodes import SSH, examine_nodes
 from paceline.launch.environment import ALONE, detect
+from paceline.record.files import print_json
 from paceline.record.units import wrapped
 
 STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
@@ -44,8 +43,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if place.rank and not found.findings:
         return 0  # told to the first, which prints it
     if arguments.json:
-        json.dump(found.as_json(), sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(found.as_json())
     else:
         for part in shown(found):
             console.print(part)

@@ -17,6 +17,7 @@ from paceline.errors import UserError
 from paceline.horovod.refused import refuse, refuse_process_sets
 from paceline.launch.environment import ALONE, Place, detect
 from paceline.launch.group import joined
+from paceline.terminal import warn
 
 TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
 
@@ -118,11 +119,9 @@ def _introduce(place: Place) -> None:
     if place.rank == 0:
         ranks = "1 rank" if place.world == 1 else f"{place.world} ranks"
         started = "" if place is ALONE else f", started by {place.launcher}"
-        print(
+        warn(
             f"paceline.horovod: {ranks}{started}; Horovod's names over torch.distributed. The order of the data is the "
-            "script's own; paceline.run makes it the same on any number of ranks",
-            file=sys.stderr,
-            flush=True,
+            "script's own; paceline.run makes it the same on any number of ranks"
         )
 
 

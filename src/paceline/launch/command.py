@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,11 +37,11 @@ from paceline.launch.local import POLL_S, attend, rank_environment, reserved_por
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 from paceline.launch.tf_config import TF_CONFIG, tf_configs
 from paceline.record.files import print_json
+from paceline.terminal import warn
 
 Say = Callable[[str], None]
 EXAMPLE = "paceline launch --ranks 2 -- python train.py"
 MOST_RANKS = 1024  # on one machine; more is a slip of the hand
-say_aloud = partial(print, file=sys.stderr, flush=True)
 
 
 def launch(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
@@ -86,7 +85,7 @@ def run_command(
     ranks: int,
     environ: Mapping[str, str] | None = None,
     restarts: int = 0,
-    say: Say = say_aloud,
+    say: Say = warn,
     output: IO[str] | None = None,
 ) -> int:
     """Run `command` in `ranks` processes; 0, or the exit code of the rank that failed first, which `say` names.

@@ -20,7 +20,7 @@ from paceline import __version__, registry
 from paceline.errors import Bug, PacelineError, RankSilent, RunFailed, UserError
 from paceline.launch.environment import Place, detect
 from paceline.launch.leaving import leave, leave_at_once
-from paceline.terminal import visible
+from paceline.signs import visible
 from paceline.trusting import state_folder
 
 

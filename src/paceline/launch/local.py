@@ -32,6 +32,7 @@ from paceline.launch.environment import LOCALHOST, MARK
 from paceline.launch.heartbeat import STOPPED, process_state
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 from paceline.launch.silence import Watch
+from paceline.terminal import warn
 
 T = TypeVar("T")
 
@@ -188,7 +189,7 @@ class _RankProcesses:
             return
         self.told_to_stop = True
         hint = " (Ctrl-C again kills them)" if received == signal.SIGINT else ""
-        print(f"{received.name}: the ranks stop when they have saved{hint}", file=sys.stderr, flush=True)
+        warn(f"{received.name}: the ranks stop when they have saved{hint}")
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:

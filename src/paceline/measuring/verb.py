@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from paceline.record.files import print_json, write_json
 from paceline.record.plain_table import PlainTable
 from paceline.record.units import duration, number, percent, size, wrapped
 from paceline.spec import RunSpec
+from paceline.terminal import warn
 
 MOST_RANKS = 1024
 LABEL_COLUMNS = 24
@@ -76,7 +76,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.steps < 4:
         raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
     given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
-    return {**given, "price": check_price(arguments.price), "say": say_aloud}
+    return {**given, "price": check_price(arguments.price), "say": warn}
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _kept_when_stopped() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("paceline: stopped, as asked; what is done is kept, and the same command goes on", file=sys.stderr)
+        warn("paceline: stopped, as asked; what is done is kept, and the same command goes on")
         raise
 
 
@@ -117,7 +117,7 @@ def run_links(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.out is not None:
         make_folder(arguments.out)
         write_json(arguments.out / "links.json", links_to_json(found))
-        say_aloud(f"written: {arguments.out / 'links.json'}")
+        warn(f"written: {arguments.out / 'links.json'}")
     return 0
 
 
@@ -137,10 +137,6 @@ def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
     console.print(correction.words(), soft_wrap=True)
     console.print(written(file), soft_wrap=True)
     return 0
-
-
-def say_aloud(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def show(found: Measurement) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from paceline import __version__
 from paceline.errors import UserError
 from paceline.record.jobs import ATTEMPTS
+from paceline.signs import one_line
 
 AGAIN = 75
 """The exit code of `paceline.submitting.after` that asks for a requeue: what mail programs call a temporary failure."""
@@ -94,7 +95,7 @@ def batch_script(job: BatchJob) -> str:
     python = shlex.join([*job.python, "-m"])
     ranks = f' parallel.ranks="$((SLURM_JOB_NUM_NODES * {job.per_node}))"' if job.elastic else ""
     return SCRIPT.format(
-        note=_one_line(job.note),
+        note=one_line(job.note),
         version=__version__,
         directives="\n".join(_directives(job)),
         setup="".join(f"{line}\n" for line in job.setup),
@@ -128,7 +129,7 @@ exec {command} --ranks 1,"$n" --out {folder}/ranks-"$n"
 def array_script(job: BatchJob, ranks: Sequence[int]) -> str:
     """Each task of the array measures one number of ranks against one rank, in turns, on one node."""
     return ARRAY.format(
-        note=_one_line(job.note),
+        note=one_line(job.note),
         version=__version__,
         directives="\n".join(_directives(job)),
         last=len(ranks) - 1,
@@ -178,7 +179,3 @@ def time_words(hours: float) -> str:
     minutes = max(1, math.ceil(hours * 60 - 1e-6))
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02}:{rest % 60:02}:00"
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())

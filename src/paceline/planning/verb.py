@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,10 @@ from paceline.errors import UserError
 from paceline.planning.plan import Plan, plan
 from paceline.planning.rows import Rates, Wishes, hours_of
 from paceline.planning.what_if import what_if_of
-from paceline.record.files import as_json, finite, print_json, read_json, write_atomic, write_json
+from paceline.record.files import print_json, read_json, write_atomic, write_json
 from paceline.spec import COMMAND_LINE, RunSpec, build, overrides_of
 from paceline.spec.yaml_file import put
+from paceline.terminal import hand_over, say, warn
 
 
 def spec_of_options(arguments: argparse.Namespace) -> RunSpec | None:
@@ -69,7 +67,7 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
     if arguments.page is not None:
         from paceline.planning.page.page import page
 
-        print(f"planning every setting of {arguments.page}", file=sys.stderr)
+        warn(f"planning every setting of {arguments.page}")
         write_atomic(arguments.page, page(found, ask, _command(arguments)))
     files: dict[str, str] = {}
     if arguments.emit:
@@ -79,20 +77,19 @@ def run(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: A
     if arguments.out is not None:
         _write(found.as_json(), files, arguments.out)
     if arguments.json:
-        json.dump(finite(found.as_json()), sys.stdout, indent=2, ensure_ascii=False, default=as_json)
-        print()
+        print_json(found.as_json())
     elif files and arguments.out is None:
         for name, text in files.items():
-            print(f"# ── {name}\n{text}" if len(files) > 1 else text, end="")
+            hand_over(f"# ── {name}\n{text}" if len(files) > 1 else text)
     else:
         from paceline.planning.show import show
 
         for part in show(found):
             console.print(part)
         if arguments.out is not None:
-            print("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
+            say("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
         if arguments.page is not None:
-            print(f"written: {arguments.page}")
+            say(f"written: {arguments.page}")
     return 0 if found.fits else 1
 
 
@@ -137,12 +134,11 @@ def calibrate(arguments: argparse.Namespace, console: Any) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.threads < 0:
         raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
-    say = functools.partial(print, file=sys.stderr)
-    found = measure(sorted(set(ranks)), say, arguments.threads)
+    found = measure(sorted(set(ranks)), warn, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
         from paceline.planning.calibrating.gpu_probes import measure_gpu
 
-        found["gpu"] = measure_gpu(say)
+        found["gpu"] = measure_gpu(warn)
     write_json(path, found)
     if arguments.json:
         print_json(found)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from paceline.record.files import finite
+from paceline.signs import HIDDEN, visible, visible_inside
+
+ESCAPED = re.compile(r"\\[bfru]")
+"""In JSON: a control character, perhaps."""
 
 
 def policy(*scripts: str) -> str:
@@ -16,6 +24,47 @@ def policy(*scripts: str) -> str:
     return f"default-src 'none'; {shown}; base-uri 'none'; form-action 'none'"
 
 
+def template(
+    text: str,
+    *,
+    html: bool = True,
+    value: Callable[[Any], Any] | None = None,
+    signs: Mapping[str, str] | None = None,
+    **filters: Callable[..., Any],
+) -> Any:
+    """A template in which every value is shown as text: without markup of its own, and with all of it to be seen.
+
+    `value` is done to each value instead; in LaTeX braces mean something else, and blocks have other `signs`.
+    """
+    from jinja2 import Environment
+
+    made = Environment(
+        autoescape=html,
+        finalize=value or _shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols"],
+        **(signs or {}),  # type: ignore[arg-type]
+    )
+    made.filters.update(filters)
+    return made.from_string(text)
+
+
+def _shown(value: Any) -> Any:
+    """What is markup stays as it is."""
+    return value if hasattr(value, "__html__") else visible(str(value))
+
+
 def page_data(value: Any) -> str:
-    """JSON that cannot end the element of a page it stands in."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    """JSON that cannot end the element of a page it stands in: all text can be seen, and what is no number is null."""
+    text = _json(value)
+    if HIDDEN.search(text) or ESCAPED.search(text):
+        text = _json(visible_inside(value))
+    return text.replace("<", "\\u003c")
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(finite(value), separators=(",", ":"), ensure_ascii=False)

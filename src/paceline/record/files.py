@@ -18,6 +18,8 @@ from typing import IO, Any, TypeVar, get_type_hints
 
 from paceline.errors import RunFailed, UserError
 from paceline.plain_files import read_text
+from paceline.signs import replaced
+from paceline.terminal import say
 
 T = TypeVar("T")
 MOST_DIGITS = 19
@@ -50,7 +52,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def print_json(value: Any) -> None:
     """For other programs: to standard output, and nan as null."""
-    print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=as_json))
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, default=as_json)
+    say(replaced(text, lambda sign: json.dumps(sign)[1:-1]))  # as JSON spells them: what is read back is the same
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from paceline.record.pauses import Pauses
 from paceline.record.progress import Progress
 from paceline.record.run_dir import RunDir
 from paceline.spec import RunSpec
+from paceline.terminal import warn
 from paceline.workload import Say
 
 PROJECT = "paceline"
@@ -117,7 +117,7 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, say: Say | No
     check_loggers(names)
     file = run.path / "loggers.json"
     known = read_json(file) if file.exists() else {}
-    say = say or (lambda text: print(text, file=sys.stderr))
+    say = say or warn
     loggers: list[Logger] = []
     for name in dict.fromkeys(names):
         try:

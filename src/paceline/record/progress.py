@@ -19,6 +19,7 @@ from paceline.record.pauses import Pauses
 from paceline.record.per_class import baseline_words
 from paceline.record.timers import TIMES
 from paceline.record.units import clock, metrics_text, number, percent, writable
+from paceline.signs import visible
 from paceline.terminal import COLUMNS
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Show a message that stays."""
-        text = writable(text, self.stream.encoding)
+        text = writable(visible(text), self.stream.encoding)
         with self._nobody_listening():
             if self._live is None:
                 self.stream.write(f"{text}\n")

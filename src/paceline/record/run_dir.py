@@ -26,6 +26,7 @@ from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
 from paceline.record.files import write_atomic
 from paceline.registry import is_script
+from paceline.signs import one_line
 from paceline.spec import DEFAULT, RunSpec, build, recorded
 from paceline.workload import Say
 
@@ -297,14 +298,14 @@ def _write_spec(spec: RunSpec, file: Path) -> str:
     lines = list(_lines(_anchored(spec), spec, "", ""))
     width = min(COMMENT_COLUMN, max(len(text) for text, _ in lines))
     head = f"# Every value of this run and where it came from. Run it again (paceline {__version__}) with\n"
-    head += f"#   paceline train {shlex.quote(str(file.resolve()))}\n"
+    head += f"#   paceline train {one_line(shlex.quote(str(file.resolve())))}\n"
     return head + "".join(f"{text:<{width}}  # {origin}\n" if origin else f"{text}\n" for text, origin in lines)
 
 
 def _lines(values: dict[str, Any], spec: RunSpec, prefix: str, indent: str) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         key = f"{prefix}{name}"
-        origin = " ".join(spec.origin(key).split())
+        origin = one_line(spec.origin(key))
         if isinstance(value, dict) and value:
             yield f"{indent}{_inline(name)}:", "" if origin == DEFAULT else origin
             yield from _lines(value, spec, f"{key}.", indent + "  ")

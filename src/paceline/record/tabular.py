@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.record.units import number
+from paceline.signs import visible
 
 SHOWN_ROWS = 50
 
@@ -37,18 +38,18 @@ class Tabular:
         return pandas.DataFrame(rows)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.headline}>"
+        return f"<{type(self).__name__}: {visible(self.headline)}>"
 
     def _repr_html_(self) -> str:
         rows = list(self.rows_of_table())
         shown = [name for name in (rows[0] if rows else ()) if any(_is_plain(row.get(name)) for row in rows)]
-        head = "".join(f"<th>{escape(name)}</th>" for name in shown)
+        head = "".join(f"<th>{escape(visible(name))}</th>" for name in shown)
         body = "".join(
-            f"<tr>{''.join(f'<td>{escape(_cell(row.get(name)))}</td>' for name in shown)}</tr>"
+            f"<tr>{''.join(f'<td>{escape(visible(_cell(row.get(name))))}</td>' for name in shown)}</tr>"
             for row in rows[:SHOWN_ROWS]
         )
         left = f"<p>and {len(rows) - SHOWN_ROWS:,} more</p>" if len(rows) > SHOWN_ROWS else ""
-        return f"<p>{escape(self.headline)}</p><table><tr>{head}</tr>{body}</table>{left}"
+        return f"<p>{escape(visible(self.headline))}</p><table><tr>{head}</tr>{body}</table>{left}"
 
 
 def _is_plain(value: Any) -> bool:

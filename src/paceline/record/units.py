@@ -78,11 +78,6 @@ def wrapped(text: str, mark: str) -> Iterator[str]:
         yield (mark if i == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
 
 
-def plain(text: str) -> str:
-    """Without what could steer a terminal: what was read from a file of somebody else's is only shown."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text.replace("\r", "\n"))
-
-
 def writable(text: str, encoding: str | None) -> str:
     """The same text with the nearest plain sign for each that this encoding lacks."""
     encoding = encoding or "utf-8"

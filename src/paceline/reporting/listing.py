@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from paceline.record.summary import Summary, read_summary
 from paceline.record.units import duration, metrics_text, number, wrapped
 from paceline.reporting.experiments import MOST_KEYS, Experiments, cells, experiments, head, more_keys
 from paceline.reporting.run_view import read_run
-from paceline.terminal import visible
+from paceline.terminal import warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     console.print(_table(found))
     for one in found:
         if one.problem:
-            print(visible(f"paceline: {one.run.path}: {one.problem}"), file=sys.stderr)
+            warn(f"paceline: {one.run.path}: {one.problem}")
     return 0
 
 

@@ -5,20 +5,19 @@ The page is one HTML file that opens offline, with its charts, its style and its
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.record.browser import policy
+from paceline.record.browser import page_data, policy, template
 from paceline.record.units import duration, number, percent
 from paceline.reporting.chart import Chart
 from paceline.reporting.contents import Contents
 from paceline.reporting.pictures import pictures_of
 from paceline.reporting.tables import Table
-from paceline.terminal import spelt_out
+from paceline.signs import visible
 
 ASSETS = Path(__file__).parent / "assets"
 ORDER = (
@@ -60,18 +59,17 @@ SIGNS = {
 def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
     from markupsafe import Markup
 
-    data = json.dumps({chart.name: chart.data for chart in charts}, separators=(",", ":"), ensure_ascii=False)
     lines = asset("chart.umd.min.js").splitlines()
     library = "\n".join(line for line in lines if "sourceMappingURL" not in line).replace("</script", "<\\/script")
     script = asset("page.js")
-    return template("page.html.j2", html=True, value=_shown).render(
+    return template(asset("page.html.j2")).render(
         contents=contents,
         charts=charts,
         tables=tables,
         tiles=tiles(contents),
         pictures=pictures_of(contents.runs),
         order=ORDER,
-        data=Markup(data.replace("<", "\\u003c")),
+        data=Markup(page_data({chart.name: chart.data for chart in charts})),
         library=Markup(library),
         script=Markup(script),
         policy=policy(library, script),
@@ -82,32 +80,6 @@ def page(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -
 @cache
 def asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def template(
-    name: str,
-    *,
-    html: bool = False,
-    signs: Mapping[str, str] | None = None,
-    value: Callable[[Any], Any] | None = None,
-    **filters: Any,
-) -> Any:
-    """A template; in one for LaTeX, braces mean something else and blocks have other signs.
-
-    `value` is done to each value that is put in.
-    """
-    from jinja2 import Environment
-
-    made = Environment(
-        autoescape=html,
-        finalize=value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
-        **(signs or {}),  # type: ignore[arg-type]
-    )
-    made.filters.update(filters)
-    return made.from_string(asset(name))
 
 
 def tiles(contents: Contents) -> list[tuple[str, str, str]]:
@@ -137,7 +109,7 @@ def tiles(contents: Contents) -> list[tuple[str, str, str]]:
 
 
 def markdown(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
-    made = template("report.md.j2", value=_plain, cell=lambda text: str(text).replace("|", "\\|"))
+    made = template(asset("report.md.j2"), html=False, value=_plain, cell=lambda text: str(text).replace("|", "\\|"))
     text = made.render(contents=contents, charts=charts, tables=tables)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -146,17 +118,12 @@ def _plain(value: Any) -> Any:
     """Text in which Markdown sees no HTML, no link, no picture from elsewhere and no other line."""
     if not isinstance(value, str):
         return value
-    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", spelt_out(" ".join(value.split("\n"))))
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", visible(" ".join(value.split("\n"))))
     return re.sub(r"\](?=[(\[:])", r"]\\", text)
 
 
-def _shown(value: Any) -> Any:
-    """Text, of which nothing turns what stands beside it around; what is markup stays as it is."""
-    return spelt_out(value) if type(value) is str else value
-
-
 def latex(contents: Contents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
-    made = template("report.tex.j2", signs=SIGNS, tex=tex)
+    made = template(asset("report.tex.j2"), html=False, signs=SIGNS, tex=tex)
     return str(made.render(contents=contents, charts=charts, tables=tables, sources=_sources))
 
 
@@ -168,5 +135,5 @@ def _sources(chart: Chart) -> str:
 
 def tex(text: str) -> str:
     """Text with every sign that TeX would take for a command made plain; letters it has no font for become ?."""
-    found = "".join(TEX.get(sign, sign if sign.isprintable() else " ") for sign in str(text))
+    found = "".join(" " if sign.isspace() else TEX.get(sign, sign) for sign in visible(str(text)))
     return found.encode("latin-1", "replace").decode("latin-1")

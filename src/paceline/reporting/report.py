@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import latex, markdown, page
 from paceline.reporting.tables import Table, tables
-from paceline.terminal import visible
+from paceline.terminal import warn
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +93,7 @@ def _make(folder: Path) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
     for note in found.contents.left_out:
-        print(visible(f"paceline: {note}"), file=sys.stderr)
+        warn(f"paceline: {note}")
     if arguments.json:
         print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
         return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.signs import visible
+
 FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
 INK, FAINT = "#1f2937", "#6b7280"
@@ -37,9 +39,9 @@ STYLE: dict[Any, Any] = {
 
 
 def literal(value: Any) -> Any:
-    """A text from a file, or all texts of a chart, as matplotlib draws it: a dollar begins no formula."""
+    """A text from a file, or all texts of a chart, for matplotlib: all is seen, and a dollar begins no formula."""
     if isinstance(value, str):
-        return value.replace("$", r"\$")
+        return visible(value).replace("$", r"\$")
     if isinstance(value, dict):
         return {key: literal(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple) and value and isinstance(value[0], str | dict):

@@ -21,6 +21,7 @@ from paceline.registry import is_script
 from paceline.script.handing import handed
 from paceline.spec import RunSpec, build, load, overrides_of
 from paceline.spec.yaml_file import put, read_yaml
+from paceline.terminal import warn
 from paceline.training.failures import expected_failures
 from paceline.training.rank import say, silent
 from paceline.training.run import as_placed, forget, open_run, way_on
@@ -163,7 +164,7 @@ def _end_plainly(place: Place | None) -> None:
         several = place is not None and place.world > 1
         if isinstance(error, RunFailed) or not several or (place is not None and place.rank == 0):
             who = f"rank {place.rank}: " if several and place is not None and isinstance(error, RunFailed) else ""
-            print("\n".join([f"paceline: {who}{error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+            warn("\n".join([f"paceline: {who}{error}", *getattr(error, "__notes__", ())]))
         raise SystemExit(error.exit_code)
 
     end.plain = True  # type: ignore[attr-defined]

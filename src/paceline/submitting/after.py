@@ -15,6 +15,7 @@ from paceline.errors import UserError
 from paceline.planning.emit_slurm import AGAIN
 from paceline.record.jobs import ATTEMPTS, Next, note, outcome, scheduler_job
 from paceline.record.run_dir import RunDir
+from paceline.terminal import warn
 
 CODES = {Next.DONE: 0, Next.LEFT: 0, Next.AGAIN: AGAIN, Next.ENOUGH: 1}
 
@@ -28,12 +29,12 @@ def main() -> int:
     try:
         run = RunDir.open(arguments.run)
     except UserError:
-        print(f"paceline: {arguments.run} was not begun, so there is nothing to go on with; see above", file=sys.stderr)
+        warn(f"paceline: {arguments.run} was not begun, so there is nothing to go on with; see above")
         return 1
     job = scheduler_job(os.environ)
     found = outcome(run, arguments.asked, arguments.attempts, job.get("job", ""))
     note(run, "ended", **job, step=found.step, next=found.next, why=found.why)
-    print(f"paceline: {found.why}", file=sys.stderr, flush=True)
+    warn(f"paceline: {found.why}")
     return CODES[found.next]
 
 

@@ -13,6 +13,7 @@ from paceline.record.jobs import is_job, jobs_of, note
 from paceline.record.run_dir import RunDir
 from paceline.submitting import slurm
 from paceline.submitting.finding import run_of
+from paceline.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         cancel(run, jobs)
         if not arguments.json:
             later = f"paceline submit {shlex.quote(str(run.path))}"
-            print(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  {later}")
+            say(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  {later}")
     if arguments.json:
         print_json([{"run": run.path, "jobs": jobs} for run, jobs in found])
     return 0

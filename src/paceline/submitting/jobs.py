@@ -13,10 +13,11 @@ from paceline.record.events import read_events
 from paceline.record.files import print_json, read_json
 from paceline.record.jobs import Next, device_seconds, jobs_of, newest_step, runs_with_jobs
 from paceline.record.run_dir import RunDir
-from paceline.record.units import clock, plain
+from paceline.record.units import clock
 from paceline.reporting.watch import Follower
 from paceline.submitting import slurm
 from paceline.submitting.finding import usual_folders
+from paceline.terminal import say
 
 SHOWN = 20
 
@@ -119,11 +120,11 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         return 0
     if not rows:
         places = ", ".join(map(str, arguments.folders or usual_folders()))
-        print(f"no run in {places} was submitted; send one with  paceline submit RUN.yaml")
+        say(f"no run in {places} was submitted; send one with  paceline submit RUN.yaml")
         return 0
     console.print(_table(rows[:SHOWN]))
     if len(rows) > SHOWN:
-        print(f"and {len(rows) - SHOWN} older ones; all of them with  --json")
+        say(f"and {len(rows) - SHOWN} older ones; all of them with  --json")
     return 0
 
 
@@ -138,9 +139,9 @@ def _table(rows: list[JobRow]) -> Any:
         of = f" of {row.steps:,}" if row.steps else ""
         nth = f" ({row.jobs} jobs)" if row.jobs > 1 else ""
         table.add_row(
-            plain(row.run),
+            row.run,
             f"{row.job}{nth}",
-            plain(f"{row.state}{f': {row.why}' if row.why else ''}"),
+            f"{row.state}{f': {row.why}' if row.why else ''}",
             f"{row.step:,}{of}",
             "" if row.left_s is None else clock(row.left_s),
             f"{row.device_hours:.2f}",

@@ -11,9 +11,9 @@ from typing import Any
 from paceline.errors import PacelineError, UserError
 from paceline.record.files import print_json
 from paceline.record.jobs import is_job, jobs_of
-from paceline.record.units import plain
 from paceline.submitting import slurm
 from paceline.submitting.finding import log_files, run_of
+from paceline.terminal import say
 
 EVERY_S = 0.5
 ASK_EVERY_S = 5.0
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         _shown(job, files[job], places, titled=len(jobs) > 1)
     if not any(places.values()) and not arguments.follow:
         state = slurm.states(jobs).get(jobs[-1])
-        print(f"job {jobs[-1]} has printed nothing yet" + (f": {state.state.lower()}" if state else ""))
+        say(f"job {jobs[-1]} has printed nothing yet" + (f": {state.state.lower()}" if state else ""))
     if arguments.follow:
         with suppress(KeyboardInterrupt):
             _follow(jobs[-1], files[jobs[-1]], places)
@@ -73,8 +73,8 @@ def _follow(job: str, file: Path, places: dict[str, int]) -> None:
 def _shown(job: str, file: Path, places: dict[str, int], titled: bool = False) -> None:
     text = _added(job, file, places)
     if titled and text:
-        print(f"── job {job}")
-    print(plain(text), end="", flush=True)
+        say(f"── job {job}")
+    say(text.replace("\r", "\n"), end="")  # bars that were drawn over themselves
 
 
 def _added(job: str, file: Path, places: dict[str, int]) -> str:

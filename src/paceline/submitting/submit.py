@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -28,6 +26,7 @@ from paceline.submitting.machines import Asked
 from paceline.submitting.request import JobRequest, request_of
 from paceline.submitting.site_file import SiteFile, read_site
 from paceline.submitting.slurm import Submitted
+from paceline.terminal import hand_over, say, warn
 
 SCRIPT = "job.sbatch"
 RUN_LINES = """  {file}
@@ -183,14 +182,14 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.json:
         print_json({**asdict(sent), **({} if state is None else asdict(state))})
         return 0
-    tell = partial(print, file=sys.stderr if arguments.dry_run else sys.stdout)
+    tell = warn if arguments.dry_run else say
     for reason in sent.reasons:
         tell(f"  {reason}")
     if arguments.dry_run:
-        print(sent.script, end="")
+        hand_over(sent.script)
         return 0
-    print(f"job {sent.job}{_queue_words(state)}")
-    print(what.format(file=sent.file, run=shlex.quote(str(sent.run))))
+    say(f"job {sent.job}{_queue_words(state)}")
+    say(what.format(file=sent.file, run=shlex.quote(str(sent.run))))
     return 0
 
 

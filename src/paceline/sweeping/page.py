@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.record.browser import policy, template
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
-from paceline.reporting.page import asset, policy
+from paceline.reporting.page import asset
 from paceline.reporting.style import COLOURS, FAINT, STYLE, literal
 from paceline.sweeping.result import Sweep, TrialRow, shown_values
 
@@ -37,25 +38,20 @@ src="data:image/png;base64,{{ picture }}"></figure>
 
 
 def write_page(sweep: Sweep) -> None:
-    from jinja2 import Environment
     from markupsafe import Markup
 
     drawn = picture(sweep) if sweep.best is not None else b""
     if drawn:
         write_atomic(sweep.folder / PICTURE, drawn)
-    text = (
-        Environment(autoescape=True)
-        .from_string(TEMPLATE)
-        .render(
-            title=sweep.folder.resolve().name,
-            policy=policy(),
-            style=Markup(style()),
-            verdict=verdict(sweep),
-            picture=base64.b64encode(drawn).decode(),
-            metric=sweep.metric,
-            head=head(sweep),
-            rows=[cells(sweep, row) for row in sweep.rows],
-        )
+    text = template(TEMPLATE).render(
+        title=sweep.folder.resolve().name,
+        policy=policy(),
+        style=Markup(style()),
+        verdict=verdict(sweep),
+        picture=base64.b64encode(drawn).decode(),
+        metric=sweep.metric,
+        head=head(sweep),
+        rows=[cells(sweep, row) for row in sweep.rows],
     )
     write_atomic(sweep.folder / PAGE, text)
 

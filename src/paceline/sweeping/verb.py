@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.arguments import make_folder
 from paceline.errors import UserError
-from paceline.record.files import finite
+from paceline.record.files import print_json
 from paceline.registry import is_script
 from paceline.spec import RunSpec
 from paceline.sweeping.page import PAGE, cells, head, verdict, write_page
 from paceline.sweeping.plan import SweepChoices, SweepPlan, plan_of
 from paceline.sweeping.result import Sweep, shown_values
 from paceline.sweeping.sweep import begun_in, sweep
+from paceline.terminal import say, warn
 from paceline.training.run import train
 
 SHOWN = 30
@@ -53,10 +51,9 @@ def run(arguments: argparse.Namespace, console: Any) -> int:
         found = begun_in(plan)
         write_page(found)
     else:
-        say = partial(print, file=sys.stderr, flush=True)
-        found = sweep(spec, words[1:], out=arguments.out, say=say, **choices)
+        found = sweep(spec, words[1:], out=arguments.out, say=warn, **choices)
     if arguments.json:
-        print(json.dumps(finite(found.to_json()), indent=2, ensure_ascii=False))
+        print_json(found.to_json())
     else:
         show(found, words, console)
     return 0
@@ -98,7 +95,7 @@ def _one(plan: SweepPlan, number: int) -> int:
     make_folder(plan.folder)
     begun = begun_in(plan)
     row = begun.trials[number - 1]
-    print(f"trial {number} of {plan.trials}: {shown_values(row, begun.keys)}", flush=True)
+    say(f"trial {number} of {plan.trials}: {shown_values(row, begun.keys)}")
     result = train(plan.spec_of(row, plan.lengths[-1]), plan.folder, again=True)
     return 0 if result.status in ("finished", "stopped") else 1
 

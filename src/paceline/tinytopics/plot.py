@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from paceline.signs import visible
 from paceline.tinytopics.colors import scale_color_tinytopics
 from paceline.workloads.topics.result.order import means_of_neighbours
 
@@ -83,7 +84,7 @@ def plot_top_terms(
     for topic, colour in enumerate(_colours(color_palette, len(shares))):
         axes, places = grid.flat[topic], np.arange(top.shape[1])[::-1]
         axes.barh(places, shares[topic, top[topic]], color=colour)
-        axes.set_yticks(places, names[topic])
+        axes.set_yticks(places, [visible(str(name)) for name in names[topic]])
         axes.set(xlabel="Probability", title=f"Topic {topic}", xlim=(0, farthest))
     for unused in grid.flat[len(shares) :]:
         unused.remove()

@@ -15,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from paceline import terminal
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.blame import is_echo
 from paceline.launch.environment import ALONE, Place, detect
@@ -29,7 +30,7 @@ from paceline.record.summary import Summary, evaluation_of, read_summary, summar
 from paceline.record.summary import show as show_summary
 from paceline.registry import one_line
 from paceline.spec import RunSpec
-from paceline.terminal import console, visible
+from paceline.terminal import console
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import keep_for_use
 from paceline.workload import BaseWorkload, OwnLoop, Say, Workload, workload_of
@@ -47,7 +48,7 @@ SEEN_S = 5.0
 def say(text: str) -> None:
     """The story of a run goes to standard output; standard error is for what went wrong."""
     with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
-        print(visible(text), flush=True)
+        terminal.say(text)
 
 
 def silent(text: str) -> None:

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import io
 import logging
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from paceline.errors import RunFailed, UserError
 from paceline.registry import one_line
+from paceline.terminal import warn
 from paceline.workload import Workload
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def example_call(workload: Workload, model: nn.Module, otherwise: str) -> tuple[
 
 def _compare(file: Path, model: nn.Module, inputs: dict[str, Tensor]) -> None:
     if importlib.util.find_spec("onnxruntime") is None:
-        print("model.onnx was not tried out: onnxruntime is not installed", file=sys.stderr)
+        warn("model.onnx was not tried out: onnxruntime is not installed")
         return
     import onnxruntime
     import torch
@@ -89,7 +89,7 @@ def _compare(file: Path, model: nn.Module, inputs: dict[str, Tensor]) -> None:
     got = session.run(None, {name: value.numpy() for name, value in inputs.items() if name in taken})[0]
     fixed = {shape[0] for shape in taken.values() if shape and isinstance(shape[0], int)}
     if fixed:
-        print(f"model.onnx takes exactly {min(fixed)} samples at a time: the model fixes their number", file=sys.stderr)
+        warn(f"model.onnx takes exactly {min(fixed)} samples at a time: the model fixes their number")
     with torch.no_grad():
         wanted = model(**inputs)
     wanted = (wanted if isinstance(wanted, torch.Tensor) else next(iter(wanted))).numpy()

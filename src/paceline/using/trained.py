@@ -7,7 +7,6 @@ evaluations of the run did, so that it agrees with them to the last digit on the
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from paceline.passes import Fitted
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of, is_script
 from paceline.spec import RunSpec
+from paceline.terminal import warn
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
 from paceline.using.predictions import Predictions
@@ -183,10 +183,7 @@ def _spec_of(folder: RunDir, code: Path | None) -> RunSpec:
         ) from None
     now = own_file(spec.workload)
     if now is not None and copies and now.read_bytes() != copies[0].read_bytes():
-        print(
-            f"{now} has changed since the run began, and runs as it is now; for that of then add  --code {copies[0]}",
-            file=sys.stderr,
-        )
+        warn(f"{now} has changed since the run began, and runs as it is now; for that of then add  --code {copies[0]}")
     return spec
 
 

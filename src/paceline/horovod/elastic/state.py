@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ from paceline.horovod.elastic.sampler import ElasticSampler
 from paceline.horovod.reduction import Rule, Sum
 from paceline.horovod.sending import reduce
 from paceline.launch.group import from_main
+from paceline.terminal import warn
 
 T = TypeVar("T")
 WRITE_EVERY_S = 2.0
@@ -115,7 +115,7 @@ class ElasticState:
 
         whence = from_main(read)
         if whence is not None and world.rank() == 0:
-            print(f"paceline.horovod: goes on from {whence}; remove it to begin anew", file=sys.stderr, flush=True)
+            warn(f"paceline.horovod: goes on from {whence}; remove it to begin anew")
         return whence is not None
 
 

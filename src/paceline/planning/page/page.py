@@ -9,28 +9,25 @@ from typing import Any
 from paceline.planning.candidates import MEMORY_BAND
 from paceline.planning.page.grid import Ask, grid
 from paceline.planning.plan import Plan
-from paceline.record.browser import page_data, policy
-from paceline.record.files import finite
+from paceline.record.browser import page_data, policy, template
 
 ASSETS = Path(__file__).parent / "assets"
 
 
 def page(plan: Plan, ask: Ask, command: list[str]) -> str:
     """`command` are the words that made the plan, from which the page makes those of each setting."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
     data: dict[str, Any] = {**grid(plan, ask), "command": shlex.join(command), "memory_error": MEMORY_BAND}
     whole = plan.site.whole
     script = (ASSETS / "plan.js").read_text(encoding="utf-8")
-    made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return made.from_string((ASSETS / "plan.html.j2").read_text(encoding="utf-8")).render(
+    return template((ASSETS / "plan.html.j2").read_text(encoding="utf-8")).render(
         plan=plan,
         where=f"{plan.site.name} = {f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}",
         source=whole.device,
         assumptions=plan.subject.assumptions,
         insisted=plan.limits.words(),
-        data=Markup(page_data(finite(data))),
+        data=Markup(page_data(data)),
         script=Markup(script),
         policy=policy(script),
         style=Markup((ASSETS / "plan.css").read_text(encoding="utf-8")),

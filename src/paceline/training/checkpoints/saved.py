@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +22,7 @@ from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import raise_on_all
 from paceline.plain_files import open_plain, read_text
 from paceline.record.run_dir import RunDir
-from paceline.terminal import visible
+from paceline.terminal import warn
 from paceline.training.checkpoints.staging import flatten
 from paceline.workload import Say
 
@@ -64,7 +63,7 @@ def best_scored(folder: Path) -> Checkpoint | None:
 
 def chosen(run: RunDir, which: str) -> Checkpoint:
     """The newest or the best of a run, which must have one."""
-    found = {"newest": newest, "best": best}[which](run.checkpoints, lambda text: print(visible(text), file=sys.stderr))
+    found = {"newest": newest, "best": best}[which](run.checkpoints, warn)
     if found is None:
         raise UserError(f"{run.path} has no whole checkpoint; go on with  paceline train --resume {run.path}")
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
-from paceline.terminal import visible
+from paceline.record.files import print_json
+from paceline.terminal import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
     text = sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")
-    print(json.dumps({"text": text}) if arguments.json else visible(text))
+    if arguments.json:
+        print_json({"text": text})
+    else:
+        say(text)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.record.files import print_json
-from paceline.terminal import visible
+from paceline.terminal import warn
 from paceline.workloads.topics.fitting.options import STARTS, FitOptions
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 
@@ -173,7 +172,7 @@ def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) 
 
     columns = {"text": "column", "name": "name_column"}
     given = {columns.get(key, key): value for key, value in text.items() if value not in (None, "")}
-    say = None if arguments.quiet else lambda line: print(visible(line), file=sys.stderr)
+    say = None if arguments.quiet else warn
     convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
     if arguments.json:
         print_json({"written": arguments.shards})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
+from paceline.terminal import warn
 from paceline.workloads.trees.objectives import Task
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _tried(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
 
 def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
     if find_spec("onnxruntime") is None:
-        print("model.onnx was not tried out: onnxruntime is not installed", file=sys.stderr)
+        warn("model.onnx was not tried out: onnxruntime is not installed")
         return
     import onnxruntime
 

@@ -10,13 +10,13 @@ import functools
 import importlib.util
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from paceline.terminal import warn
 from paceline.workloads.topics.counts.blocks import Csr, DocumentBlock
 from paceline.workloads.topics.counts.on_device import PIECE
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, padded
@@ -268,7 +268,7 @@ def triton_runs_on(device: Any) -> bool:
 def say_plain(missing: str, times: int, install: str) -> None:
     """Once, that a library which would be faster is not there."""
     line = f"topics: {missing} is not installed; plain torch, about {times} times slower. Type: pip install {install}"
-    print(line, file=sys.stderr)
+    warn(line)
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

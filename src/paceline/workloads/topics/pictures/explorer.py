@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
+from paceline.record.browser import page_data, policy, template
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
-from paceline.reporting.page import policy
 from paceline.workloads.topics.counts.blocks import Counts, sparse_rows
 from paceline.workloads.topics.counts.stream import blocks, totals
 from paceline.workloads.topics.files.texts import without_markup
@@ -80,7 +79,6 @@ def page(
     title: str = "Topics",
     texts: Iterable[str] | None = None,
 ) -> str:
-    from jinja2 import Environment
     from markupsafe import Markup
 
     data = contents(model, X, names, texts)
@@ -89,13 +87,11 @@ def page(
         (at, data["shares"][at], company[at], _line(data, at))
         for at in np.argsort(-np.array(data["shares"]), kind="stable")
     ]
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(asset("explorer.html.j2"))
-    return made.render(
+    return template(asset("explorer.html.j2")).render(
         title=title,
         facts=_facts(model),
         rows=rows,
-        data=Markup(text.replace("<", "\\u003c").replace("&", "\\u0026")),
+        data=Markup(page_data(data)),
         style=Markup(asset("explorer.css")),
         script=Markup(asset("explorer.js")),
         policy=Markup(policy(asset("explorer.js"))),

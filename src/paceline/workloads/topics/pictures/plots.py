@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from paceline.errors import RunFailed, UserError
 from paceline.reporting.style import FORMATS, INK, STYLE
+from paceline.signs import one_line
 from paceline.workloads.topics.result.order import largest, matrix, means_of_neighbours, sort_documents, top_terms
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _topic_name(topic: int, names: Sequence[str] | None) -> str:
 
 def shortened(text: str, longest: int = LONGEST_TERM) -> str:
     """On one line, and not longer than its place."""
-    text = re.sub(r"[\s\x00-\x1f\x7f]+", " ", text).strip() or "(blank)"
+    text = one_line(text) or "(blank)"
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import as_json, finite, write_atomic
 from paceline.record.units import duration, number
+from paceline.signs import visible
 from paceline.workloads.topics.counts.blocks import Counts
 from paceline.workloads.topics.files.reading import first_line
 from paceline.workloads.topics.result.order import SMALLEST, largest, top_terms
@@ -195,7 +196,7 @@ class TopicFit:
         shown = largest(shares, SHOWN_TOPICS)
         rows = "".join(
             f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td>"
-            f'<td style="text-align:left">{escape(", ".join(terms[at]))}</td></tr>'
+            f'<td style="text-align:left">{escape(visible(", ".join(terms[at])))}</td></tr>'
             for at in shown.tolist()
         )
         more = f"<p>and {self.k - len(shown)} more topics</p>" if self.k > len(shown) else ""

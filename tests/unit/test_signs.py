@@ -1,0 +1,142 @@
+"""What cannot be seen is spelt out on every way to the eye, and what belongs to a script or an emoji stays."""
+
+import json
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from hostile_pages import PAGES, UNSEEN
+from paceline import cli
+from paceline.record.browser import page_data
+from paceline.record.events import EventWriter
+from paceline.record.files import print_json
+from paceline.signs import HIDDEN, visible, visible_inside
+from report_runs import make_run
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
+TEXTS = {
+    "accents": "Zoë, e\u0301, Ångström, ½ µs",
+    "spaces": "10\u00a0%, 10\u202f000, \u3000全角",
+    "Chinese": "中文字 葛\U000e0100 㐂",
+    "Korean": "한국어",
+    "Hebrew": "שלום 123",
+    "Arabic": "مرحبا ۱۲۳",
+    "Persian": "می\u200cخواهم",
+    "Hindi": "क्\u200dष, र्\u200d",
+    "Thai": "ภาษา\u200bไทย",
+    "emoji": "👍🏽 ❤\ufe0f ©\ufe0f 1\ufe0f\u20e3",
+    "families": "👨\u200d👩\u200d👧\u200d👦 🏳\ufe0f\u200d🌈 👩🏽\u200d⚕\ufe0f",
+    "flags": "🇳🇴 🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
+    "lines": "one\n\ttwo",
+}
+HIDING = {
+    "\u202egnp.exe": r"\u202egnp.exe",
+    "a\u2066b\u2069": r"a\u2066b\u2069",
+    "pass\u200bword": r"pass\u200bword",
+    "a\u200db": r"a\u200db",
+    "👩\u200d": r"👩\u200d",
+    "👩\u200d\u200d👩": r"👩\u200d\u200d👩",
+    "❤\ufe0f\ufe0f\ufe01": "❤\ufe0f\\ufe0f\\ufe01",
+    "a\ufe0f 1\ufe0f": r"a\ufe0f 1\ufe0f",
+    "می\u200c\u200cخ": "می\\u200c\\u200cخ",
+    "🏴\U000e0041": r"🏴\U000e0041",
+    "\x1b[2J\x9b\r\x7f": r"\x1b[2J\x9b\r\x7f",
+    "\ufeff\u2028\u2029\u3164\u034f\u00ad\ud800\uffff": r"\ufeff\u2028\u2029\u3164\u034f\xad\ud800\uffff",
+}
+SEEN = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
+"""Of the signs that format others, those that have a form of their own."""
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_of_any_language_stays(name):
+    assert visible(TEXTS[name]) == TEXTS[name]
+
+
+@pytest.mark.parametrize("text", HIDING)
+def test_what_hides_is_spelt_out(text):
+    assert visible(text) == HIDING[text]
+    assert visible(visible(text)) == HIDING[text]
+
+
+def test_no_sign_without_a_form_is_left():
+    for number in range(sys.maxunicode + 1):
+        unseen = unicodedata.category(chr(number)) in ("Cc", "Cf", "Cs", "Zl", "Zp") and number not in SEEN
+        if unseen and chr(number) not in "\n\t":
+            assert HIDDEN.match(chr(number)), hex(number)
+
+
+def test_json_is_the_same_when_it_is_read_back(capsys):
+    told = {UNSEEN: [UNSEEN, *TEXTS.values(), *HIDING]}
+    print_json(told)
+    out = capsys.readouterr().out
+    assert json.loads(out) == told
+    assert visible(out) == out
+
+
+def test_numbers_of_a_page_that_are_none_are_null():
+    assert page_data({"a": [1.0, float("nan")]}) == '{"a":[1.0,null]}'
+    assert json.loads(page_data([UNSEEN, "\b<"])) == [visible(UNSEEN), "\\x08<"]
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_shows_all_that_was_read(kind, tmp_path):
+    """tests/soak/test_hostile_pages.py looks at them in a browser."""
+    page = PAGES[kind](tmp_path)
+    page_text, _, data = page.read_text(encoding="utf-8").partition('<script type="application/json" id="data">')
+    data = json.loads(data.split("</script>")[0]) if data else []
+    assert "\\u202e\\u2067" in page_text
+    assert visible(page_text) == page_text
+    assert visible_inside(data) == data
+
+
+def test_all_that_was_read_is_seen_in_the_other_forms_of_a_report(tmp_path):
+    made = PAGES["report"](tmp_path).parent
+    for file in (made / "report.md", made / "report.tex", *made.glob("figures/*.svg")):
+        text = file.read_text(encoding="utf-8")
+        assert "window.hit" in text or file.suffix == ".svg"
+        assert visible(text) == text, file
+    assert r"\textbackslash{}u202e" in (made / "report.tex").read_text()
+
+
+def test_all_that_was_read_is_seen_on_the_terminal(tmp_path, capsys):
+    run = make_run(tmp_path / f"runs{UNSEEN}", "made", 2, steps=8)
+    run = run.rename(run.with_name(f"made{UNSEEN}"))
+    with EventWriter(run / "events" / "rank0.jsonl") as events:
+        events.write("notice", text=UNSEEN)
+        events.write("start", host=UNSEEN, cpu=UNSEEN, gpus=[UNSEEN], device=UNSEEN, ranks=2)
+        events.write("evaluate", step=8, metrics={UNSEEN: 1.0})
+        events.write("end", status=UNSEEN, why=UNSEEN)
+    (run.parent / f"other{UNSEEN}").mkdir()
+    (run.parent / f"other{UNSEEN}" / "spec.yaml").write_text("name: [")
+    asked = (
+        ["watch", str(run), "--once"],
+        ["watch", str(run), "--once", "--json"],
+        ["explain", str(run / "spec.yaml"), f"train.lr{UNSEEN}=1"],
+        ["keys", UNSEEN],
+        ["runs", str(run.parent)],
+        ["runs", str(run.parent), "--json"],
+        ["report", str(run), "--out", str(tmp_path / f"report{UNSEEN}")],
+        ["jobs", str(run.parent)],
+        ["train", f"{UNSEEN}.yaml"],
+        ["plan", str(run), "--cluster", UNSEEN],
+    )
+    for words in asked:
+        with pytest.raises(SystemExit) as left:
+            cli.main(words)
+        out, err = capsys.readouterr()
+        assert left.value.code in (0, 2), err
+        assert "202e" in out + err, words
+        assert visible(out + err) == out + err, words
+
+
+def test_nothing_is_printed_around_it():
+    """Templates of pages are made in one place, and so are lines for a terminal."""
+    own = {"terminal.py", "record/browser.py"}
+    without_us = {"tinytopics", "standalone.py", "own_loader.py", "sitecustomize.py"}  # these run without Paceline
+    for file in SOURCE.rglob("*.py"):
+        if str(file.relative_to(SOURCE)) not in own and not without_us & {*file.parts}:
+            around = re.search(r"(?<![.\w])(print|Environment|Console)\(|\(print,", file.read_text(encoding="utf-8"))
+            assert not around, file
