@@ -13,7 +13,7 @@ from paceline.section import ModelSection, Section, contradiction, field
 class UNetModel(ModelSection):
     """Blocks of two convolutions, halving the image `depth` times and doubling it again, joined level by level."""
 
-    width: int = field(16, "channels", "of the first level; each level below has twice as many", gt=0)
+    width: int = field(16, "channels", "of the first level; each level below has twice as many", gt=0, le=65536)
     depth: int = field(3, "levels", "how often the image is halved", gt=0, le=8)
     norm: Literal["group", "sync_batch"] = field(
         "group",
