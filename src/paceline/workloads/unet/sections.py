@@ -37,7 +37,9 @@ class ImageData(Section):
     digits: Literal["drawn", "sklearn", "mnist"] = field(
         "drawn", "", "scenes: drawn by Paceline, from scikit-learn's wheel (real, 8 × 8), or from MNIST's files"
     )
-    scenes: int = field(2000, "scenes", "how many to train on; each is a function of its number and the seed", gt=0)
+    scenes: int = field(
+        2000, "scenes", "how many to train on; each is a function of its number and the seed", gt=0, le=10**9
+    )
     digits_per_scene: int = field(3, "digits", "on each scene, the later over the earlier ones", gt=0, le=100)
     seed: int = field(0, "", "of the scenes", ge=0, lt=1 << 31)
     size: int = field(64, "pixels", "side of a scene, or of the crops that are trained on", ge=8, le=16384)
