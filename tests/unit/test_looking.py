@@ -3,6 +3,8 @@
 import base64
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -193,3 +195,22 @@ def test_weights_are_written_without_the_code(hostile, tmp_path):
         assert file.get_tensor("weight").tolist() == [0, 1, 2]
         assert json.loads(file.metadata()["paceline_spec"])["workload"].endswith("evil.py:W")
     assert not mark.exists()
+
+
+def test_no_settings_in_the_current_folder_have_latex_called(hostile, tmp_path, monkeypatch, capfd, in_time):
+    """matplotlib would read them before those of the user; a process of its own has not imported it yet."""
+    run, _, mark = hostile
+    monkeypatch.chdir(run)
+    settings, page = run / "matplotlibrc", tmp_path / "page"
+    settings.write_text("text.usetex: True\nbackend: module://evil\n\x1b[31mwrong: 1\n")
+    command = [sys.executable, "-m", "paceline", "report", str(run), "--out", str(page)]
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", "PATH": str(tmp_path)}
+    assert subprocess.run(command, env=environ, check=False).returncode == 0
+    assert not mark.exists()
+    assert "\x1b" not in capfd.readouterr().err
+    assert any("<text" in figure.read_text() for figure in page.rglob("*.svg"))
+    for damage in (lambda: settings.write_bytes(b"\xff"), lambda: os.mkfifo(settings)):
+        settings.unlink(missing_ok=True)
+        damage()
+        with pytest.raises(UserError, match="matplotlibrc, which matplotlib reads, cannot be read: it is not"):
+            report([run], tmp_path / "again")

@@ -6,6 +6,7 @@ A kill, a full disk or a second reader never meets half of a file.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, get_type_hints
 
 from paceline.errors import RunFailed, UserError
-from paceline.plain_files import read_text
+from paceline.plain_files import open_plain, read_text
 from paceline.signs import replaced
 from paceline.terminal import say
 
 T = TypeVar("T")
 MOST_DIGITS = 19
+SEAL = "seal"
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
@@ -48,6 +50,31 @@ def write_atomic(path: Path, text: str | bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value for people and programs: keys in the order given, and null where a number is not finite."""
     write_atomic(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=as_json) + "\n")
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """The same with a checksum of itself, for values that an answer comes from."""
+    write_json(path, {**value, SEAL: _seal(value)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read back what `write_sealed` wrote, unless it was changed since. Older files have no seal."""
+    value = read_json(path)
+    if value.pop(SEAL, seal := _seal(value)) != seal:
+        raise UserError(f"{path} is damaged: it is not what was written there, its checksum differs")
+    return value
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    inside = {name: inner for name, inner in value.items() if name != SEAL}
+    read_back = json.loads(json.dumps(finite(inside), default=as_json))
+    return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file; OSError where it is none."""
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def print_json(value: Any) -> None:

@@ -24,7 +24,7 @@ from paceline import __version__, trusting
 from paceline.careful_yaml import parsed, text_of
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.record.events import read_events
-from paceline.record.files import write_atomic
+from paceline.record.files import checksum, read_sealed, write_atomic
 from paceline.registry import is_script
 from paceline.signs import one_line
 from paceline.spec import DEFAULT, RunSpec, build, recorded
@@ -35,6 +35,9 @@ LISTED = 10
 PATIENCE_S = 40
 KNOWN_BY = ("spec.yaml", "measure.json", "links.json")
 """Files that make a folder a run, a measurement or a measurement of links."""
+
+KEPT_SUMS = ".sums.json"
+"""In `kept`: the checksum of each file."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +175,18 @@ class RunDir:
             yield
 
     def check_kept(self) -> None:
-        """That what is kept lies in this folder: an export copies it, and a link may lead to any file."""
+        """That what is kept lies in this folder, and is what was kept.
+
+        An export copies it, and a link may lead to any file; with another tokeniser a model says something else.
+        """
         home = self.path.resolve()
         for path in self.kept.rglob("*"):
             if path.is_symlink() and not path.resolve().is_relative_to(home):
                 raise UserError(f"{path} is a link out of the run, and is not followed; put the file itself there")
+        if (file := self.kept / KEPT_SUMS).exists():
+            for name, known in read_sealed(file).items():
+                if _checksum(self.kept / name) != known:
+                    raise UserError(f"{self.kept / name} is damaged: it is not what the run kept, its checksum differs")
 
     def start(self) -> dict[str, Any]:
         """The first "start" event of the main rank; empty where no rank has begun."""
@@ -232,6 +242,13 @@ class RunDir:
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
         return values, origins
+
+
+def _checksum(file: Path) -> str:
+    try:
+        return checksum(file)
+    except (OSError, ValueError):
+        return ""
 
 
 def spec_to_look_at(words: Sequence[str]) -> RunSpec | None:

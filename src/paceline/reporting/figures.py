@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.reporting.chart import Chart
 from paceline.reporting.charts import TERMS
-from paceline.reporting.style import COLOURS, FORMATS, INK, STYLE, literal
+from paceline.reporting.style import COLOURS, FORMATS, INK, drawing, literal
 
 TERM_COLOURS = {
     "compute": "#2563eb",
@@ -24,9 +24,7 @@ Drawing = Callable[[Any, dict[str, Any]], None]
 
 def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
     """Draw every chart into the folder, in all formats; returns their names."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from paceline.errors import UserError
+from paceline.plain_files import read_text
 from paceline.signs import visible
 
 FORMATS = ("png", "pdf", "svg")
@@ -36,6 +42,40 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "path.simplify_threshold": 0.5,
 }
+
+SETTINGS = Path("matplotlibrc")
+OF_NO_FIGURE = ("backend", "interactive", "toolbar", "webagg", "timezone", "tk.", "docstring", "date.epoch", "figure.m")
+"""How the names of settings begin that change the process, and no figure."""
+
+
+@contextmanager
+def drawing(style: Mapping[Any, Any] = STYLE) -> Iterator[None]:
+    """What is drawn within has matplotlib's own defaults and this style.
+
+    A matplotlibrc has no say. matplotlib reads that of the current folder first, which may be a run from elsewhere, and
+    it can have LaTeX called, with any text.
+    """
+    _check_settings()
+    log = logging.getLogger("matplotlib")
+    before = log.level
+    log.setLevel(logging.ERROR)  # what is wrong there is printed as it stands
+    try:
+        import matplotlib
+    finally:
+        log.setLevel(before)
+    plain = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(OF_NO_FIGURE)}
+    with matplotlib.rc_context({**plain, **style}):
+        yield
+
+
+def _check_settings() -> None:
+    """That matplotlib can read the file which it looks for in the current folder, whatever stands in it."""
+    try:
+        if SETTINGS.exists() and not SETTINGS.is_dir():
+            read_text(SETTINGS, 1 << 20)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"{SETTINGS.absolute()}, which matplotlib reads, cannot be read: {why}; move it away") from None
 
 
 def literal(value: Any) -> Any:

@@ -13,7 +13,7 @@ from paceline.record.browser import policy, template
 from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
 from paceline.reporting.page import asset
-from paceline.reporting.style import COLOURS, FAINT, STYLE, literal
+from paceline.reporting.style import COLOURS, FAINT, drawing, literal
 from paceline.sweeping.result import Sweep, TrialRow, shown_values
 
 PAGE, PICTURE = "sweep.html", "sweep.png"
@@ -101,12 +101,11 @@ def _cell(value: Any) -> str:
 
 def picture(sweep: Sweep) -> bytes:
     """A panel for each key, and with halving one of the scores on the way."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     rows = [row for row in sweep.rows if row.score is not None]
     keys, way = sweep.keys[:PANELS], _lengths(sweep)
-    with matplotlib.rc_context(STYLE):
+    with drawing():
+        from matplotlib.figure import Figure
+
         count = len(keys) + way
         figure = Figure(figsize=(min(3.2 * count + 0.6, 16), 3.0), layout="constrained")
         panels = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])

@@ -79,25 +79,33 @@ def same_answer(run: RunDir, workload: BaseWorkload, say: Say, changed_code: boo
             f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
             "bring it back, or start a new run"
         )
-    now = determining(workload.spec)
-    for key, before in sealed.get("spec", {}).items():
-        if key in now and now[key] != before:
-            raise UserError(
-                f"{run.spec_file} says {key}={now[key]}, but the checkpoint of step {step} was made with "
-                f"{key}={before}; put it back or, if it is meant, {_begin_another(run, workload, key, now[key])}"
-            )
+    if (changed := changed_value(run, workload.spec, sealed, step)) is not None:
+        said, key, value = changed
+        raise UserError(f"{said} or, if it is meant, {_begin_another(run, workload, key, value)}")
     for name, file in own_files(workload.spec).items():
         if sealed.get("code", {}).get(name, digest := _digest([file])) == digest:
             continue
-        changed = f"{file} has changed since the checkpoint of step {step} was saved"
+        told = f"{file} has changed since the checkpoint of step {step} was saved"
         if not changed_code:
             raise UserError(
-                f"{changed}; bring it back, or go on with it as it is now:  "
+                f"{told}; bring it back, or go on with it as it is now:  "
                 f"paceline train --resume {shlex.quote(str(run.path))} --changed-code"
             )
-        say(f"{changed}; the run goes on with it as it is now")
+        say(f"{told}; the run goes on with it as it is now")
     if sealed.get("workload", digest := _digest(sorted(package_of(workload.spec)))) != digest:
         say(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
+
+
+def changed_value(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], step: int) -> tuple[str, str, Any] | None:
+    """(what is wrong, the key, its value) where a spec is not the one that a checkpoint was made with."""
+    now = determining(spec)
+    for key, before in sealed.get("spec", {}).items():
+        if key in now and now[key] != before:
+            said = (
+                f"{run.spec_file} says {key}={now[key]}, but the checkpoint of step {step} was made with {key}={before}"
+            )
+            return f"{said}; put it back", key, now[key]
+    return None
 
 
 def own_files(spec: RunSpec) -> dict[str, Path]:

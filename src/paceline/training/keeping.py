@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import RunFailed
-from paceline.record.files import sync_folder, write_atomic
-from paceline.record.run_dir import RunDir
+from paceline.record.files import checksum, sync_folder, write_atomic, write_sealed
+from paceline.record.run_dir import KEPT_SUMS, RunDir
 from paceline.registry import own_place
 from paceline.workload import BaseWorkload, Workload
 
@@ -31,6 +31,8 @@ def keep_for_use(run: RunDir, workload: BaseWorkload) -> None:
             if (own := own_file(workload.spec.workload)) is not None:
                 (aside / SOURCE).mkdir()
                 write_atomic(aside / SOURCE / own.name, own.read_bytes())
+            files = sorted(path for path in aside.rglob("*") if path.is_file())
+            write_sealed(aside / KEPT_SUMS, {str(file.relative_to(aside)): checksum(file) for file in files})
             sync_folder(aside)
             aside.rename(run.kept)
     finally:

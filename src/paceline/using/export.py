@@ -14,7 +14,7 @@ from paceline import __version__
 from paceline.errors import RunFailed, UserError
 from paceline.nn.keras_backend import as_built
 from paceline.record.files import write_atomic, write_json
-from paceline.record.run_dir import RunDir
+from paceline.record.run_dir import KEPT_SUMS, RunDir
 from paceline.registry import entry_of, is_script
 from paceline.training.failures import expected_failures
 from paceline.training.keeping import SOURCE, own_file
@@ -157,7 +157,7 @@ def _write_parts(trained: TrainedModel, folder: Path, file: Path | None) -> None
     """The weights, what the run kept and its values; of a model of the user's own, its file and how to load it."""
     spec = trained.workload.spec
     if trained.run.kept.is_dir():
-        shutil.copytree(trained.run.kept, folder / "kept", ignore=shutil.ignore_patterns(SOURCE))
+        shutil.copytree(trained.run.kept, folder / "kept", ignore=shutil.ignore_patterns(SOURCE, KEPT_SUMS))
     values: dict[str, Any] = spec.dump()
     sections = {name: values.get(name) or {} for name in ("model", "data", "train")}
     made = {"paceline": __version__, "step": trained.step, "classes": list(trained.classes)}

@@ -96,15 +96,17 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     """
     import torch
 
+    from paceline.training.answer import SEALED, changed_value
     from paceline.training.checkpoints.saved import chosen, read_tensors
 
     folder = RunDir.open(Path(run))
-    folder.check_kept()
     work = workload_of(_spec_of(folder, None if code is None else Path(code)))
     if isinstance(work, PassWorkload) and (fitted := work.fitted(folder.path)) is not None:
         return FittedModel(folder, work, fitted)
     workload = _for_use(folder, work)
     checkpoint = chosen(folder, which)
+    if (changed := changed_value(folder, workload.spec, checkpoint.meta.get(SEALED, {}), checkpoint.step)) is not None:
+        raise UserError(changed[0])
     with expected_failures(workload.spec):
         torch.manual_seed(workload.spec.train.seed)
         with torch.device("meta" if workload.draws_by_name else "cpu"):
@@ -136,6 +138,7 @@ def opened_workload(folder: RunDir, code: Path | None = None) -> Workload:
 def _for_use(folder: RunDir, workload: BaseWorkload) -> Workload:
     if not isinstance(workload, Workload):
         raise UserError(f"{folder.path} is a run of {workload.spec.workload}, {_other_use(folder, workload.spec)}")
+    folder.check_kept()
     workload.kept = folder.kept if folder.kept.is_dir() else None
     return workload
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import RunFailed, UserError
-from paceline.record.files import read_json, write_atomic, write_json
+from paceline.record.files import read_json, read_sealed, write_atomic, write_json, write_sealed
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -85,3 +85,15 @@ def test_a_damaged_file_is_a_user_error(tmp_path: Path, content: bytes, why: str
 def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_json(tmp_path / "summary.json")
+
+
+def test_a_changed_digit_of_sealed_values_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    value = {"b": (1, 2), "a": {10: np.float32(0.5), 9: math.nan}, "c": "é"}
+    write_sealed(file, value)
+    assert read_sealed(file) == {"b": [1, 2], "a": {"10": 0.5, "9": None}, "c": "é"}
+    file.write_text(file.read_text().replace("0.5", "0.6"))
+    with pytest.raises(UserError, match=r"a\.json is damaged: it is not what was written there"):
+        read_sealed(file)
+    write_json(file, {"older": 1})
+    assert read_sealed(file) == {"older": 1}

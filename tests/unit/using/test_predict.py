@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 from math import fsum
 
 import numpy as np
@@ -147,3 +149,24 @@ def test_predictions_without_classes_are_taken_by_name():
     assert found["mask"].shape == (2, 4, 4)
     with pytest.raises(UserError, match="no classes, but mask; take them by name"):
         _ = found.labels
+
+
+@pytest.mark.parametrize("name", ["classes.json", "tokenizer.json", "vocabulary.json", ".sums.json"])
+def test_a_changed_byte_of_what_a_run_kept_is_named(name, classifier_run, tmp_path):
+    run = shutil.copytree(classifier_run.path, tmp_path / "run")
+    file = run / "kept" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=f"kept/{re.escape(name)} is damaged"):
+        paceline.open(run)
+
+
+def test_a_spec_that_was_edited_since_is_named(classifier_run, tmp_path):
+    """With other heads, the same weights fit and say something else."""
+    run = shutil.copytree(classifier_run.path, tmp_path / "run")
+    text = (run / "spec.yaml").read_text()
+    heads = re.search(r"heads: (\d+)", text)[1]
+    (run / "spec.yaml").write_text(text.replace(f"heads: {heads}", "heads: 1"))
+    with pytest.raises(UserError, match=rf"says model\.heads=1, but .* with model\.heads={heads}; put it back$"):
+        paceline.open(run)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.record.files import read_json, write_json
+from paceline.record.files import read_sealed, write_sealed
 from paceline.workloads.ensemble.combining import Combination
 from paceline.workloads.ensemble.members import NUMBERS, Member, digest_of_run
 from paceline.workloads.ensemble.scoring import Scores
@@ -43,7 +43,7 @@ class FittedEnsemble:
     def read(cls, folder: Path) -> FittedEnsemble:
         if not (folder / FILE).exists():
             raise UserError(f"{folder} is not finished; go on with  paceline train --resume {folder}")
-        about = read_json(folder / FILE)
+        about = read_sealed(folder / FILE)
         try:
             combination, classes = Combination.from_json(about["combination"]), tuple(map(str, about["classes"]))
             told = [[str(one[key]) for key in ("name", "path", "sha256")] for one in about["members"]]
@@ -70,7 +70,7 @@ def write_ensemble(
 ) -> None:
     told = [member.to_json(folder) for member in members]
     values = {"format": 1, "members": told, "classes": classes, "combination": combination.to_json()}
-    write_json(folder / FILE, {**values, "held_out": asdict(scores)})
+    write_sealed(folder / FILE, {**values, "held_out": asdict(scores)})
 
 
 def _open(folder: Path, name: str, path: str, sha256: str) -> Member:

@@ -11,13 +11,14 @@ import numpy as np
 
 from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
-from paceline.reporting.style import literal
+from paceline.reporting.style import drawing, literal
 from paceline.workloads.ensemble.scoring import BINS, ENSEMBLE, LOWER, Scores
 
 OURS, OTHERS = "#d97706", "#2563eb"
 SHADES = ("#2563eb", "#059669", "#9333ea", "#0891b2", "#be185d", "#65a30d")
 
 
+@drawing({})
 def write_members(scores: Scores, folder: Path, step: int) -> None:
     """Each metric with its bootstrap error, one row for each model."""
     from matplotlib.figure import Figure
@@ -42,6 +43,7 @@ def write_members(scores: Scores, folder: Path, step: int) -> None:
     _save(figure, folder, f"members-{step:06d}.png")
 
 
+@drawing({})
 def write_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
     """How often the likeliest class was right, by the probability that it was given."""
     from matplotlib.figure import Figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 
 from paceline.errors import UserError, listed
 from paceline.plain_files import open_plain
-from paceline.record.files import read_json, write_atomic, write_json
+from paceline.record.files import read_sealed, write_atomic, write_sealed
 from paceline.workloads.trees.objectives import OBJECTIVES, Task
 from paceline.workloads.trees.reading import Column, words_of
 from paceline.workloads.trees.scoring import probabilities
@@ -55,22 +56,25 @@ class FittedTrees:
             "values": list(self.target.values),
             "columns": list(self.coding.columns),
             "categories": self.coding.categories,
+            "sha256": hashlib.sha256(self.raw).hexdigest(),
         }
-        write_json(folder / ABOUT, about)
+        write_sealed(folder / ABOUT, about)
 
     @classmethod
     def read(cls, folder: Path) -> FittedTrees:
         if not (folder / ABOUT).exists():
             raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
-        about = read_json(folder / ABOUT)
+        about, again = read_sealed(folder / ABOUT), f"paceline train --resume {folder}"
         try:
             target = TreeTarget(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
             coding = Coding(tuple(about["columns"]), about["categories"])
-            with open_plain(folder / MODEL[about["library"]]) as model:
-                return cls(about["library"], model.read(), coding, target)
+            with open_plain(file := folder / MODEL[about["library"]]) as model:
+                raw = model.read()
         except (KeyError, ValueError, TypeError, OSError) as error:
-            again = f"paceline train --resume {folder}"
             raise UserError(f"{folder / ABOUT} is damaged ({error}); write it again with  {again}") from None
+        if about.get("sha256", digest := hashlib.sha256(raw).hexdigest()) != digest:  # the library may end the process
+            raise UserError(f"{file} is damaged: its checksum differs; write it again with  {again}")
+        return cls(about["library"], raw, coding, target)
 
     @property
     def classes(self) -> Sequence[str]:
@@ -125,8 +129,11 @@ class FittedTrees:
 
     def numbers(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Rows as they are coded for these trees."""
+        if wrong := [row for row in rows if not isinstance(row, Mapping)]:
+            known = listed(self.coding.columns, 12)
+            raise UserError(f"{wrong[0]!r:.80} is not a row: trees are asked about values by column ({known})")
         if missing := [name for name in self.coding.columns if not any(name in row for row in rows)]:
-            there = listed([str(name) for name in rows[0]], 12) if isinstance(rows[0], Mapping) else repr(rows[0])
+            there = listed([str(name) for name in rows[0]], 12)
             raise UserError(f"the rows have no column {listed(missing)}, which the trees know (there: {there})")
         block: dict[str, Column] = {}
         for name in self.coding.columns:

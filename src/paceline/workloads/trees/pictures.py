@@ -16,7 +16,7 @@ import numpy as np
 from paceline.errors import UserError
 from paceline.record.files import write_atomic
 from paceline.record.run_dir import RunDir
-from paceline.reporting.style import literal
+from paceline.reporting.style import drawing, literal
 from paceline.workloads.trees.fitted import FittedTrees
 from paceline.workloads.trees.objectives import Task
 from paceline.workloads.trees.table import known_table
@@ -65,6 +65,7 @@ def _rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
     return np.array(split.X[np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))])
 
 
+@drawing({})
 def _importance(importance: Mapping[str, float]) -> bytes:
     shown = list(importance.items())[:SHOWN][::-1]
     figure, axes = _figure(len(shown))
@@ -73,6 +74,7 @@ def _importance(importance: Mapping[str, float]) -> bytes:
     return _png(figure)
 
 
+@drawing({})
 def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
     """A dot for each row: how far right says what its value adds, the colour how large the value is."""
     values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.objective.task

@@ -232,6 +232,23 @@ def test_finished_trees_are_used_on_new_rows(spec, folder, tmp_path, library):
     assert len(paceline.open(run.path).predict([unseen])) == 1
     with pytest.raises(UserError, match="the rows have no column x0, x1"):
         paceline.open(run.path).predict([{"town": "Oslo"}])
+    with pytest.raises(UserError, match="'x0 x1 x2 x3 town' is not a row"):
+        paceline.open(run.path).predict(["x0 x1 x2 x3 town"])
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_damaged_trees_are_not_given_to_the_library(spec, tmp_path, library):
+    """It would predict something else, or end the process."""
+    run = train(spec(**{"model.library": library, "train.steps": 2}), tmp_path, show=False).path
+    for name in ("model.json" if library == "xgboost" else "model.txt", "table.json"):
+        content = (run / name).read_bytes()
+        (run / name).write_bytes(content.replace(b"0", b"1", 1))
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            paceline.open(run)
+        (run / name).write_bytes(content)
+    (run / name).write_bytes(content[:-1])
+    train(spec(**{"model.library": library, "train.steps": 2}), tmp_path, show=False, again=True)
+    assert paceline.open(run).classes
 
 
 def test_threads_that_wait_let_others_run(spec):

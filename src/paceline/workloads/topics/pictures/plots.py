@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import RunFailed, UserError
-from paceline.reporting.style import FORMATS, INK, STYLE
+from paceline.reporting.style import FORMATS, INK, STYLE, drawing
 from paceline.signs import one_line
 from paceline.workloads.topics.result.order import largest, matrix, means_of_neighbours, sort_documents, top_terms
 
@@ -178,9 +178,7 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
     path = None if output_file is None else Path(output_file).expanduser()
     if path is not None and path.suffix.lower().removeprefix(".") not in FORMATS:
         raise UserError(f"output_file={str(path)!r}: pictures are written as {', '.join('.' + f for f in FORMATS)}")
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
+    with drawing(PLOT_STYLE):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
