@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.planning.moment import Moment, TooMuch
+from paceline.planning.moment import Moment, TooLong
 
 
 def large(*sides):
@@ -29,7 +29,7 @@ def large(*sides):
     ],
 )
 def test_what_would_take_long_is_not_begun(work):
-    with pytest.raises(TooMuch), Moment():
+    with pytest.raises(TooLong), Moment():
         work()
 
 
