@@ -17,7 +17,7 @@ from paceline.errors import UserError
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of, own_place
 from paceline.spec import RunSpec
-from paceline.training.extension import LENGTHS, extension_of
+from paceline.training.extension import LENGTHS, extended_from, extension_of, length_of
 from paceline.trusting import code_of
 from paceline.workload import BaseWorkload, Say
 
@@ -38,6 +38,7 @@ def answer_of(workload: BaseWorkload) -> dict[str, Any]:
     """As a checkpoint keeps it: the values themselves, so that a change can be named."""
     return {
         "spec": determining(workload.spec),
+        "length": length_of(workload.spec.train),
         "data": workload.fingerprint(),
         "code": {name: _digest([file]) for name, file in own_files(workload.spec).items()},
         "workload": _digest(sorted(package_of(workload.spec))),
@@ -79,6 +80,7 @@ def same_answer(run: RunDir, workload: BaseWorkload, say: Say, changed_code: boo
             f"{run.path} was begun on other data: what data.path or the installed packages hold has changed since; "
             "bring it back, or start a new run"
         )
+    _same_length(run, sealed, step)
     if (changed := changed_value(run, workload.spec, sealed, step)) is not None:
         said, key, value = changed
         raise UserError(f"{said} or, if it is meant, {_begin_another(run, workload, key, value)}")
@@ -94,6 +96,19 @@ def same_answer(run: RunDir, workload: BaseWorkload, say: Say, changed_code: boo
         say(f"{told}; the run goes on with it as it is now")
     if sealed.get("workload", digest := _digest(sorted(package_of(workload.spec)))) != digest:
         say(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
+
+
+def _same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> None:
+    """A run is made longer by a word that is typed, which its spec says from then on."""
+    spec = run.recorded_spec()
+    key, now = length_of(spec.train)
+    before = sealed.get("length", [key, now])
+    if before != [key, now] and not (before[0] == key and extended_from(spec.origin(key)) >= before[1]):
+        longer = f"paceline train --resume {shlex.quote(str(run.path))} {before[0]}=+2"
+        raise UserError(
+            f"{run.spec_file} says {key}={now}, but the checkpoint of step {step} was made with "
+            f"{before[0]}={before[1]}; put it back and, to go on for longer, add to it:  {longer}"
+        )
 
 
 def changed_value(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], step: int) -> tuple[str, str, Any] | None:
@@ -134,8 +149,19 @@ def _sealed(run: RunDir) -> tuple[Mapping[str, Any], int]:
     for path in sealed_in(run.checkpoints):
         with suppress(DamagedCheckpoint):
             checkpoint = verified(path, checksums=False)
-            return checkpoint.meta.get(SEALED, {}), checkpoint.step
+            return sealed_in_meta(checkpoint.meta), checkpoint.step
     return {}, 0
+
+
+def sealed_in_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of its answer, as far as it is of the kind that `answer_of` makes."""
+    found = meta.get(SEALED)
+    whole = isinstance(found, dict) and all(isinstance(found.get(part), dict) for part in ("spec", "code"))
+    return found if isinstance(found, dict) and whole and _is_length(found.get("length", ["", 0])) else {}
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, list) and [type(part) for part in value] == [str, int]
 
 
 def _begin_another(run: RunDir, workload: BaseWorkload, key: str, value: Any) -> str:

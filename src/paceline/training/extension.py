@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.record.files import MOST_DIGITS
 from paceline.record.run_dir import RunDir
 from paceline.registry import entry_of
 from paceline.spec import RunSpec, Train
 
 LENGTHS = ("train.epochs", "train.steps")
+EXTENDED = "extended from "
 
 
 def length_of(train: Train) -> tuple[str, int]:
@@ -69,4 +71,10 @@ def extension_of(run: RunDir, spec: RunSpec) -> Extension | None:
 
 def write_longer(run: RunDir, extension: Extension) -> None:
     """The run's own spec says the new length, and what it was before."""
-    run.rewrite(run.recorded_spec().replace({extension.key: extension.now}, f"extended from {extension.before}"))
+    run.rewrite(run.recorded_spec().replace({extension.key: extension.now}, f"{EXTENDED}{extension.before}"))
+
+
+def extended_from(origin: str) -> int:
+    """The length that a run had before, by what its spec says of it; -1 where it was never made longer."""
+    before = origin.removeprefix(EXTENDED)
+    return int(before) if origin != before and before.isdecimal() and len(before) < MOST_DIGITS else -1

@@ -96,7 +96,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     """
     import torch
 
-    from paceline.training.answer import SEALED, changed_value
+    from paceline.training.answer import changed_value, sealed_in_meta
     from paceline.training.checkpoints.saved import chosen, read_tensors
 
     folder = RunDir.open(Path(run))
@@ -105,7 +105,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
         return FittedModel(folder, work, fitted)
     workload = _for_use(folder, work)
     checkpoint = chosen(folder, which)
-    if (changed := changed_value(folder, workload.spec, checkpoint.meta.get(SEALED, {}), checkpoint.step)) is not None:
+    if (changed := changed_value(folder, workload.spec, sealed_in_meta(checkpoint.meta), checkpoint.step)) is not None:
         raise UserError(changed[0])
     with expected_failures(workload.spec):
         torch.manual_seed(workload.spec.train.seed)

@@ -7,7 +7,7 @@ import pytest
 from paceline import resume, train, trust
 from paceline.errors import UserError
 from paceline.spec import build
-from paceline.training.answer import determining, own_files, package_of
+from paceline.training.answer import determining, own_files, package_of, sealed_in_meta
 
 OWN = """
 import numpy as np
@@ -72,6 +72,18 @@ def test_an_edited_spec_is_named(run):
     assert str(told.value).endswith(f"paceline train --from {run} train.lr=0.5")
 
 
+def test_a_length_that_was_edited_is_named(run):
+    """The schedule would be another."""
+    edit(run, "steps: 2 ", "steps: 4 ")
+    with pytest.raises(UserError, match=r"says train.steps=4, but .* step 2 was made with train.steps=2; put it back"):
+        resume(run, show=False)
+    edit(run, "steps: 4 ", "steps: 2 ")
+    assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 4
+    edit(run, "steps: 4 ", "steps: 9 ")  # it still says that it was extended, but from less than the checkpoint knows
+    with pytest.raises(UserError, match=r"says train.steps=9, but .* step 4 was made with train.steps=4"):
+        resume(run, show=False)
+
+
 def test_changed_code_is_named_and_goes_on_if_it_is_meant(run, capsys):
     (run.parent / "own.py").write_text(OWN + "\n# a word more\n")
     with pytest.raises(UserError, match=r"own.py has changed since the checkpoint of step 2") as told:
@@ -110,3 +122,8 @@ def test_files_of_one_name_and_run_files_are_told_apart(tmp_path):
     spec = build({"workload": "ensemble", "model": {"members": members}})
     found = {name: str(file.relative_to(tmp_path)) for name, file in own_files(spec).items()}
     assert found == {"m.py": "a/m.py", "m.py (2)": "b/m.py", "net.yaml": "a/net.yaml", "net.yaml (2)": "b/net.yaml"}
+
+
+@pytest.mark.parametrize("sealed", [[], {"spec": []}, {"spec": {}, "code": 1}, {"spec": {}, "code": {}, "length": [1]}])
+def test_what_a_checkpoint_says_of_its_answer_may_be_anything(sealed):
+    assert sealed_in_meta({"answer": sealed}) == {}
