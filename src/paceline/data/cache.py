@@ -136,7 +136,7 @@ class ArrayWriter:
                 self._write_header()
                 assert file.tell() == self._header_bytes, "numpy leaves room in the header for any length"
                 _sync(file)
-                self.facts = {"bytes": size, "sha256": self._sha256.hexdigest()}
+                self.facts = {"bytes": size, "sha256": self._sha256.hexdigest(), "dtype": self.dtype.str}
 
     def _write_header(self) -> None:
         header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.length,)}
@@ -176,6 +176,9 @@ def verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     state = (folder, *((found.st_size, found.st_mtime_ns, found.st_ino) for found in about))
     if state in _verified:
         return
+    for name, facts in files.items():
+        if "dtype" in facts and map_array(folder / name).dtype.str != facts["dtype"]:
+            raise Damaged(f"{name} is not what was written there: its numbers are of another type")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         sums = pool.map(_checksum, (folder / name for name in files))
         for (name, facts), found in zip(files.items(), sums, strict=True):
@@ -185,7 +188,7 @@ def verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _checksum(path: Path) -> str:
-    """Of an array its numbers, of any other file all of it."""
+    """Of an array its numbers, whose type is noted beside it; of any other file all of it."""
     if path.suffix == ".npy":
         return hashlib.sha256(map_array(path).data).hexdigest()
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -193,7 +196,7 @@ def _checksum(path: Path) -> str:
 
 def array_facts(path: Path) -> dict[str, Any]:
     """What `ArrayWriter` says of a file, where it was changed afterwards."""
-    return {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+    return {"bytes": path.stat().st_size, "sha256": _checksum(path), "dtype": map_array(path).dtype.str}
 
 
 def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:

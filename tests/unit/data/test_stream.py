@@ -132,6 +132,21 @@ def test_damage_to_a_cached_stream_is_named_and_mended(damage, tmp_path, texts):
     assert again.fingerprint == first.fingerprint
 
 
+def test_a_damaged_note_of_what_a_text_holds_is_made_again(tmp_path, texts):
+    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
+    (note,) = first.folder.parent.glob("*.digest")
+    whole = note.read_text()
+    for damaged in (
+        b"\xff" + whole.encode()[1:],
+        whole.replace(whole[0], "f" if whole[0] == "0" else "0").encode(),
+        b"",
+    ):
+        note.write_bytes(damaged)
+        again = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
+        assert again.fingerprint == first.fingerprint
+        assert note.read_text() == whole
+
+
 @pytest.mark.parametrize("prepare_corpus", [prepare_stream, prepare_labelled])
 def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path, monkeypatch, prepare_corpus):
     """Without locks another builder may move its equal to this place: for a moment there is nothing."""

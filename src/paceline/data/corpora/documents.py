@@ -20,6 +20,7 @@ from paceline.data.corpora import docstrings
 from paceline.data.corpora.tokenised import CorpusSettings, HashRange
 from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there, open_text
 from paceline.errors import RunFailed, UserError
+from paceline.plain_files import read_text
 from paceline.record.files import write_atomic
 
 PART_CHARACTERS = 16 << 10
@@ -155,11 +156,12 @@ def _cached_digest(files: list[Path], folder: Path) -> str:
     """A hash of the contents. It is noted in the cache by sizes and times: each rank asks, and one reads the files."""
     facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file in files]
     note = folder / f"text-{digest_of_value(facts)[:16]}.digest"
-    try:
-        return note.read_text(encoding="ascii")
-    except OSError:
-        found = digest_of_files(files)
-        with suppress(OSError, RunFailed):  # said where the corpus is written
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(note, found)
-        return found
+    with suppress(OSError, ValueError):
+        found, check = read_text(note).split(" ")
+        if check == digest_of_value(found):
+            return found
+    found = digest_of_files(files)
+    with suppress(OSError, RunFailed):  # said where the corpus is written
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(note, f"{found} {digest_of_value(found)}")
+    return found
