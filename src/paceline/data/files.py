@@ -25,6 +25,7 @@ MAX_FIELD_CHARACTERS = 1 << 24
 MAX_LINE_CHARACTERS = 1 << 27
 """A line is in memory as a whole."""
 PARQUET_BATCH_ROWS = 1024
+STREAMED_BYTES = 1 << 16
 
 
 def check_file(path: Path, key: str) -> Path:
@@ -124,8 +125,11 @@ def no_header_again(
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`. What goes wrong inside is the user's file, and is said so."""
+def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`. What goes wrong inside is the user's file, and is said so.
+
+    `streamed`: of a column that is read in batches, no more than these is read.
+    """
     try:
         import pyarrow.parquet
     except ImportError:
@@ -134,7 +138,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
         ) from None
     try:
         check_plain(path)
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=STREAMED_BYTES if streamed else 0) as file:
             yield file
     except UnicodeDecodeError as error:
         raise UserError(
@@ -166,6 +170,21 @@ def digest_of_files(paths: Iterable[Path]) -> str:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     return whole.hexdigest()
+
+
+def beginning_of(path: Path, most: int) -> tuple[bytes, float]:
+    """The first bytes of a file, unzipped where it is gzip, and how many times as much the whole is."""
+    with open_plain(path) as file:
+        content = file.read(most)
+    text, read = content, len(content)
+    if content.startswith(GZIP_MAGIC):
+        unzip = zlib.decompressobj(wbits=31)
+        try:
+            text = unzip.decompress(content, most)
+        except zlib.error as error:
+            raise UserError(f"{path}: the gzip data is broken ({error}); copy the file again") from None
+        read -= len(unzip.unconsumed_tail)
+    return text, path.stat().st_size / max(1, read)
 
 
 def _open_bytes(path: Path) -> BinaryIO:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import PARQUET_BATCH_ROWS, check_file, csv_records, json_lines, no_header_again, open_parquet
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, listed
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
@@ -72,7 +72,7 @@ class Columns:
 
     def _column(self, name: str) -> Sequence[Any]:
         if name not in self.columns:
-            there = ", ".join(self.columns)
+            there = listed(list(self.columns), 12)
             raise UserError(
                 f"{self.path}: there is no column {name!r}{did_you_mean(name, self.columns)} (there: {there})"
             )
@@ -112,7 +112,7 @@ def rows_of(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterat
             if len(fields) != len(header):
                 raise UserError(
                     f"{file} row {number + (names is not None)} has {len(fields)} columns, {len(header)} were expected "
-                    f"({', '.join(header)}); quote a text that holds commas or line breaks"
+                    f"({listed(header, 12)}); quote a text that holds commas or line breaks"
                 )
             yield dict(zip(header, fields, strict=True))
 

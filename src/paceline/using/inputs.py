@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.data.files import text_lines
 from paceline.data.table import KINDS, rows_of
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, listed
 
 TABLES = {**KINDS, ".txt": "txt"}
 
@@ -49,7 +49,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Inpu
         if wanted not in row:
             raise UserError(
                 f"{path} row {number}: there is no column {wanted!r}{did_you_mean(wanted, row)} "
-                f"(there: {', '.join(map(str, row))}); type  --column NAME"
+                f"(there: {listed([*map(str, row)], 12)}); type  --column NAME"
             )
     return Inputs([row[wanted] for row in rows], rows)
 

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.data import cache
-from paceline.data.corpora import docstrings, documents
+from paceline.data.corpora import digests, docstrings
 from paceline.data.corpora.documents import PART_CHARACTERS, find_files, open_documents
 from paceline.data.corpora.stream import TokenStreams
 from paceline.data.corpora.tokens import LabelledCorpus
@@ -179,7 +179,7 @@ def test_a_corpus_is_read_from_a_cache_that_cannot_be_written(tmp_path, texts, m
     def refuse(path, content):
         raise RunFailed(f"cannot write {path}")
 
-    monkeypatch.setattr(documents, "write_atomic", refuse)
+    monkeypatch.setattr(digests, "write_atomic", refuse)
     assert TokenStreams.prepare(data_of(tmp_path, texts), QUIET).folder == first.folder
 
 

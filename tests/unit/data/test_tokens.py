@@ -46,7 +46,7 @@ def data(tmp_path: Path) -> TextData:
 
 
 def entries(data: TextData) -> list[str]:
-    return sorted(path.name for path in data.cache.iterdir() if not path.name.endswith(".lock"))
+    return sorted(path.name for path in data.cache.iterdir() if not path.name.endswith((".lock", ".digest")))
 
 
 def naive(split: Tokens, samples: Any) -> list[int]:

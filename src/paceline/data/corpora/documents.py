@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, pairwise
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.data.corpora import docstrings
+from paceline.data.corpora.digests import noted_digest
 from paceline.data.corpora.tokenised import CorpusSettings, HashRange
-from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there, open_text
-from paceline.errors import RunFailed, UserError
-from paceline.plain_files import read_text
-from paceline.record.files import write_atomic
+from paceline.data.files import digest_of_value, hash64, not_there, open_text
+from paceline.data.finding import LOOKED_AT, Walk
+from paceline.errors import UserError
 
 PART_CHARACTERS = 16 << 10
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
@@ -44,9 +43,9 @@ class DocumentSource:
     fingerprint: Callable[[], str]
 
 
-def open_documents(data: CorpusSettings) -> DocumentSource:
-    """The documents that `data.source` names, with their files found."""
-    return _docstrings(data) if data.source == "docstrings" else _text(data)
+def open_documents(data: CorpusSettings, looking: bool = False) -> DocumentSource:
+    """The documents that `data.source` names, with their files found. `looking`: refused where that takes a while."""
+    return _docstrings(data) if data.source == "docstrings" else _text(data, looking)
 
 
 def _docstrings(data: CorpusSettings) -> DocumentSource:
@@ -69,8 +68,8 @@ def _docstrings(data: CorpusSettings) -> DocumentSource:
     return DocumentSource(parts, lambda: _fingerprint(data, docstrings.versions()))
 
 
-def _text(data: CorpusSettings) -> DocumentSource:
-    files = find_files(data.path)
+def _text(data: CorpusSettings, looking: bool) -> DocumentSource:
+    files = find_files(data.path, looking)
 
     def texts() -> Iterator[tuple[Path, str]]:
         return islice(((file, text) for file in files for text in _parts_of(file)), data.limit or None)
@@ -96,26 +95,25 @@ def _text(data: CorpusSettings) -> DocumentSource:
         for (file, text, held_out), after in pairwise(chain(sides, [(None, "", False)])):
             yield DocumentPart(text, held_out, ends=(file, held_out) != (after[0], after[2]))
 
-    return DocumentSource(parts, lambda: _fingerprint(data, _cached_digest(files, data.cache.expanduser())))
+    return DocumentSource(parts, lambda: _fingerprint(data, noted_digest(files, data.cache.expanduser(), looking)))
 
 
-def find_files(path: Path | None) -> list[Path]:
-    """The files behind `data.path`, in the order of their names."""
+def find_files(path: Path | None, looking: bool = False) -> list[Path]:
+    """The files behind `data.path`, in the order of their names. `looking`: TooMany where there are very many."""
     if path is None:
         raise UserError("data.path: not given; source text reads a file, a folder or a pattern; type  data.path=FILE")
     path = path.expanduser()
     given = f"data.path={path}"
-    kinds = " ".join(SUFFIXES)
+    kinds, walk = " ".join(SUFFIXES), Walk(LOOKED_AT if looking else None)
     try:
         if path.is_file():
             files = [path]
         elif path.is_dir():
-            inside = (file for file in path.rglob("*") if not _hidden(file.relative_to(path)))
-            files = sorted(file for file in inside if file.name.endswith(READ) and file.is_file())
+            files = sorted(file for file in walk.below(path, _shown) if file.name.endswith(READ))
             if not files:
                 raise UserError(f"{given}: the folder has no text files ({kinds}, or the same with .gz)")
         elif glob.has_magic(str(path)):
-            files = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
+            files = sorted(walk.matching(path))
             if not files:
                 raise UserError(f"{given}: no file matches this pattern")
         else:
@@ -127,8 +125,8 @@ def find_files(path: Path | None) -> list[Path]:
     return files
 
 
-def _hidden(inside: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
+def _shown(name: str) -> bool:
+    return not name.startswith(".") and name != "__pycache__"
 
 
 def _parts_of(file: Path) -> Iterator[str]:
@@ -150,18 +148,3 @@ def _parts_of(file: Path) -> Iterator[str]:
 def _fingerprint(data: CorpusSettings, content: object) -> str:
     settings = {"source": data.source, "limit": data.limit, "test_fraction": data.test_fraction, "content": content}
     return digest_of_value({"lm": settings})
-
-
-def _cached_digest(files: list[Path], folder: Path) -> str:
-    """A hash of the contents. It is noted in the cache by sizes and times: each rank asks, and one reads the files."""
-    facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file in files]
-    note = folder / f"text-{digest_of_value(facts)[:16]}.digest"
-    with suppress(OSError, ValueError):
-        found, check = read_text(note).split(" ")
-        if check == digest_of_value(found):
-            return found
-    found = digest_of_files(files)
-    with suppress(OSError, RunFailed):  # said where the corpus is written
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(note, f"{found} {digest_of_value(found)}")
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,11 @@ from paceline.plain_files import read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+BUILT_BYTES = 8 << 20
+"""Of a tokenizer.json that a plan builds the tokeniser of; of a longer one it reads the ids alone."""
+MOST_BYTES, MOST_ENTRIES = 1 << 26, 1_500_000
+"""Of any tokenizer.json, and tokens and merges in it; the largest that people use have 35 MB and 800,000."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if not path.exists():
         raise not_there(path, "data.tokenizer", "file")
     try:
-        tokenizer = bpe.parsed(read_text(path))
+        tokenizer = bpe.parsed(_text_of(path))
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{given}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -84,7 +92,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 def digest_of_tokenizer(data: Any) -> str:
     """What the key of a cache needs to know of it."""
-    if not data.tokenizer.is_file():
+    if not data.tokenizer.is_file() or data.tokenizer.stat().st_size > MOST_BYTES:
         read_tokenizer(data.tokenizer)  # says why not
     return digest_of_files([data.tokenizer])
 
@@ -95,8 +103,35 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def planned_vocabulary(data: Any) -> int:
-    """Of texts that are not tokenised yet; a learned one may turn out smaller."""
-    return int(data.vocab) if data.tokenizer is None else vocabulary_size(read_tokenizer(data.tokenizer))
+    """Of texts that are not tokenised yet; a learned one may turn out smaller. A large tokeniser is not built."""
+    if data.tokenizer is None:
+        return int(data.vocab)
+    if data.tokenizer.is_file() and data.tokenizer.stat().st_size > BUILT_BYTES:
+        return _numbered(data.tokenizer)
+    return vocabulary_size(read_tokenizer(data.tokenizer))
+
+
+def _numbered(path: Path) -> int:
+    """One more than the highest id that the file of a tokeniser mentions."""
+    given = f"data.tokenizer={path}"
+    try:
+        content = json.loads(_text_of(path))
+        vocab, added = content["model"]["vocab"], content.get("added_tokens", ())
+        known = len(vocab) if isinstance(vocab, list) else 1 + max(vocab.values())
+        return int(max(known, *(1 + token["id"] for token in added), 1))
+    except OSError as error:
+        raise UserError(f"{given}: cannot be read: {error.strerror}") from None
+    except UserError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{given}: this is not a tokenizer.json: its vocabulary cannot be read") from None
+
+
+def _text_of(path: Path) -> str:
+    text = read_text(path, MOST_BYTES)
+    if text.count('":') + text.count('["') > MOST_ENTRIES:
+        raise UserError(f"data.tokenizer={path}: it has more than {MOST_ENTRIES:,} tokens and merges; is this one?")
+    return text
 
 
 def _find(tokenizer: Tokenizer, special: Special, path: Path) -> tuple[str, int]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.data.corpora import ag_news, docstrings
+from paceline.data.corpora.digests import noted_digest
 from paceline.data.corpora.tables import TextTable
 from paceline.data.corpora.tokenised import CorpusSettings, HashRange
-from paceline.data.files import check_file, digest_of_files, digest_of_value, hash64
+from paceline.data.files import check_file, digest_of_value, hash64
 from paceline.errors import UserError, did_you_mean
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
@@ -47,12 +48,12 @@ class Source:
     """Their names, in the order of the labels; for a table this reads the training file once."""
 
 
-def open_source(data: LabelledTextSettings) -> Source:
-    """The source that `data.source` names, with its files found."""
-    return {"docstrings": _docstrings, "ag_news": _ag_news}.get(data.source, _table)(data)
+def open_source(data: LabelledTextSettings, looking: bool = False) -> Source:
+    """The source that `data.source` names, with its files found. `looking`: refused where a hash would take a while."""
+    return {"docstrings": _docstrings, "ag_news": _ag_news}.get(data.source, _table)(data, looking)
 
 
-def _docstrings(data: LabelledTextSettings) -> Source:
+def _docstrings(data: LabelledTextSettings, looking: bool) -> Source:
     _refuse(data, "path", "test_path")
     splits = cache(lambda: docstrings.extract(data.test_fraction))
     return Source(
@@ -63,7 +64,7 @@ def _docstrings(data: LabelledTextSettings) -> Source:
     )
 
 
-def _ag_news(data: LabelledTextSettings) -> Source:
+def _ag_news(data: LabelledTextSettings, looking: bool) -> Source:
     _refuse(data, "test_path")
     train, test = ag_news.find_files(data.path)
     classes = ag_news.topics(train.parent)
@@ -71,13 +72,13 @@ def _ag_news(data: LabelledTextSettings) -> Source:
         train=lambda: islice(ag_news.samples(train, classes), data.limit or None),
         test=lambda: ag_news.samples(test, classes),
         fingerprint=lambda: _fingerprint(
-            data, digest_of_files([train, test]), classes=classes, cleaning=ag_news.CLEANING
+            data, _digest(data, [train, test], looking), classes=classes, cleaning=ag_news.CLEANING
         ),
         classes=lambda: classes,
     )
 
 
-def _table(data: LabelledTextSettings) -> Source:
+def _table(data: LabelledTextSettings, looking: bool) -> Source:
     if data.path is None:
         raise UserError(f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}")
     given, path = data.path, check_file(data.path, "data.path")
@@ -102,7 +103,7 @@ def _table(data: LabelledTextSettings) -> Source:
     return Source(
         train=lambda: islice(side(held_out=False), data.limit or None),
         test=test,
-        fingerprint=lambda: _fingerprint(data, digest_of_files(files), **fields),
+        fingerprint=lambda: _fingerprint(data, _digest(data, files, looking), **fields),
         classes=lambda: tuple(survey()[0]),
     )
 
@@ -157,6 +158,10 @@ def _test_samples(table: TextTable, train: Path, numbers: dict[str, int]) -> Ite
 
 def _fingerprint(data: LabelledTextSettings, content: object, **fields: object) -> str:
     return digest_of_value({"source": data.source, "limit": data.limit, "content": content, **fields})
+
+
+def _digest(data: LabelledTextSettings, files: list[Path], looking: bool) -> str:
+    return noted_digest(files, data.cache.expanduser(), looking)
 
 
 def _refuse(data: LabelledTextSettings, *keys: str) -> None:

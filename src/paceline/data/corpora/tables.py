@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, no_header_again, open_parquet
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, listed
 
 RawRow = tuple[int, Any, Any]
 """(number, text, label), of which the latter two may be anything that the file can hold."""
@@ -48,7 +48,7 @@ class TextTable:
             if name not in names:
                 raise UserError(
                     f"{self.path}{at}: there is no {key} column {name!r}{did_you_mean(name, names)} "
-                    f"(there: {', '.join(names) or 'nothing'}); type  data.{key}=COLUMN"
+                    f"(there: {listed(names, 12) or 'nothing'}); type  data.{key}=COLUMN"
                 )
         return names.index(self.text), names.index(self.label)
 
@@ -82,7 +82,7 @@ def _csv_rows(table: TextTable) -> Iterator[RawRow]:
         if len(fields) <= max(text_at, label_at):
             raise UserError(
                 f"{table.path} row {number} has {len(fields)} column{'' if len(fields) == 1 else 's'}, the header has "
-                f"{len(header)} ({', '.join(header)}); quote a text that holds line breaks"
+                f"{len(header)} ({listed(header, 12)}); quote a text that holds line breaks"
             )
         yield number, fields[text_at], fields[label_at]
 

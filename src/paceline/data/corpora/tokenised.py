@@ -87,9 +87,12 @@ class TokenisedCorpus:
 
     @classmethod
     def cached(cls, data: Any) -> Self | None:
-        """The corpus that the section `data` describes, if it is whole in the cache; nothing is built or refused."""
+        """The corpus that the section `data` describes, if it is whole in the cache; nothing is built or refused.
+
+        None too where it would take a while to find out, from files that nobody has prepared or that are very many.
+        """
         try:
-            return cls._find(cls._folder(data, cls.open_source(data).fingerprint()), verify=False)
+            return cls._find(cls._folder(data, cls.open_source(data, looking=True).fingerprint()), verify=False)
         except (UserError, OSError):
             return None
 

@@ -22,6 +22,7 @@ from paceline.workloads.topics.sizes import MOST_PASSES, SPARSE_BELOW
 
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
+    from paceline.workloads.topics.files.looking import Looked
 
 USUAL_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
@@ -130,20 +131,20 @@ def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[
         return _supposed(spec, documents, words)
     if words is not None:
         raise UserError("--tokens: words are counted in the data; give --samples DOCUMENTS too, to plan without them")
-    found = _read(spec.data)
+    found = _looked_at(spec.data)
     if model.k > min(found.documents, found.terms):
         raise UserError(
             f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: "
             f"give at most {min(found.documents, found.terms)}"
         )
-    values = found.block(0, 1).values
-    element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
-    nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
-    sizes = (found.documents, found.terms, model.k, nonzeros, found.sparse, element)
-    return Counted(*sizes, float(found.stored_bytes), found.resident, model.rows == "newton"), []
+    sizes = (found.documents, found.terms, model.k, found.nonzeros, found.sparse, found.element_bytes)
+    counts = Counted(*sizes, found.stored_bytes, found.resident, model.rows == "newton")
+    return counts, [found.assumed] if found.assumed else []
 
 
-def _read(data: Any) -> Any:
+def _looked_at(data: Any) -> Looked:
+    """The size of the counts; small ones are read as a whole."""
+    from paceline.workloads.topics.files.looking import Looked, looked_at
     from paceline.workloads.topics.files.reading import read_counts
     from paceline.workloads.topics.files.texts import TextOptions
 
@@ -152,7 +153,15 @@ def _read(data: Any) -> Any:
             "data.path is missing: give the counts, as  data.path=counts.npz,  or plan without them by  "
             "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]"
         )
-    return read_counts(data.path, fractional=data.fractional, text=TextOptions(**data.text_options()))
+    options = TextOptions(**data.text_options())
+    if (looked := looked_at(data.path.expanduser(), options)) is not None:
+        return looked
+    found = read_counts(data.path, fractional=data.fractional, text=options)
+    values: Any = found.block(0, 1).values
+    element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
+    nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
+    sizes = (found.documents, found.terms, nonzeros, found.sparse, element)
+    return Looked(*sizes, float(found.stored_bytes), found.resident)
 
 
 def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Counted, list[str]]:

@@ -22,6 +22,7 @@ from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
     from paceline.planning.plan import Plan
+    from paceline.workloads.trees.table import TableFacts
 
 PRICES = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
 """Plain operations in whose time a rank adds a value to a histogram, finds a row's gradient and its side of a split,
@@ -227,9 +228,21 @@ def _grown(spec: RunSpec, samples: int | None) -> tuple[Grown, list[str]]:
         bins = float(data.columns * (model.max_bin or 256))
         told = [f"{data.columns} columns of numbers (data.columns=N says otherwise), two classes"]
         return Grown(samples, data.columns, bins, False, levels, 1, data.bin_rows), told
-    from paceline.workloads.trees.table import table_of
+    from paceline.workloads.trees.table import looked_at
+
+    facts, seen = looked_at(data)
+    sizes = (facts.rows, len(facts.columns), float(facts.bins), facts.gaps)
+    told = [f"about {facts.rows:,} rows like the first {seen:,}, which were read"] if seen else []
+    return Grown(*sizes, levels, _outputs(model.objective, data.label, facts, sure=not seen), data.bin_rows), told
+
+
+def _outputs(objective: str, label: str, facts: TableFacts, sure: bool) -> int:
+    """For each row of a round. The first rows may not have every class, so that they are no reason to refuse."""
     from paceline.workloads.trees.targets import target_of
 
-    facts = table_of(data, lambda text: None).facts
-    outputs = target_of(model.objective, data.label, facts).outputs
-    return Grown(facts.rows, len(facts.columns), float(facts.bins), facts.gaps, levels, outputs, data.bin_rows), []
+    try:
+        return target_of(objective, label, facts).outputs
+    except UserError:
+        if sure:
+            raise
+        return max(1, len(facts.classes))

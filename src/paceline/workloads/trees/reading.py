@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.data.files import check_file
-from paceline.data.npz_file import open_npz
+from paceline.data.files import beginning_of, check_file, open_parquet
+from paceline.data.npz_file import npz_heads, open_npz
 from paceline.errors import UserError, did_you_mean, listed
 from paceline.workloads.trees import generated
 from paceline.workloads.trees.sections import TreesData
@@ -27,6 +28,8 @@ FORMATS = {
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
 """What a csv file has where a value is missing."""
 BLOCK_ROWS = 1 << 16
+HEAD_BYTES = 1 << 22
+"""Of a table, or of each of its arrays, that who only looks reads."""
 NPZ = ("X", "y", "weight", "query")
 """Arrays of an .npz file; those of the rows to test on are called X_test, y_test and so on."""
 
@@ -53,27 +56,33 @@ class TableSource:
     name: str
     columns: Sequence[str]
     blocks: Callable[[], Iterator[Block]]
+    beginning: Callable[[int], Iterator[Block]]
+    """The first rows, so many or a few more, with little else read."""
+    rows: Callable[[], float]
+    """How many there are; of a csv file about."""
 
 
-def open_tables(data: TreesData) -> tuple[TableSource, TableSource | None]:
-    """What to learn from and, where it is another table, what to test on."""
+def open_tables(data: TreesData, looking: bool = False) -> tuple[TableSource, TableSource | None]:
+    """What to learn from and, where it is another table, what to test on. `looking`: of arrays the first rows alone."""
     if data.path is None:
         if data.test_path is not None:
             raise UserError(f"data.test_path={data.test_path}, but data.path is missing; give both, or neither")
         return _made_up(data), None
     path = check_file(data.path, "data.path")
     if _format_of(path, "data.path") == "npz":
-        return _of_npz(path)
+        return _of_npz_heads(path) if looking else _of_npz(path)
     train = _of_arrow(path, "data.path", data)
     return train, None if data.test_path is None else _of_arrow(data.test_path, "data.test_path", data)
 
 
 def _made_up(data: TreesData) -> TableSource:
-    def blocks() -> Iterator[Block]:
-        for block in generated.blocks(data.rows, data.columns):
+    def beginning(rows: int) -> Iterator[Block]:
+        for block in generated.blocks(min(rows, data.rows), data.columns):
             yield {name: words_of(column) if column.dtype.kind == "U" else column for name, column in block.items()}
 
-    return TableSource("the made-up table", [*generated.names(data.columns), generated.LABEL], blocks)
+    columns = [*generated.names(data.columns), generated.LABEL]
+    rows = data.rows
+    return TableSource("the made-up table", columns, lambda: beginning(rows), beginning, lambda: rows)
 
 
 def words_of(values: Sequence[Any] | np.ndarray) -> Words:
@@ -91,9 +100,31 @@ def _format_of(path: Path, key: str) -> str:
 def _of_npz(path: Path) -> tuple[TableSource, TableSource | None]:
     with open_npz(path) as file:
         found = {name: file[name] for name in file.files}
+    return _of_arrays(path, found)
+
+
+def _of_npz_heads(path: Path) -> tuple[TableSource, TableSource | None]:
+    """The same of their first rows; how many there are is known."""
+    heads = npz_heads(path, HEAD_BYTES)
+    found = {name: head.first for name, head in heads.items()}
+    for name in {"X", "X_test"} & heads.keys():
+        shape = heads[name].shape
+        if len(shape) == 2 and not len(found[name]):  # it lies column by column: different numbers stand for them
+            rows = min(shape[0], max(1, HEAD_BYTES // 8 // max(1, shape[1])))
+            found[name] = np.arange(rows * shape[1], dtype=np.float32).reshape(rows, shape[1])
+    for end in ("", "_test"):
+        here = [key + end for key in NPZ if key + end in found]
+        rows = min((len(found[name]) for name in here if heads[name].shape), default=0)
+        found |= {name: found[name][:rows] for name in here}
+    train, test = _of_arrays(path, found)
+    sizes = [heads[name].shape[0] for name in ("X", "X_test") if name in heads]
+    return replace(train, rows=lambda: sizes[0]), None if test is None else replace(test, rows=lambda: sizes[1])
+
+
+def _of_arrays(path: Path, found: Mapping[str, np.ndarray]) -> tuple[TableSource, TableSource | None]:
     for name in ("X", "y"):
         if name not in found:
-            there = ", ".join(found) or "nothing"
+            there = listed([*found], 12) or "nothing"
             raise UserError(f"data.path={path}: there is no array {name!r} (there: {there}); give X and y")
     names = [str(name) for name in found["names"]] if "names" in found else None
     train, test = ({key: found.get(f"{key}{end}") for key in NPZ} for end in ("", "_test"))
@@ -125,7 +156,7 @@ def _arrays(path: str, given: Mapping[str, np.ndarray | None], end: str, names: 
                 block[name] = words_of(array[some]) if array.dtype.kind in "US" else array[some].astype(np.float64)
             yield block
 
-    return TableSource(path, [*columns, *beside], blocks)
+    return TableSource(path, [*columns, *beside], blocks, lambda rows: blocks(), lambda: len(X))
 
 
 def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
@@ -157,33 +188,71 @@ def _of_arrow(path: Path, key: str, data: TreesData) -> TableSource:
     _refuse_words(path, schema, data)
     wanted = [name for name in schema.names if name not in data.ignore]
 
-    def blocks() -> Iterator[Block]:
+    def read(batches: Callable[[], Iterable[Any]]) -> Iterator[Block]:
         try:
-            for batch in opened.to_batches(columns=wanted, batch_size=BLOCK_ROWS):
+            for batch in batches():
                 if batch.num_rows:
                     yield {name: _column(batch.column(name), name in data.categories) for name in wanted}
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{path}: {_first_line(error)}") from None
 
-    return TableSource(str(path), wanted, blocks)
+    text = kind in ("csv", "tsv")
+    return TableSource(
+        str(path),
+        wanted,
+        lambda: read(lambda: opened.to_batches(columns=wanted, batch_size=BLOCK_ROWS)),
+        lambda rows: read(
+            lambda: [batch.slice(0, rows).select(wanted) for batch in _first_batches(path, kind, opened, rows)]
+        ),
+        lambda: _rows_in_text(path) if text else opened.count_rows(),
+    )
 
 
 def _dataset(path: Path, kind: str, data: TreesData) -> Any:
     import pyarrow
-    from pyarrow import csv, dataset
+    from pyarrow import dataset
 
     if kind not in ("csv", "tsv"):
         return dataset.dataset(path, format=kind)
-    parse = csv.ParseOptions(delimiter="\t" if kind == "tsv" else ",")
-    options: dict[str, Any] = {"null_values": MISSING, "strings_can_be_null": True}
-    convert = csv.ConvertOptions(**options)
-    found = dataset.dataset(path, format=dataset.CsvFileFormat(parse_options=parse, convert_options=convert)).schema
+    found = dataset.dataset(path, format=dataset.CsvFileFormat(*_text_options(kind))).schema
     types = {
         item.name: pyarrow.string() if item.name in data.categories or not _is_number(item.type) else pyarrow.float64()
         for item in found
     }
-    convert = csv.ConvertOptions(**options, column_types=types)
-    return dataset.dataset(path, format=dataset.CsvFileFormat(parse_options=parse, convert_options=convert))
+    return dataset.dataset(path, format=dataset.CsvFileFormat(*_text_options(kind, types)))
+
+
+def _text_options(kind: str, types: Any = None) -> tuple[Any, None, Any]:
+    """How texts are parsed; nothing of how they are read; and what their fields become."""
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(delimiter="\t" if kind == "tsv" else ",")
+    return parse, None, csv.ConvertOptions(null_values=MISSING, strings_can_be_null=True, column_types=types)
+
+
+def _first_batches(path: Path, kind: str, opened: Any, rows: int) -> Iterable[Any]:
+    """Of a file that is not read any further: a scanner would run far ahead."""
+    import pyarrow
+
+    if kind in ("csv", "tsv"):
+        from pyarrow import csv
+
+        parse, _, convert = _text_options(kind, opened.schema)
+        text = beginning_of(path, HEAD_BYTES)[0]
+        lines = text[: text.rfind(b"\n") + 1] or text
+        return (
+            csv.read_csv(pyarrow.BufferReader(lines), None, parse, convert).slice(0, rows).combine_chunks().to_batches()
+        )
+    if kind == "parquet":
+        with open_parquet(path, streamed=True) as file:
+            return list(itertools.islice(file.iter_batches(rows, use_threads=False), 1))
+    with pyarrow.ipc.open_file(pyarrow.memory_map(str(path))) as file:
+        return [file.get_batch(number) for number in range(min(1, file.num_record_batches))]
+
+
+def _rows_in_text(path: Path) -> float:
+    text, more = beginning_of(path, HEAD_BYTES)
+    return max(1, text.count(b"\n") - 1) * more
 
 
 def _is_number(kind: Any) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ FACTS = "facts.json"
 FORMAT = 2
 COPIED_ROWS = 1 << 16
 COUNTED_ROWS, MOST_BINS = 20_000, 256
+LOOKED_AT, FEWEST_ROWS = 1_000_000, 100
+"""Values that are read of a table for a plan, and rows, however many columns they have."""
 HELD_OUT, BINNED = 1, 2
 """Streams of random numbers."""
 
@@ -122,12 +125,29 @@ def table_of(data: TreesData, say: Say) -> PreparedTable:
     return found
 
 
-def known_table(data: TreesData) -> PreparedTable | None:
-    """The same, if it is in the cache; nothing is read or written otherwise."""
+def known_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
+    """The same, if it is in the cache; nothing is read or written otherwise. `whole` makes sure of its numbers."""
     try:
-        return _read(data.cache.expanduser() / "trees" / _name_of(data))
+        return _read(data.cache.expanduser() / "trees" / _name_of(data), whole=whole)
     except UserError:
         return None
+
+
+def looked_at(data: TreesData) -> tuple[TableFacts, int]:
+    """The facts of a table, from the cache or read now; of a large one that nobody has read, as its first rows tell,
+    and how many these are, else 0."""
+    if (known := known_table(data, whole=False)) is not None:
+        return known.facts, 0
+    train, test = open_tables(data, looking=True)
+    if sum(one.rows() * len(one.columns) for one in (train, test) if one is not None) <= LOOKED_AT:
+        return table_of(data, lambda text: None).facts, 0
+    rows = max(FEWEST_ROWS, min(COUNTED_ROWS, LOOKED_AT // len(train.columns)))
+    with tempfile.TemporaryDirectory() as folder:
+        _build(Path(folder), data, replace(train, blocks=lambda: train.beginning(rows)), None)
+        facts = facts_of(unsealed(json.loads((Path(folder) / FACTS).read_text(encoding="utf-8"))))
+    seen = facts.rows + facts.test_rows
+    share = 1.0 if test is not None else facts.rows / seen
+    return replace(facts, rows=max(seen, round(share * train.rows()))), seen
 
 
 def _name_of(data: TreesData) -> str:
@@ -141,12 +161,14 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path, say: Say = lambda line: None) -> PreparedTable | None:
+def _read(entry: Path, say: Say = lambda line: None, whole: bool = True) -> PreparedTable | None:
     if not entry.exists():
         return None
     try:
         values = unsealed(json.loads((entry / FACTS).read_text(encoding="utf-8")))
-        verify(entry, values.pop("files"))
+        files = values.pop("files")
+        if whole:
+            verify(entry, files)
         return PreparedTable(entry, facts_of(values))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, Damaged) as damage:
         say(f"the cached {entry} is damaged ({damage}); reading the table again")
@@ -155,7 +177,8 @@ def _read(entry: Path, say: Say = lambda line: None) -> PreparedTable | None:
 
 def facts_of(values: Mapping[str, Any]) -> TableFacts:
     """As JSON has them."""
-    return TableFacts(**{**values, **{name: tuple(values[name]) for name in ("columns", "classes", "values")}})
+    given = {key: value for key, value in values.items() if key != "files"}
+    return TableFacts(**{**given, **{name: tuple(values[name]) for name in ("columns", "classes", "values")}})
 
 
 def drawn(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:

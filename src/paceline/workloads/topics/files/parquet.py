@@ -25,7 +25,7 @@ def read_parquet(path: Path, fractional: bool = False) -> Counts:
         said = (file.schema_arrow.metadata or {}).get(b"terms")
         for number in range(file.metadata.num_row_groups):
             groups.append(file.metadata.row_group(number).num_rows)
-            some, indices = _flat(file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES))
+            some, indices = flat(file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES))
             lengths.append(some)
             if len(indices):
                 largest = max(largest, int(indices.max()))
@@ -88,8 +88,8 @@ class ParquetCounts(Labelled):
 
         with open_parquet(self.path) as file:
             table = file.read_row_group(number, columns=[INDICES, COUNTS], use_threads=False)
-        lengths, indices = _flat(table.column(INDICES))
-        others, data = _flat(table.column(COUNTS))
+        lengths, indices = flat(table.column(INDICES))
+        others, data = flat(table.column(COUNTS))
         if not np.array_equal(lengths, others):
             row = int(self._first_rows[number]) + int((lengths != others).argmax())
             raise UserError(f"{self.path}: document {row} has not as many {COUNTS} as {INDICES}")
@@ -106,7 +106,7 @@ def holds_counts(path: Path) -> bool:
         return {INDICES, COUNTS} <= set(file.schema_arrow.names)
 
 
-def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+def flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
     """(length of each list, all of their numbers)."""
     import pyarrow
     import pyarrow.compute

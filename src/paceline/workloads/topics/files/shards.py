@@ -112,8 +112,8 @@ class ShardCounts(blocks.Labelled):
         return np.concatenate([np.count_nonzero(part, axis=1) for part in dense]).astype(np.int64)  # type: ignore[arg-type]
 
 
-def read_shards(folder: Path) -> ShardCounts:
-    """Open a folder of shards: all files are there and as long as they should be."""
+def read_shards(folder: Path, named: bool = True) -> ShardCounts:
+    """Open a folder of shards: all files are there and as long as they should be. `named` reads the names as well."""
     path = folder / MANIFEST
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
@@ -133,7 +133,7 @@ def read_shards(folder: Path) -> ShardCounts:
     for shard, needed in zip(shards, expected, strict=True):
         _check_size(folder / shard.file, needed)
     vocabulary, names = (
-        read_names(folder / file, expected, f"{MANIFEST} says {expected:,}; {AGAIN}")
+        None if not named else read_names(folder / file, expected, f"{MANIFEST} says {expected:,}; {AGAIN}")
         for file, expected in zip(NAMES, (terms, documents), strict=True)
     )
     labels: dict[str, Any] = {"vocabulary": vocabulary, "names": names, "fractional": fractional}

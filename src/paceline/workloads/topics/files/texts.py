@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet, open_text, text_lines
-from paceline.errors import UserError, did_you_mean
+from paceline.data.finding import Walk
+from paceline.errors import UserError, did_you_mean, listed
 from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
 from paceline.workloads.topics.counts.dtypes import whole_type
 from paceline.workloads.topics.files.parquet import holds_counts
@@ -46,6 +47,8 @@ ENGLISH = frozenset(word for line in _LINES for word in line.split())
 
 WORDS = r"\b(?=\w*[^\W\d_])\w\w+\b"
 """Two signs or more, with a letter among them."""
+MOST_STOP_BYTES = 1 << 20
+"""Of a file of words to leave out."""
 TAG = re.compile(r"<(?:[/!]?[A-Za-z][^<>]{0,1000}|!--.{0,1000}?--)>", re.DOTALL)
 
 
@@ -223,6 +226,8 @@ def _stop_words(given: str | Iterable[str] | None) -> frozenset[str]:
         path = Path(given).expanduser()
         if not path.is_file():
             raise UserError(f"stop_words={given}: give english, none, a list of words, or a file with a word per line")
+        if path.stat().st_size > MOST_STOP_BYTES:
+            raise UserError(f"stop_words={given}: has more than {MOST_STOP_BYTES:,} bytes; is it a list of words?")
         with open_text(path) as lines:
             return frozenset(line.strip() for line in lines if line.strip())
     return frozenset(given)
@@ -238,10 +243,15 @@ def is_text(path: Path) -> bool:
         return not (path / MANIFEST).exists() and next(_text_files(path), None) is not None
     if path.suffix.lower() == ".parquet" and path.is_file():
         return not holds_counts(path)
-    return path.is_file() and _suffix(path) in SUFFIXES
+    return is_text_file(path)
 
 
-def _suffix(path: Path) -> str:
+def is_text_file(path: Path) -> bool:
+    """The same of a file that is not Parquet, by its name."""
+    return path.is_file() and suffix_of(path) in SUFFIXES
+
+
+def suffix_of(path: Path) -> str:
     """The last one, in lower case, of what is compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     return suffixes[-1] if suffixes else ""
@@ -258,7 +268,7 @@ def documents(
         return _folder(path)
     if not path.is_file():
         raise UserError(f"{path}: there is no such file or folder")
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     if suffix in (".csv", ".tsv"):
         return _csv(path, column, name_column, "\t" if suffix == ".tsv" else ",")
     if suffix in (".jsonl", ".ndjson"):
@@ -269,7 +279,7 @@ def documents(
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.name.lower().endswith((".txt", ".txt.gz")) and path.is_file())
+    return (path for path in Walk().below(folder) if path.name.lower().endswith((".txt", ".txt.gz")))
 
 
 def _folder(folder: Path) -> Iterator[tuple[str, str]]:
@@ -330,7 +340,7 @@ def column_at(columns: Sequence[str], name: str, path: Path, where: str = "") ->
     """Where the column is; without it, an error that names those that are there."""
     if name in columns:
         return list(columns).index(name)
-    there = ", ".join(columns) or "nothing"
+    there = listed(columns, 12) or "nothing"
     raise UserError(
         f"{path}{where}: there is no column {name!r}{did_you_mean(name, columns)} (there: {there}); name it as  "
         "--text NAME  or  TextOptions(column=NAME)"
