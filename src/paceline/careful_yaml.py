@@ -15,8 +15,12 @@ MOST_BYTES = 100_000
 """Of a document that a person writes; reading more would take seconds."""
 MOST_VALUES = 100_000
 """In a document; a few lines of aliases to aliases can stand for billions."""
+LONG_WORD = 100
+"""Letters that count as one more value: what is repeated by aliases may be long."""
 MOST_DEPTH = 50
 """Of sections inside of each other."""
+MOST_BITS = 1000
+"""Of a whole number; longer ones cannot be shown."""
 OPEN = -1
 """In place of the number of values of a node that is being counted."""
 
@@ -46,7 +50,10 @@ class CarefulLoader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            found = super().construct_object(node, deep)
+            if type(found) is int and found.bit_length() > MOST_BITS:
+                raise ValueError("no number that anybody means")
+            return found
         except (ValueError, OverflowError, TypeError, KeyError) as error:
             shown = f"{node.value:.40}" if isinstance(node.value, str) else "this"
             why = f"{shown!r} cannot be read as {node.tag.rpartition(':')[2]}"
@@ -78,7 +85,8 @@ def _expanded(node: Any, known: dict[int, int]) -> int:
         known[id(node)] = OPEN
         inside = node.value if isinstance(node.value, list) else []
         parts = [part for item in inside for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+        long = len(node.value) // LONG_WORD if isinstance(node.value, str) else 0
+        known[id(node)] = 1 + long + sum(_expanded(part, known) for part in parts)
     return known[id(node)]
 
 

@@ -16,11 +16,21 @@ def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
 
 
+def _is_huge(value: Any) -> bool:
+    """A whole number with which nothing can be reckoned, as a number or as its digits."""
+    if isinstance(value, str):
+        digits = value.strip().lstrip("+-0").replace("_", "")
+        return len(digits) > len(str(MOST)) and digits.isdecimal()
+    return isinstance(value, int) and abs(value) > MOST
+
+
 def contradiction(message: str) -> PydanticCustomError:
     """For a validator: fields that do not go together. The message names them, so that it is said as it is."""
     return PydanticCustomError("contradiction", "{message}", {"message": message})
 
 
+MOST = 2**63 - 1
+"""Of a whole number in a run file."""
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
 
 
@@ -48,6 +58,8 @@ class Section(BaseModel):
                 known = cls.model_fields.get(key)
                 if isinstance(value, bool) and known is not None and "bool" not in str(known.annotation):
                     raise PydanticCustomError("not_a_bool", "{key}|{value}", {"key": key, "value": value})
+                if known is not None and "int" in str(known.annotation) and _is_huge(value):
+                    raise PydanticCustomError("huge", "{key}", {"key": key})
         return values
 
 

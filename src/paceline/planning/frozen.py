@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.errors import UserError
 from paceline.planning.formulas.shape import BlockShape
 from paceline.spec import ParameterGroup
 from paceline.workload import repeated_layers
 
 if TYPE_CHECKING:
     from torch import nn
+
+MOST_COMPARED = 300_000
+"""Names with patterns."""
 
 
 class NamedWeight(NamedTuple):
@@ -41,9 +46,15 @@ def with_frozen(
         return blocks
     embedding, layer, head = blocks
     held, place = [0, 0, 0], 0
-    for name, numbers, repeated in weights():
+    patterns = [(re.compile(translate(pattern)), group) for pattern, group in groups.items()]
+    for count, (name, numbers, repeated) in enumerate(weights()):
+        if count * len(patterns) > MOST_COMPARED:
+            raise UserError(
+                f"train.groups: the model has more than {count:,} parameters by name, too many for a plan to find what "
+                f"{len(patterns):,} pattern{'s' * (len(patterns) > 1)} would freeze; give a model of fewer layers"
+            )
         place = 1 if repeated else 2 if place else 0
-        first = next((group for pattern, group in groups.items() if fnmatchcase(name, pattern)), None)
+        first = next((group for pattern, group in patterns if pattern.match(name)), None)
         held[place] += numbers if first is not None and first.frozen else 0
     shares = (held[0], held[1] / layer.repeat, held[2])
     return tuple(

@@ -7,7 +7,6 @@ assumed and listed.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from paceline.planning.formulas.memory import DeviceMemory
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.site import Where
 from paceline.registry import RECORDED, resolve
+from paceline.section import MOST
 from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -178,8 +178,9 @@ class Subject(ABC):
 def subject_of(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> Subject:
     """The subject of a run file; `samples` and `tokens` (mean, per sample) replace what is read or assumed."""
     for name, value in (("samples", samples), ("tokens", tokens)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise UserError(f"--{name}: {value:g} is not possible; give more than 0")
+        if value is not None and not 0 < value <= MOST:
+            shown = f"{value:g}" if value < MOST else "so many"
+            raise UserError(f"--{name}: {shown} is not possible; give more than 0 and at most {MOST:,}")
     if spec.entry is RECORDED:
         raise UserError(f"workload: {spec.workload} is of a run that is only looked at; its code is not executed")
     found: Subject = resolve(spec.entry.subject or MEASURED)(spec, samples, tokens)

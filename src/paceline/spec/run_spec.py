@@ -16,7 +16,7 @@ from paceline import trusting
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import cluster
 from paceline.registry import BUILT_IN, DEFAULT_WORKLOAD, RECORDED, Entry, entry_of, is_script, names, reference_of
-from paceline.section import STRICT, ModelSection, Section, field
+from paceline.section import MOST, STRICT, ModelSection, Section, field
 from paceline.spec.sections import Parallel, Train
 from paceline.spec.yaml_file import overrides_of, put, read_yaml
 
@@ -50,6 +50,7 @@ SENTENCES = {
     ),
     "string_pattern_mismatch": "{given} cannot name a folder; use letters, digits, '.', '_' and '-'",
     "not_a_bool": "{value!r} is not a number or a word",
+    "huge": f"a number beyond {MOST:,}",
     **dict.fromkeys(("value_error", "assertion_error"), "{error}"),
 }
 """What is wrong with a key, by the type of pydantic's problem."""
@@ -270,11 +271,12 @@ def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel
     if kind == "contradiction":
         return str(problem["msg"])
     parts = [str(part) for part in problem["loc"] if not str(part).startswith("dict[")]
-    place = [*filter(None, [prefix]), *parts, *([context["key"]] if kind == "not_a_bool" else [])]
+    of_a_key = kind in ("not_a_bool", "huge")
+    place = [*filter(None, [prefix]), *parts, *([context["key"]] if of_a_key else [])]
     key = ".".join(place)
-    places = [key] if kind == "not_a_bool" else [key, ".".join(place[:2]), *place[:1]]
+    places = [key] if of_a_key else [key, ".".join(place[:2]), *place[:1]]
     where = next((f" ({origins[k]})" for k in places if k in origins), "")
-    given = repr(problem["input"])
+    given = "" if of_a_key else repr(problem["input"])
     facts = {
         **problem,
         **context,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from paceline.data.corpora.own_tokenizer import planned_vocabulary
 from paceline.data.corpora.tokens import LabelledCorpus
 from paceline.planning.formulas.placement import Numbers
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
-from paceline.planning.frozen import NamedWeight, weights_of, with_frozen
+from paceline.planning.frozen import NamedWeight, with_frozen
 from paceline.planning.texts import TextStatistics, usual_mean
 from paceline.planning.training import TrainingSubject, numbers_of
 from paceline.spec import RunSpec
@@ -66,13 +67,19 @@ def _assumed(data: Any, samples: int | None, tokens: float | None) -> TextStatis
     return TextStatistics(count, mean, longest, deviation, USUAL_CLASSES, held_out, (assumed,) if assumed else ())
 
 
-def _weights(model: Any, longest: int, vocab: int, classes: int) -> list[NamedWeight]:
-    import torch
-
-    from paceline.workloads.classifier.workload import Encoder
-
-    with torch.device("meta"):
-        return weights_of(Encoder(model, vocab, longest, classes))
+def _weights(model: Any, longest: int, vocab: int, classes: int) -> Iterator[NamedWeight]:
+    """Those of `Encoder`, in its order."""
+    width, ffn = model.width, model.ffn
+    norms = {f"norm{n}.{part}": width for n in (1, 2) for part in ("weight", "bias")}
+    products = {"qkv.weight": 3 * width * width, "out.weight": width * width}
+    products |= {"up.weight": width * ffn, "up.bias": ffn, "down.weight": width * ffn, "down.bias": width}
+    yield NamedWeight("tokens.weight", vocab * width, False)
+    yield NamedWeight("positions.weight", longest * width, False)
+    for layer in range(model.layers):
+        for name, numbers in {**norms, **products}.items():
+            yield NamedWeight(f"layers.{layer}.{name}", numbers, True)
+    ends = {"norm.weight": width, "norm.bias": width, "head.weight": width * classes, "head.bias": classes}
+    yield from (NamedWeight(name, numbers, False) for name, numbers in ends.items())
 
 
 def _distinct_lengths(texts: TextStatistics) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,5 +49,5 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     )
 
 
-def _weights(sizes: DecoderShape) -> list[NamedWeight]:
-    return [NamedWeight(name, numbers, name.startswith("layers.")) for name, numbers in sizes.named()]
+def _weights(sizes: DecoderShape) -> Iterator[NamedWeight]:
+    return (NamedWeight(name, numbers, name.startswith("layers.")) for name, numbers in sizes.named())
