@@ -155,6 +155,7 @@ class RunDir:
     @contextlib.contextmanager
     def held(self, say: Say) -> Iterator[None]:
         """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
+        self._check_links()
         try:
             handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
@@ -173,6 +174,13 @@ class RunDir:
                     say(f"{self.path} is still being trained by another process; waiting for it to end")
                 time.sleep(1)
             yield
+
+    def _check_links(self) -> None:
+        """A folder of a run may lie on another disk, but not in another run: that would be written to."""
+        for folder in (self.events, self.checkpoints, self.heartbeats, self.kept, self.pictures):
+            home = folder.resolve().parent
+            if folder.is_symlink() and RunDir(home).begun and home != self.path.resolve():
+                raise UserError(f"{folder} is a link into another run, {home}; remove it")
 
     def check_kept(self) -> None:
         """That what is kept lies in this folder, and is what was kept.

@@ -304,3 +304,16 @@ def test_a_spec_made_in_python_survives(tmp_path: Path) -> None:
 def test_reading_a_run_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
     code = "import sys, paceline.record.run_dir, paceline.record.events; print({'torch', 'rich'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "events"])
+def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_path: Path) -> None:
+    one, other = (RunDir.claim(tmp_path, "r", build({})) for _ in range(2))
+    (one.path / name).rename(tmp_path / name)
+    (one.path / name).symlink_to(tmp_path / name)
+    with one.held(print):
+        pass
+    (one.path / name).unlink()
+    (one.path / name).symlink_to(other.path / name)
+    with pytest.raises(UserError, match=f"{name} is a link into another run, {other.path}; remove it"), one.held(print):
+        pass
