@@ -1,4 +1,4 @@
-"""Trees of which one rank is killed in the middle of a run, once."""
+"""Trees of which one rank is killed or stopped in the middle of a run, once."""
 
 import os
 import signal
@@ -7,20 +7,32 @@ from pathlib import Path
 from paceline.workloads.trees.passes import TreePasses
 from paceline.workloads.trees.workload import Trees
 
-KILLED_AFTER = 5
-MARK = "PACELINE_TEST_KILLED"
+STRUCK_AFTER = 5
+MARK = "PACELINE_TEST_STRUCK"
 
 
 class DyingPasses(TreePasses):
+    signal = signal.SIGKILL
+
     def step(self, flag):
         mark = Path(os.environ[MARK])
-        if self.done == KILLED_AFTER and self.place.rank == 1 and not mark.exists():
+        if self.done == STRUCK_AFTER and self.place.rank == 1 and not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
         return super().step(flag)
 
 
+class StoppedPasses(DyingPasses):
+    signal = signal.SIGSTOP
+
+
 class DyingTrees(Trees):
+    struck = DyingPasses
+
     def passes(self, device):
         found = super().passes(device)
-        return DyingPasses(found.boosting, found.train)
+        return self.struck(found.boosting, found.train)
+
+
+class StoppedTrees(DyingTrees):
+    struck = StoppedPasses

@@ -74,6 +74,14 @@ def test_a_killed_run_goes_on_with_another_number_of_ranks(spec, runs, tmp_path,
     assert again.summary.trained.steps == 8
 
 
+def test_a_stopped_rank_is_named(spec, tmp_path, monkeypatch):
+    """XGBoost tells of a connection that timed out, which is no bug of anybody's."""
+    monkeypatch.setenv(MARK, str(tmp_path / "stopped"))
+    stopped = DYING.replace(":Dying", ":Stopped")
+    with pytest.raises(RunFailed, match=r"^rank 1 on .* did not answer in time: a signal such as SIGSTOP has"):
+        train(spec.replace({"workload": stopped, "parallel.ranks": 2, "parallel.timeout_s": 2}), tmp_path, show=False)
+
+
 def interfaces_of_listening_sockets():
     """Of a rank that XGBoost has joined: address, or the interface that a socket for all addresses is bound to."""
     place = detect(os.environ)

@@ -10,7 +10,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,11 +74,16 @@ def of_exit(rank: int | str, code: int, time_s: float, echo: bool, ours: bool = 
 
 def is_echo(error: BaseException) -> bool:
     """Did this begin with a connection that broke or a peer that did not come?"""
-    origin = error
-    while (earlier := origin.__cause__ or origin.__context__) is not None:
-        origin = earlier
+    origin = [*chain(error)][-1]
     names = {kind.__name__ for kind in type(origin).__mro__}
     return bool(names & ECHO_TYPES) or (isinstance(origin, RuntimeError) and bool(ECHO_WORDS.search(str(origin))))
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it came from; not those that it was raised in place of (`from None`)."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def cause(failures: Iterable[Failure]) -> Failure:

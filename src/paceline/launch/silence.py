@@ -288,18 +288,12 @@ def _lines(stack: Stack) -> str:
 
 def _stack_of(error: BaseException) -> Stack:
     """Of where it began."""
-    while (earlier := error.__cause__ or error.__context__) is not None:
-        error = earlier
-    found = traceback.extract_tb(error.__traceback__)
+    found = traceback.extract_tb([*blame.chain(error)][-1].__traceback__)
     return tuple(Frame(one.filename, one.lineno or 0, one.name) for one in reversed(found))
 
 
-def _timed_out(error: BaseException | None) -> bool:
-    while error is not None:
-        if TIMED_OUT.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _timed_out(error: BaseException) -> bool:
+    return any(TIMED_OUT.search(str(one)) for one in blame.chain(error))
 
 
 def _asked_lately(folder: Path, rank: int) -> bool:

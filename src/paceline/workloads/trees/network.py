@@ -68,15 +68,14 @@ class Network:
         """What XGBoost reports of a peer that is gone is an error of the connection, and said as such."""
         from xgboost.core import XGBoostError
 
-        said = ""
         try:
             yield
         except XGBoostError as error:
             if self.place.world == 1:
                 raise
-            said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        if said:  # outside of the handler: where this began, there is nothing to see
-            raise RuntimeError(f"connection closed by peer: {said}")
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            said = next((line for line in lines if "timed out" in line), lines[0] if lines else "")
+            raise RuntimeError(f"connection closed by peer: {said}") from None
 
 
 @contextmanager
