@@ -50,7 +50,7 @@ def with_frozen(
     for count, (name, numbers, repeated) in enumerate(weights()):
         if count * len(patterns) > MOST_COMPARED:
             raise UserError(
-                f"train.groups: the model has more than {count:,} parameters by name, too many for a plan to find what "
+                f"train.groups: the model has more than {MOST_COMPARED // len(patterns):,} parameters by name, too many for a plan to find what "
                 f"{len(patterns):,} pattern{'s' * (len(patterns) > 1)} would freeze; give a model of fewer layers"
             )
         place = 1 if repeated else 2 if place else 0
