@@ -50,8 +50,8 @@ def with_frozen(
     for count, (name, numbers, repeated) in enumerate(weights()):
         if count * len(patterns) > MOST_COMPARED:
             raise UserError(
-                f"train.groups: the model has more than {MOST_COMPARED // len(patterns):,} parameters by name, too many for a plan to find what "
-                f"{len(patterns):,} pattern{'s' * (len(patterns) > 1)} would freeze; give a model of fewer layers"
+                f"train.groups: the model has more than {MOST_COMPARED // len(patterns):,} parameters by name, too "
+                "many for a plan to find those that are frozen; give a model of fewer layers, or fewer patterns"
             )
         place = 1 if repeated else 2 if place else 0
         first = next((group for pattern, group in patterns if pattern.match(name)), None)
