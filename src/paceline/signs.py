@@ -48,6 +48,17 @@ def visible(text: str) -> str:
     return replaced(text, lambda sign: sign.encode("unicode_escape").decode("ascii"))
 
 
+FORMULA = re.compile(r"[=@]|[-+](?![\d.\s]|$)")
+
+
+def cell(value: Any) -> Any:
+    """A value for a .csv file: spreadsheets take a text that begins like a formula for one, but not behind a quote."""
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if FORMULA.match(text) else text
+
+
 def replaced(text: str, spelling: Callable[[str], str]) -> str:
     """The same with another spelling, a function of the sign."""
     if (text.isascii() and text.isprintable()) or not HIDDEN.search(text):

@@ -318,6 +318,21 @@ def test_what_was_read_stays_text_in_a_report(tmp_path):
         assert not set(shown) & {"\x1b", "\u202e"}
 
 
+def test_a_folder_of_any_name_is_reported_in_files_of_text(tmp_path):
+    """Names need not be UTF-8, and a spreadsheet takes what begins with = for a formula."""
+    folders = [os.fsdecode(name) for name in (b"=1+1\x1b[2J", b"half\xff")]
+    runs = [make_run(tmp_path, f"r{i}", 1 + i, steps=8).rename(tmp_path / name) for i, name in enumerate(folders)]
+    made = report(runs, tmp_path / "report").page
+    table = (made.parent / "tables" / "runs.csv").read_text()
+    assert "'=1+1\\x1b[2J" in table
+    assert "half\\udcff" in table
+    assert "half%FF" in made.read_text()
+    texts = [
+        file.read_bytes() for file in made.parent.rglob("*") if file.suffix in (".csv", ".tex", ".md", ".html", ".svg")
+    ]
+    assert not any(b"\x1b" in text for text in texts)
+
+
 def test_events_are_not_written_through_a_link(tmp_path):
     target = tmp_path / "elsewhere"
     target.write_text("mine\n")

@@ -13,7 +13,7 @@ from paceline import cli
 from paceline.record.browser import page_data
 from paceline.record.events import EventWriter
 from paceline.record.files import print_json
-from paceline.signs import HIDDEN, visible, visible_inside
+from paceline.signs import HIDDEN, cell, visible, visible_inside
 from report_runs import make_run
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
@@ -140,3 +140,8 @@ def test_nothing_is_printed_around_it():
         if str(file.relative_to(SOURCE)) not in own and not without_us & {*file.parts}:
             around = re.search(r"(?<![.\w])(print|Environment|Console)\(|\(print,", file.read_text(encoding="utf-8"))
             assert not around, file
+
+
+def test_a_cell_is_no_formula():
+    given = ["=1", "@x", "-a", "+cmd|x", "-", "-4 %", "+0.6 ± 1", "-.5", "a=1", -3, None]
+    assert [cell(value) for value in given] == ["'=1", "'@x", "'-a", "'+cmd|x", *given[4:]]

@@ -111,7 +111,7 @@ def _write(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:
     make_folder(folder)
     write_json(folder / "plan.json", values)
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_atomic(folder / name, text)
 
 
 def _is_calibration(path: Path) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.record.files import write_atomic
 from paceline.reporting.chart import Chart
 from paceline.reporting.charts import TERMS
 from paceline.reporting.style import COLOURS, FORMATS, INK, drawing, literal
@@ -39,7 +41,9 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
             axes.set_title(literal(chart.title), y=1.0)
             for kind in FORMATS:
                 about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
-                figure.savefig(folder / f"{chart.name}.{kind}", metadata=about or None)
+                content = io.BytesIO()
+                figure.savefig(content, format=kind, metadata=about or None)
+                write_atomic(folder / f"{chart.name}.{kind}", content.getvalue())
                 figure.set_layout_engine("none")  # the first format finds the places: it takes longer than to draw
     return [chart.name for chart in charts]
 

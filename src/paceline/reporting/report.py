@@ -21,6 +21,7 @@ from paceline.reporting.contents import Contents, gather
 from paceline.reporting.figures import draw_figures
 from paceline.reporting.page import latex, markdown, page
 from paceline.reporting.tables import Table, tables
+from paceline.signs import cell
 from paceline.terminal import warn
 
 
@@ -76,7 +77,7 @@ def write_tables(tables: Sequence[Table], folder: Path) -> None:
     for table in tables:
         names[table.name] += 1
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([table.head, *table.rows])
+        csv.writer(text, lineterminator="\n").writerows([*map(cell, row)] for row in (table.head, *table.rows))
         number = f"-{names[table.name]}" if names[table.name] > 1 else ""
         write_atomic(folder / f"{table.name}{number}.csv", text.getvalue())
 

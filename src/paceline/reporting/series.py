@@ -45,7 +45,7 @@ class FileLine:
 
     def address(self, folder: Path) -> str:
         """As seen from the folder of the report."""
-        relative = quote(os.path.relpath(self.file.resolve(), folder.resolve()).replace(os.sep, "/"))
+        relative = quote(os.fsencode(os.path.relpath(self.file.resolve(), folder.resolve())))
         return f"./{relative}#L{self.line}" if self.line else f"./{relative}"  # never taken for `scheme:…`
 
 

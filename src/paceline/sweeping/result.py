@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.record.events import Status
 from paceline.record.files import read_json, write_atomic, write_json
 from paceline.record.summary import Summary, read_summary
+from paceline.signs import cell
 from paceline.sweeping.space import Values
 
 FILE, TABLE = "sweep.json", "sweep.csv"
@@ -88,11 +89,11 @@ class Sweep:
         text = io.StringIO()
         metrics = list(dict.fromkeys(name for row in self.rows for name in row.metrics))
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(["trial", *self.keys, self.metric, "seconds", "length", "status", "why", *metrics])
+        table.writerow(["trial", *self.keys, self.metric, "seconds", "length", "status", "why", *map(cell, metrics)])
         for row in self.rows:
             values = [row.values.get(key) for key in self.keys]
             told = [row.score, round(row.seconds, 3), row.length, row.status, row.why]
-            table.writerow([row.number, *values, *told, *(row.metrics.get(name) for name in metrics)])
+            table.writerow([row.number, *map(cell, (*values, *told)), *(row.metrics.get(name) for name in metrics)])
         write_atomic(self.folder / TABLE, text.getvalue())
 
 

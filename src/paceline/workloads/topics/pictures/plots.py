@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import UserError
+from paceline.record.files import write_atomic
 from paceline.reporting.style import FORMATS, INK, STYLE, drawing
 from paceline.signs import one_line
 from paceline.workloads.topics.result.order import largest, matrix, means_of_neighbours, sort_documents, top_terms
@@ -186,11 +188,10 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
         FigureCanvasAgg(figure)
         yield figure
         if path is not None:
-            about = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
-            try:
-                figure.savefig(path, metadata=about)
-            except OSError as error:
-                raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
+            kind, content = path.suffix.lower().removeprefix("."), io.BytesIO()
+            about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+            figure.savefig(content, format=kind, metadata=about)
+            write_atomic(path, content.getvalue())
 
 
 def _shares(L: Any, normalize_rows: bool) -> np.ndarray:
