@@ -41,6 +41,19 @@ def test_a_launcher_ends_a_run_of_which_a_process_stays_stopped(tmp_path):
         run_ranks(freeze_one, (), 2, preload=(), watch=Watch(tmp_path, 0.3, 0.2))
 
 
+def freeze_before_it_is_heard():
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)
+    raise RuntimeError("could not join the ranks: timed out after 1 s: connection refused")
+
+
+def test_a_rank_that_was_stopped_before_it_was_heard_is_named_by_the_launcher(tmp_path):
+    """The other one waited for it in vain, and knows of nobody."""
+    with pytest.raises(RunFailed, match=r"^rank 0 \(pid \d+\) did not answer in time: .* while it started"):
+        run_ranks(freeze_before_it_is_heard, (), 2, preload=(), watch=Watch(tmp_path, 60.0))
+
+
 def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place(small, tmp_path, monkeypatch):
     monkeypatch.setenv(freezing.FREEZE, "writing 1")
     file = Path(freezing.__file__)

@@ -157,6 +157,9 @@ class _RankProcesses:
         if failures := self.failures():
             if process_state(self.server.pid)[0] == STOPPED:  # ranks that it did not start were waited for
                 self._give_up_server()
+            elif all(failure.echo for failure in failures):  # it may have been stopped before it could be heard
+                for number in [number for number, pid in pids.items() if process_state(pid)[0] == STOPPED]:
+                    self._blame_stopped(number, pids[number])
             else:
                 self._look_behind(failures)
             return
@@ -166,8 +169,11 @@ class _RankProcesses:
             elif self.ranks[number].result:
                 self.ranks[number].signal(signal.SIGKILL)
             else:
-                silent = self.watch.why(number, pids[number])
-                self.ranks[number].failure = blame.of_exception(number, silent)
+                self._blame_stopped(number, pids[number])
+
+    def _blame_stopped(self, number: int, pid: int) -> None:
+        if self.watch is not None and self.ranks[number].failure is None:
+            self.ranks[number].failure = blame.of_exception(number, self.watch.why(number, pid))
 
     def _give_up_server(self) -> None:
         self.server.kill()
