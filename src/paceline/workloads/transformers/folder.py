@@ -10,11 +10,15 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.plain_files import read_text
 from paceline.record.run_dir import RunDir
+from paceline.section import MOST
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
 """Small files that the library also reads, copied as they are."""
+
+MOST_BYTES, MOST_REPEATED = 1 << 22, 10_000
+"""Of a config.json, and layers or experts that it has: the library builds each of them to count them."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,16 @@ def _hub_name(given: Path) -> str:
 
 def _read(path: Path) -> ConfigFile:
     try:
-        values = json.loads(read_text(path))
+        values = json.loads(read_text(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: not a readable {CONFIG} ({why})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise UserError(f'{path}: there is no "model_type" in it, so it is not the config of a Hugging Face model')
+    for key, value in [*values.items(), *(item for v in values.values() if isinstance(v, dict) for item in v.items())]:
+        most = MOST_REPEATED if "layer" in key or "expert" in key else MOST
+        if isinstance(value, int) and abs(value) > most:
+            raise UserError(f"{path}: its {key} is beyond {most:,}; is this the config of a model?")
     return ConfigFile(path, values)
 
 

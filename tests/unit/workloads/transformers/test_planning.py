@@ -122,6 +122,8 @@ def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
         (["--hf", "FOLDER/none.json"], "there is no such file; give the config.json of a model"),
         (["--hf", "FOLDER/strange.json"], "the architecture 'strange' is not known to transformers"),
         (["--hf", "FOLDER/text.json"], "not a readable config.json"),
+        (["--hf", "FOLDER/deep.json"], "its num_hidden_layers is beyond 10,000"),
+        (["--hf", "FOLDER/wide.json"], "its vocab_size is beyond 9,223,372,036,854,775,807"),
         (["--hf", "FOLDER/llama.json"], "has no 'hidden_size'"),
         (["--lora", "8"], "--lora: it goes with --hf"),
         (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf stands in place of a run file"),
@@ -133,6 +135,8 @@ def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
 )
 def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, capsys):
     (tmp_path / "strange.json").write_text('{"model_type": "strange"}')
+    (tmp_path / "deep.json").write_text('{"model_type": "opt", "text_config": {"num_hidden_layers": 2147483647}}')
+    (tmp_path / "wide.json").write_text(f'{{"model_type": "llama", "vocab_size": {10**400}}}')
     (tmp_path / "llama.json").write_text('{"model_type": "llama"}')
     (tmp_path / "text.json").write_text("hidden_size: 4096")
     with pytest.raises(SystemExit) as end:
