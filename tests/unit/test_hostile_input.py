@@ -64,8 +64,8 @@ ASKED = {
     ),
     "millions of tokens": (
         "plan run.yaml data.tokenizer=t.json",
-        {"t.json": '{"model": {"vocab": {' + ", ".join(f'"{k}":{k}' for k in range(1_500_001)) + "}}}"},
-        "more than 1,500,000 tokens and merges",
+        {"t.json": '{"model": {"vocab": {' + ", ".join(f'"{k}":{k}' for k in range(1_000_001)) + "}}}"},
+        "more than 1,000,000 tokens and merges",
     ),
     "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "is not a list of numbers"),
     "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "is not a path: embedded null"),

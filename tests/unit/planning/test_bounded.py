@@ -110,6 +110,22 @@ def test_packed_counts_are_not_unpacked(tmp_path):
         assert (counts.sparse, counts.element_bytes) == (name == "sparse", element)
 
 
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"data": np.full(3_000_000, "word"), "format": b"csr", "shape": (30, 20)},
+        {"data": np.ones(3_000_000), "format": b"csr", "shape": ("a", "b")},
+        {"data": np.ones(3_000_000), "format": b"csr", "shape": (-5, 3)},
+        {"data": np.full((3_000_000, 2), "word")},
+    ],
+)
+def test_packed_arrays_that_are_no_counts_are_a_line(arrays, tmp_path):
+    np.savez(tmp_path / "x.npz", **arrays)
+    spec = build({"name": "x", "workload": "topics", "model": {"k": 2}, "data": {"path": str(tmp_path / "x.npz")}})
+    with pytest.raises(UserError, match=r"x\.npz"):
+        subject_of(spec)
+
+
 def test_a_row_of_counts_wider_than_memory_is_not_read(tmp_path):
     with (tmp_path / "x.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (2, LARGE)})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BUILT_BYTES = 8 << 20
 """Of a tokenizer.json that a plan builds the tokeniser of; of a longer one it reads the ids alone."""
-MOST_BYTES, MOST_ENTRIES = 1 << 26, 1_500_000
+MOST_BYTES, MOST_ENTRIES = 1 << 26, 1_000_000
 """Of any tokenizer.json, and tokens and merges in it; the largest that people use have 35 MB and 800,000."""
 
 

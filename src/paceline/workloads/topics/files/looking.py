@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from paceline.data.npz_file import npz_heads
 from paceline.errors import UserError
 from paceline.plain_files import check_plain
 from paceline.workloads.topics.counts.blocks import joined
-from paceline.workloads.topics.counts.dtypes import check_shape, whole_type
+from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape, whole_type
 from paceline.workloads.topics.files import npy, shards
 from paceline.workloads.topics.files.parquet import COUNTS, INDICES, flat
 from paceline.workloads.topics.files.texts import Counting, TextOptions, documents, is_text_file, suffix_of
@@ -109,14 +110,19 @@ def _of_npz(path: Path) -> Looked | None:
     if sum(head.unpacked_bytes for head in heads.values()) <= SMALL_NUMBERS:
         return None
     if "format" in heads and {"data", "shape"} <= heads.keys():
-        shape = tuple(int(side) for side in heads["shape"].first)
+        sides = heads["shape"].first
+        if sides.dtype.kind not in "iu" or (sides < 0).any():
+            return None  # refused where it is read
+        shape = tuple(sides.ravel().tolist())
         check_shape(shape, str(path))
+        check_dtype(heads["data"].dtype, str(path))
         element = _element(heads["data"].first)
-        return _sparse(shape, heads["data"].shape[0], element, True, _like_the_first("counts", element))
+        return _sparse(shape, math.prod(heads["data"].shape), element, True, _like_the_first("counts", element))
     if len(heads) != 1:
         return None
     (head,) = heads.values()
     check_shape(head.shape, str(path))
+    check_dtype(head.dtype, str(path))
     element = _element(head.first)
     return _dense(head.shape, element, True, _like_the_first("counts", element))
 
@@ -151,7 +157,9 @@ def _of_parquet(path: Path, options: TextOptions) -> Looked | None:
         lengths, indices = flat(some.column(INDICES))
         said = (file.schema_arrow.metadata or {}).get(b"terms")
         terms = int(said) if said and said.isdigit() else int(indices.max(initial=0)) + 1
-        element = _element(flat(some.column(COUNTS))[1])
+        counts = flat(some.column(COUNTS))[1]
+        check_dtype(counts.dtype, str(path))
+        element = _element(counts)
     nonzeros = about.num_rows * float(lengths.mean())
     assumed = f"documents like the first {len(lengths):,}, which were read"
     return _sparse((about.num_rows, terms), nonzeros, element, False, assumed)
