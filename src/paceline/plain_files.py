@@ -34,7 +34,11 @@ def check_plain(path: Path) -> None:
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """The whole of a file; OSError where it is longer."""
     with open_plain(path) as file:
-        if os.fstat(file.fileno()).st_size > most or len(content := file.read(most + 1)) > most:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most) + 1)  # which takes as much memory, whatever is there
+        if len(content) > size:  # it grew meanwhile, or its file system does not say
+            content += file.read(max(0, most + 1 - len(content)))
+        if max(size, len(content)) > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
         return content
 

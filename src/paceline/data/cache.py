@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from paceline.data.npz_file import UNREADABLE
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import detect
+from paceline.plain_files import check_plain, read_text
 from paceline.workload import Say
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -145,6 +146,7 @@ class ArrayWriter:
 
 def map_array(path: Path) -> NDArray[Any]:
     """A .npy file as a read-only array of the page cache. A plain array: indexing `np.memmap` itself is slower."""
+    check_plain(path)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except UNREADABLE as error:
@@ -172,6 +174,8 @@ def verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     place = detect(os.environ)
     if place is not None and place.launcher == "paceline":
         return
+    if strange := [name for name in files if Path(name).name != name]:
+        raise Damaged(f"it names a file elsewhere, {strange[0]!r}")
     about = [(folder / name).stat() for name in files]
     state = (folder, *((found.st_size, found.st_mtime_ns, found.st_ino) for found in about))
     if state in _verified:
@@ -191,6 +195,7 @@ def _checksum(path: Path) -> str:
     """Of an array its numbers, whose type is noted beside it; of any other file all of it."""
     if path.suffix == ".npy":
         return hashlib.sha256(map_array(path).data).hexdigest()
+    check_plain(path)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -204,11 +209,15 @@ def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "seal": _seal(facts)}
 
 
-def unsealed(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of `sealed`, unless somebody changed them."""
-    if facts.pop("seal", None) != _seal(facts):
-        raise Damaged("the file that says what is in it was changed")
-    return facts
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts of `sealed` from their file, unless somebody changed them."""
+    try:
+        facts = json.loads(read_text(path))
+        if isinstance(facts, dict) and facts.pop("seal", None) == _seal(facts):
+            return facts
+    except (ValueError, RecursionError):
+        pass
+    raise Damaged("the file that says what is in it was changed")
 
 
 def _seal(facts: Mapping[str, Any]) -> str:

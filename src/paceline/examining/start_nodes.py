@@ -102,7 +102,9 @@ def _examination(answers: Sequence[Answer], seconds: float, by: str = "ssh") -> 
             continue  # told to the first
         try:
             values = json.loads(answer.out)
-        except json.JSONDecodeError:
+            told = [CheckResult(**{**one, "verdict": Health(one["verdict"])}) for one in values["findings"]]
+            theirs = list(map(str, values["hosts"]))
+        except (ValueError, KeyError, TypeError, RecursionError):  # of another version, or what a shell there prints
             why = next((line.strip() for line in reversed(answer.err.splitlines()) if line.strip()), "no answer")
             remedy = f"{by} {answer.host} {sys.executable} -m paceline --version"
             what = "an answer of the doctor there"
@@ -110,7 +112,6 @@ def _examination(answers: Sequence[Answer], seconds: float, by: str = "ssh") -> 
                 CheckResult("nodes", "start", f"{answer.host}: {why}", what, Health.WRONG, remedy, answer.host)
             )
             continue
-        told = [CheckResult(**{**one, "verdict": Health(one["verdict"])}) for one in values["findings"]]
         found += told if index == 0 else [finding for finding in told if finding.verdict is Health.WRONG]
-        hosts = values["hosts"] if index == 0 and len(values["hosts"]) == len(answers) else hosts
+        hosts = theirs if index == 0 and len(theirs) == len(answers) else hosts
     return Examination(found, seconds, hosts)

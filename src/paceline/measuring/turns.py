@@ -13,6 +13,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +24,7 @@ from paceline.measuring.result import FORMAT, Measurement
 from paceline.measuring.rows import BatchLayout, FailedRow, MeasuredRow, combined, done
 from paceline.measuring.usage import Usage
 from paceline.record.environment import environment
-from paceline.record.files import from_flat, read_json, to_flat, write_json
+from paceline.record.files import checked_fields, from_flat, read_json, to_flat, write_json
 from paceline.record.run_dir import RunDir
 from paceline.workload import Say
 
@@ -58,6 +59,25 @@ class Trial(ABC):
 AnyTrial: TypeAlias = Trial | FailedRow
 
 
+@dataclass(frozen=True)
+class TurnTaken:
+    """A run that is done, as measure.json has it."""
+
+    label: str
+    times: dict[str, Any]
+    usage: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TurnsSoFar:
+    """What measure.json says of them, by the names of runs; of failures, by the labels of rows."""
+
+    spec: dict[str, Any]
+    done: dict[str, dict[str, Any]]
+    failed: dict[str, str]
+    out_of_memory: tuple[str, ...]
+
+
 def state_of(folder: Path, begun: State, compared: Callable[[State], Mapping[str, Any]]) -> State:
     """What is done already; a folder that holds the measurement of something else is refused by name.
 
@@ -71,6 +91,7 @@ def state_of(folder: Path, begun: State, compared: Callable[[State], Mapping[str
     old = read_json(file)
     if old.get("format") != FORMAT:
         raise UserError(f"{file} is of another version; measure into another folder with  --out FOLDER")
+    _check(file, old)
     before, now = compared(old), compared(values)
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) != now.get(key):
@@ -79,6 +100,18 @@ def state_of(folder: Path, begun: State, compared: Callable[[State], Mapping[str
                 "another folder with  --out FOLDER"
             )
     return {**values, **{key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}}
+
+
+def _check(file: Path, old: State) -> None:
+    """UserError where what is said to be done cannot be."""
+    try:
+        told = {"failed": old.get("failed", {}), "out_of_memory": old.get("out_of_memory", ())}
+        checked_fields(TurnsSoFar, {**told, "spec": old.get("spec", {}), "done": old.get("done", {})})
+        for run in old.get("done", {}).values():
+            checked_fields(TurnTaken, {name: run[name] for name in ("label", "times", "usage")})
+            from_flat(RunTimes, run["times"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}); measure into another folder with  --out FOLDER") from None
 
 
 @contextmanager
@@ -177,7 +210,7 @@ def rows_of(
 
 def _row(label: str, trial: AnyTrial | None, state: State, times: Mapping[str, RunTimes]) -> MeasuredRow:
     usage = [found for name in times if (found := state["done"][name]["usage"])]
-    means = {name: math.fsum(u.get(name, 0.0) for u in usage) / len(usage) for name in (usage[0] if usage else {})}
+    means = {name: math.fsum(u.get(name) or 0.0 for u in usage) / len(usage) for name in (usage[0] if usage else {})}
     runs = list(times.values())
     ranks, batch = (trial.ranks, trial.batch) if trial is not None else (len(runs[0].busy_s_by_rank), BatchLayout())
     return combined(label, ranks, runs, batch, tuple(times), means)

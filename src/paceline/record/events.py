@@ -153,7 +153,7 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     for name, value in event.items():  # by the type itself: a report reads a million of these
         kind = type(value)
         if kind is float or kind is int or kind is bool:
-            if (kind is float and name in COUNTS) or (name in AMOUNTS and not abs(value) <= LARGEST):
+            if (kind is float and name in COUNTS) or ((kind is int or name in AMOUNTS) and not abs(value) <= LARGEST):
                 return None
         elif value is not None and name in AMOUNTS:
             return None
@@ -191,8 +191,7 @@ def metrics_of(event: Mapping[str, Any]) -> dict[str, float]:
         name: math.nan if value is None else float(value)
         for name, value in values.items()
         if name not in NOT_METRICS
-        and (value is None or isinstance(value, (int, float)))
-        and not isinstance(value, bool)
+        and (value is None or type(value) is float or (type(value) is int and abs(value) <= LARGEST))
     }
 
 

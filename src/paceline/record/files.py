@@ -60,7 +60,11 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read back what `write_sealed` wrote, unless it was changed since. Older files have no seal."""
     value = read_json(path)
-    if value.pop(SEAL, seal := _seal(value)) != seal:
+    try:
+        seal = _seal(value)
+    except RecursionError:
+        raise UserError(f"{path} is damaged: it is nested without end") from None
+    if value.pop(SEAL, seal) != seal:
         raise UserError(f"{path} is damaged: it is not what was written there, its checksum differs")
     return value
 
@@ -162,6 +166,8 @@ def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
 
 def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of some fields of a dataclass, each of its kind; ValueError if one is not. Lists become tuples."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"it holds a {type(values).__name__}, not a set of named values")
     hints = get_type_hints(kind)
     return {name: _checked(hints[name], _as_tuple(value)) for name, value in values.items()}
 
@@ -169,7 +175,10 @@ def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(hint: Any, value: T) -> T:
     """The value, if it is of its kind; ValueError if it is not. Numbers in a table may be missing."""
     known = {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
-    _adapter(hint).validate_python(known, strict=True)
+    try:
+        _adapter(hint).validate_python(known, strict=True)
+    except ValueError:  # which says so in several lines
+        raise ValueError(f"{value!r:.60} is not of the kind that belongs there") from None
     return value
 
 

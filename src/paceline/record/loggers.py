@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import UserError
@@ -116,8 +117,8 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, say: Say | No
     """Open each logger, or go on where an earlier attempt of the same run left off. Warnings go to `say`."""
     check_loggers(names)
     file = run.path / "loggers.json"
-    known = read_json(file) if file.exists() else {}
     say = say or warn
+    known = _known(file, say)
     loggers: list[Logger] = []
     for name in dict.fromkeys(names):
         try:
@@ -133,6 +134,17 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, say: Say | No
     if loggers:
         write_json(file, known)
     return loggers
+
+
+def _known(file: Path, say: Say) -> dict[str, str]:
+    """What each logger calls this run; nothing where the file is damaged, and then they begin anew."""
+    if not file.exists():
+        return {}
+    try:
+        return {name: called for name, called in read_json(file).items() if isinstance(called, str)}
+    except UserError as error:
+        say(f"warning: {error}; loggers begin anew")
+        return {}
 
 
 class _Guarded:

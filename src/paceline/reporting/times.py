@@ -19,6 +19,7 @@ COUNTS = ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cor
 TIMES = ("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed")
 MOST_LINES = 100_000
 MOST_BYTES = 1 << 24
+MOST_DEVICES = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ def _row(path: Path, number: int, row: list[str], count: int, time: int) -> Time
         devices, seconds = int(row[count]), float(row[time])
     except (ValueError, IndexError):
         raise UserError(f"{path} line {number}: {','.join(row)[:60]!r} is not devices and seconds") from None
-    if devices < 1 or not (math.isfinite(seconds) and seconds > 0):
-        raise UserError(f"{path} line {number}: {devices} devices and {seconds:g} s are not possible")
+    if not 1 <= devices <= MOST_DEVICES or not (math.isfinite(seconds) and seconds > 0):
+        given = f"{row[count]:.20} devices and {seconds:g} s"
+        raise UserError(f"{path} line {number}: {given} are not possible")
     return TimesLine(devices, seconds, number)
 
 

@@ -269,7 +269,7 @@ def _silent(beat: Beat) -> str:
 
 def _bar(main: Follower, step_s: float) -> str:
     shares = {name: main.mean(f"{name}_s") / step_s if step_s else 0.0 for name in TERMS}
-    bar = "".join(TERMS[name] * round(BAR * share) for name, share in shares.items())[:BAR]
+    bar = "".join(TERMS[name] * round(BAR * min(1.0, share)) for name, share in shares.items())[:BAR]
     return f"{bar:<{BAR}} " + ", ".join(f"{TERMS[n]} {n} {percent(s)}" for n, s in shares.items())
 
 

@@ -126,7 +126,7 @@ def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     if numbers:
         places = values
-        if log or (min(values) > 0 and max(values) >= FAR * min(values)):
+        if min(values) > 0 and (log or max(values) >= FAR * min(values)):
             axes.set_xscale("log")
             shown = _apart(values)
             axes.set_xticks(shown, [number(value, 2) for value in shown])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.record.events import Status
-from paceline.record.files import read_json, write_atomic, write_json
+from paceline.record.files import checked_fields, read_json, write_atomic, write_json
 from paceline.record.summary import Summary, read_summary
 from paceline.signs import cell
 from paceline.sweeping.space import Values
 
 FILE, TABLE = "sweep.json", "sweep.csv"
 FORMAT = 1
+STATUSES = ("to do", "finished", "failed", "dropped")
+"""Of a trial; of halving, dropped where others went on."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class TrialRow:
     number: int
     values: Values
     status: str = "to do"
-    """to do, finished, failed; of halving, dropped where others went on."""
+    """One of STATUSES."""
     score: float | None = None
     seconds: float = 0.0
     length: int | None = None
@@ -72,6 +75,8 @@ class Sweep:
 
     def goodness(self, row: TrialRow) -> float:
         assert row.score is not None
+        if math.isnan(row.score):  # the training diverged
+            return -math.inf
         return -row.score if self.score.startswith("-") else row.score
 
     def with_row(self, row: TrialRow) -> Sweep:
@@ -102,14 +107,22 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         if found["format"] != FORMAT:
             raise UserError(f"{folder / FILE} is of another version; sweep into another folder with  --out FOLDER")
-        trials = [{name: value for name, value in one.items() if name != "run"} for one in found["trials"]]
-        history = [tuple((int(at), float(score)) for at, score in one.pop("history")) for one in trials]
-        rows = tuple(TrialRow(**one, history=some) for one, some in zip(trials, history, strict=True))
-        return Sweep(folder, found["score"], tuple(found["keys"]), rows, found["asked"])
+        named = {name: found[name] for name in ("score", "keys", "asked")}
+        rows = tuple(_row(number, dict(one), named["keys"]) for number, one in enumerate(found["trials"], 1))
+        return Sweep(folder, **checked_fields(Sweep, named), trials=rows)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{folder / FILE} is damaged ({error}); sweep into another folder with  --out FOLDER") from None
+
+
+def _row(number: int, told: dict[str, Any], keys: Sequence[str]) -> TrialRow:
+    """A trial as `Sweep.to_json` tells it; ValueError where it is none. A score that was no number is null there."""
+    told["history"] = [(at, math.nan if score is None else score) for at, score in told["history"]]
+    row = TrialRow(**checked_fields(TrialRow, {name: value for name, value in told.items() if name != "run"}))
+    if row.number != number or row.status not in STATUSES or not set(keys) <= set(row.values):
+        raise ValueError(f"trial {number} is none")
+    return row
 
 
 def measured(row: TrialRow, summary: Summary, metric: str, length: int, best: bool) -> TrialRow:

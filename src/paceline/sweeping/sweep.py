@@ -126,7 +126,7 @@ def _halved(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
             break
         at = {row.number: dict(row.history)[length] for row in found.trials if length in dict(row.history)}
         down = found.score.startswith("-")
-        order = sorted(at, key=lambda number: (at[number] if down else -at[number], number))
+        order = sorted(at, key=lambda number: (math.isnan(at[number]), at[number] if down else -at[number], number))
         for number in order[math.ceil(len(order) / FACTOR) :]:
             found = found.with_row(replace(found.trials[number - 1], status="dropped"))
         found.write()

@@ -260,3 +260,14 @@ def test_bad_input_is_explained(tmp_path, monkeypatch, capsys, row):
 def test_fields_that_do_not_go_together(fields, said):
     with pytest.raises(UserError, match=said):
         open_documents(LMData(**fields))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"not one", b"0" * 9999])
+def test_a_noted_digest_that_is_none_is_made_again(content, tmp_path, texts):
+    data = data_of(tmp_path, texts)
+    before = open_documents(data).fingerprint()
+    (note,) = (tmp_path / "cache").glob("*.digest")
+    whole = note.read_bytes()
+    note.write_bytes(content)
+    assert open_documents(data).fingerprint() == before
+    assert note.read_bytes() == whole

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import cache
-from paceline.data.cache import ArrayWriter, Damaged, Say, sealed, unsealed, write_synced
+from paceline.data.cache import ArrayWriter, Damaged, Say, read_facts, sealed, write_synced
 from paceline.data.corpora.own_tokenizer import Chosen, digest_of_tokenizer, vocabulary_size
 from paceline.data.files import digest_of_value, hash64
 from paceline.errors import UserError
+from paceline.plain_files import read_bytes, read_text
 
 if TYPE_CHECKING:
     from typing import Self
@@ -164,6 +165,8 @@ class TokenisedCorpus:
             meta = _read_meta(folder)
             _check(folder, meta)
             facts = meta["vocab"], meta.get("special", 0), meta["fingerprint"]  # learned: token 0
+            if [type(fact) for fact in facts] != [int, int, str]:
+                raise ValueError(f"{facts} are not those of a vocabulary")
             return cls(folder, *facts, **cls.read_fields(folder, meta))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{type(error).__name__}: {error}") from None
@@ -197,7 +200,7 @@ class TokenisedCorpus:
         """Turns a new text into the ids that would have been stored."""
         from paceline.data.corpora import bpe
 
-        return bpe.load((self.folder / TOKENIZER).read_text(encoding="utf-8"))
+        return bpe.load(read_text(self.folder / TOKENIZER))
 
     def __reduce__(self) -> tuple[Callable[[Path], Self], tuple[Path]]:
         return type(self).open, (self.folder,)  # another process maps the same files instead of copying them
@@ -222,7 +225,7 @@ def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    return unsealed(json.loads((folder / META).read_text(encoding="utf-8")))
+    return read_facts(folder / META)
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
@@ -250,7 +253,7 @@ def _check(folder: Path, meta: dict[str, Any]) -> None:
             raise Damaged(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
     if meta["format"] != FORMAT:
         raise Damaged(f"its format is {meta['format']}, not {FORMAT}")
-    if hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
+    if hashlib.sha256(read_bytes(folder / TOKENIZER)).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
         raise Damaged(f"{TOKENIZER} was changed")
 
 

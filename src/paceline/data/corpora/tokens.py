@@ -88,6 +88,8 @@ class LabelledCorpus(TokenisedCorpus):
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
         splits = {split: _open_split(folder, split, meta[split]) for split in SPLITS}
+        if not all(isinstance(name, str) for name in meta["classes"]):
+            raise ValueError("its classes have no names")
         return {"classes": tuple(meta["classes"]), **splits}
 
     def all_ids(self) -> Mapping[str, Ids]:

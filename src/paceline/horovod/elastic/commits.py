@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from paceline.errors import UserError
+from paceline.plain_files import check_plain
 from paceline.record.files import write_atomic
 
 KEY = "paceline"
@@ -45,12 +46,22 @@ def check(state: dict[str, Any]) -> None:
 def read(file: Path) -> tuple[dict[str, Any], str]:
     """The state, and in words where it comes from."""
     try:
+        check_plain(file)
         with safe_open(file, framework="pt") as opened:
             about = json.loads((opened.metadata() or {})[KEY])
             state = {name: _unpack(value, opened) for name, value in about["state"].items()}
             age_s = max(0.0, time.time() - about["time_s"])
             return state, f"{file}, committed {age_s:.0f} s ago by  {about['command']}"
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UserError(f"{file} is not a committed state ({error}); remove it to begin anew") from None
 
 

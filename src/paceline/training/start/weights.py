@@ -85,11 +85,13 @@ def _folder(path: Path) -> Weights:
         found = f"has {len(files)} .safetensors files; name one of them" if files else "has no .safetensors file"
         raise UserError(f"{KEY}={path}: this folder is not a run and {found}")
     try:
-        parts = set(json.loads(read_text(indices[0]))["weight_map"].values())
+        parts = set(map(Path, json.loads(read_text(indices[0]))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{KEY}={path}: {indices[0].name} is not an index of safetensors files") from None
+    if not parts:
+        raise UserError(f"{KEY}={path}: {indices[0].name} names no file")
     for part in sorted(parts):
-        if Path(part).name != part or not (path / part).is_file():
+        if part.name != str(part) or not (path / part).is_file():
             raise UserError(f"{KEY}={path}: {indices[0].name} names {part}, which is not there")
     return _files([path / part for part in sorted(parts)])
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.record.files import checked_fields
 from paceline.workloads.ensemble.sections import Calibrate, Combine
 
 LEAST = 1e-12
@@ -78,16 +79,28 @@ class Combination:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Combination:
-        plain = {key: tuple(values[key]) for key in ("weights", "scales", "shifts")}
+        """ValueError, TypeError or KeyError where they are not what `to_json` gives."""
+        plain = {key: values[key] for key in ("how", "weights", "scales", "shifts")}
         logistic, curves = values["calibration"], values["curves"]
         return cls(
-            how=values["how"],
-            calibration=None if logistic is None else Logistic(tuple(logistic["weights"]), tuple(logistic["shifts"])),
-            curves=None
-            if curves is None
-            else RisingCurves(*(tuple(map(tuple, curves[key])) for key in ("said", "held"))),
-            **plain,
+            **checked_fields(cls, plain),
+            calibration=None if logistic is None else Logistic(**checked_fields(Logistic, logistic)),
+            curves=None if curves is None else RisingCurves(**checked_fields(RisingCurves, curves)),
         )
+
+    def check(self, members: int, classes: int) -> None:
+        """ValueError where it is not one of so many members that know so many classes, 0 for numbers."""
+        stack = self.how == "stack"
+        fits = len(self.weights) == members > 0
+        if classes:
+            fits &= len(self.shifts if stack else self.scales) == (classes if stack else members)
+            if self.calibration is not None:
+                fits &= len(self.calibration.weights) == 1 and len(self.calibration.shifts) == classes
+            if self.curves is not None:
+                said, held = ([len(curve) for curve in curves] for curves in (self.curves.said, self.curves.held))
+                fits &= said == held and len(said) == classes and 0 not in said
+        if not fits:
+            raise ValueError(f"its numbers are not those of {members} members and {classes} classes")
 
 
 def fitted_to_classes(outputs_JNC: np.ndarray, labels_N: np.ndarray, how: Combine, calibrate: Calibrate) -> Combination:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.record.files import read_sealed, write_sealed
+from paceline.record.files import checked_fields, read_sealed, write_sealed
 from paceline.workloads.ensemble.combining import Combination
 from paceline.workloads.ensemble.members import NUMBERS, Member, digest_of_run
 from paceline.workloads.ensemble.scoring import Scores
@@ -43,14 +43,8 @@ class FittedEnsemble:
     def read(cls, folder: Path) -> FittedEnsemble:
         if not (folder / FILE).exists():
             raise UserError(f"{folder} is not finished; go on with  paceline train --resume {folder}")
-        about = read_sealed(folder / FILE)
-        try:
-            combination, classes = Combination.from_json(about["combination"]), tuple(map(str, about["classes"]))
-            told = [[str(one[key]) for key in ("name", "path", "sha256")] for one in about["members"]]
-        except (KeyError, TypeError) as error:
-            again = f"paceline train --resume {folder}"
-            raise UserError(f"{folder / FILE} is damaged ({error}); write it again with  {again}") from None
-        return cls([_open(folder, *one) for one in told], classes, combination)
+        told = described(folder)
+        return cls([_open(folder, *one) for one in told.members], told.classes, told.combination)
 
     def predict(self, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
         found = [member.outputs([inputs]).aligned(self.classes, member.name) for member in self.members]
@@ -63,6 +57,30 @@ class FittedEnsemble:
             f"an ensemble is its members and the few numbers in {FILE}; export each member by itself, with  "
             + "  and  ".join(f"paceline export {run} --out {Path(run).name}" for run in runs)
         )
+
+
+@dataclass(frozen=True)
+class DescribedEnsemble:
+    """As its file has it."""
+
+    members: tuple[tuple[str, str, str], ...]
+    """(name, path from the folder, hash)"""
+    classes: tuple[str, ...]
+    combination: Combination
+
+
+def described(folder: Path) -> DescribedEnsemble:
+    """UserError where the file does not describe an ensemble."""
+    about = read_sealed(folder / FILE)
+    try:
+        members = [[one[key] for key in ("name", "path", "sha256")] for one in about["members"]]
+        told = checked_fields(DescribedEnsemble, {"members": members, "classes": about["classes"]})
+        found = DescribedEnsemble(**told, combination=Combination.from_json(about["combination"]))
+        found.combination.check(len(found.members), len(found.classes))
+        return found
+    except (KeyError, TypeError, ValueError) as error:
+        again = f"paceline train --resume {folder}"
+        raise UserError(f"{folder / FILE} is damaged ({error}); write it again with  {again}") from None
 
 
 def write_ensemble(

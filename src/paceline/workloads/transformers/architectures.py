@@ -64,13 +64,29 @@ class TransformerSizes:
         return sum(rank * (inner + outer) for name, inner, outer in self.linear if not targets or name in targets)
 
 
+ALWAYS = {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
+    *("n_embd", "n_layer", "n_head", "n_positions"),
+}
+SIZES = ALWAYS | {
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "n_inner", "type_vocab_size"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size"),
+}
+"""Keys of configs that are whole numbers; those of ALWAYS are above 0."""
+
+
 def sizes_of(values: Values) -> TransformerSizes | None:
     """The sizes that a config describes; None for an architecture that has no formula here."""
     reader = READERS.get(values["model_type"])
     if reader is None:
         return None
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in SIZES & given.keys():
+        if type(given[name]) is not int or given[name] < (name in ALWAYS):
+            raise UserError(f"config.json of {values['model_type']}: {name} is {given[name]!r:.40}, which is no size")
     try:
-        return reader(values)
+        return reader(given)
     except KeyError as missing:
         raise UserError(f"config.json of {values['model_type']} has no {missing}, so its size is not known") from None
 

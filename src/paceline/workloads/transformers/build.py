@@ -88,7 +88,7 @@ def build(config: Any, task: str) -> nn.Module:
     try:
         with torch.device("meta"):
             model: nn.Module = kind._from_config(config, dtype=torch.float32)
-    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, ImportError) as error:
+    except Exception as error:  # it meets a wrong value in many ways
         raise UserError(f"model: transformers cannot build this {config.model_type}: {one_line(error)}") from None
     return model.train()
 

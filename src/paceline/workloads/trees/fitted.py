@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError, listed
-from paceline.plain_files import open_plain
-from paceline.record.files import read_sealed, write_atomic, write_sealed
+from paceline.plain_files import read_bytes
+from paceline.record.files import checked_fields, read_sealed, write_atomic, write_sealed
+from paceline.registry import one_line
+from paceline.workloads.trees.models import check_model, trees_alone
 from paceline.workloads.trees.objectives import OBJECTIVES, Task
 from paceline.workloads.trees.reading import Column, words_of
 from paceline.workloads.trees.scoring import probabilities
@@ -23,6 +26,8 @@ from paceline.workloads.trees.targets import TreeTarget
 
 MODEL = {"xgboost": "model.json", "lightgbm": "model.txt"}
 ABOUT = "table.json"
+MOST_BYTES = 1 << 34
+"""Of a model."""
 
 
 def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
@@ -64,17 +69,23 @@ class FittedTrees:
     def read(cls, folder: Path) -> FittedTrees:
         if not (folder / ABOUT).exists():
             raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
-        about, again = read_sealed(folder / ABOUT), f"paceline train --resume {folder}"
+        about = read_sealed(folder / ABOUT)
+        file, again = folder / ABOUT, f"paceline train --resume {folder}"
         try:
-            target = TreeTarget(OBJECTIVES[Task(about["objective"])], tuple(about["classes"]), tuple(about["values"]))
-            coding = Coding(tuple(about["columns"]), about["categories"])
-            with open_plain(file := folder / MODEL[about["library"]]) as model:
-                raw = model.read()
+            task, library = Task(about["objective"]), about["library"]
+            facts = checked_fields(TreeTarget, {name: about[name] for name in ("classes", "values")})
+            coding = Coding(**checked_fields(Coding, {name: about[name] for name in ("columns", "categories")}))
+            target = TreeTarget(OBJECTIVES[task], **facts)
+            _check_names(coding, target)
+            file = folder / MODEL[library]
+            raw = read_bytes(file, MOST_BYTES)
+            if about.get("sha256", "") not in ("", hashlib.sha256(raw).hexdigest()):
+                raise ValueError("its checksum differs")
+            check_model(library, raw, len(coding.columns), target.outputs)
+            return cls(library, raw, coding, target)
         except (KeyError, ValueError, TypeError, OSError) as error:
-            raise UserError(f"{folder / ABOUT} is damaged ({error}); write it again with  {again}") from None
-        if about.get("sha256", digest := hashlib.sha256(raw).hexdigest()) != digest:  # the library may end the process
-            raise UserError(f"{file} is damaged: its checksum differs; write it again with  {again}")
-        return cls(about["library"], raw, coding, target)
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{file} is damaged ({why}); write it again with  {again}") from None
 
     @property
     def classes(self) -> Sequence[str]:
@@ -98,21 +109,27 @@ class FittedTrees:
         return found.reshape(len(X), self.target.outputs, -1)[:, :, :-1]  # the last one is the same for all rows
 
     def _asked(self, X: np.ndarray, of_xgboost: Mapping[str, Any], of_lightgbm: Mapping[str, Any]) -> np.ndarray:
+        booster = self._booster
         if self.library == "lightgbm":
-            return np.asarray(self._booster.predict(X, **of_lightgbm))
+            with _refusals(self.library):
+                return np.asarray(booster.predict(X, **of_lightgbm))
         from paceline.workloads.trees.xgboost_rounds import matrix_of
 
-        return np.asarray(self._booster.predict(matrix_of(X, self.coding, 0), **of_xgboost))
+        rows = matrix_of(X, self.coding, 0)
+        with _refusals(self.library):
+            return np.asarray(booster.predict(rows, **of_xgboost))
 
     @cached_property
     def _booster(self) -> Any:
         if self.library == "xgboost":
             import xgboost
 
-            return xgboost.Booster(model_file=bytearray(self.raw))
+            with _refusals(self.library):
+                return xgboost.Booster(model_file=bytearray(self.raw))
         import lightgbm
 
-        return lightgbm.Booster(model_str=self.raw.decode())
+        with _refusals(self.library):
+            return lightgbm.Booster(model_str=trees_alone(self.raw))
 
     @property
     def rounds(self) -> int:
@@ -168,6 +185,25 @@ class FittedTrees:
         from paceline.workloads.trees.onnx_trees import write_onnx
 
         write_onnx(self, file)
+
+
+@contextmanager
+def _refusals(library: str) -> Iterator[None]:
+    """What a library says of a model that it cannot use, in one line."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != library:
+            raise
+        raise UserError(f"{library} cannot use these trees: {one_line(error)}") from None
+
+
+def _check_names(coding: Coding, target: TreeTarget) -> None:
+    """ValueError where they are not those of one model."""
+    classes, task = len(target.classes), target.objective.task
+    known = classes == 2 if task is Task.BINARY else classes >= 2 if task is Task.CLASSES else not classes
+    if not known or not coding.columns or not set(coding.categories) <= set(coding.columns):
+        raise ValueError("its names are not those of one model")
 
 
 def _words(values: Sequence[Any]) -> Column:

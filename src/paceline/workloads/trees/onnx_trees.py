@@ -16,6 +16,7 @@ import numpy as np
 from paceline.errors import RunFailed, UserError
 from paceline.record.files import write_atomic
 from paceline.terminal import warn
+from paceline.workloads.trees.models import trees_alone
 from paceline.workloads.trees.objectives import Task
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _xgboost_node(tree: Mapping[str, Any], sets: Mapping[int, Sequence[int]], no
 def _of_lightgbm(raw: bytes, outputs: int, arrays: TreeArrays) -> list[float]:
     import lightgbm
 
-    trees = lightgbm.Booster(model_str=raw.decode()).dump_model()["tree_info"]
+    trees = lightgbm.Booster(model_str=trees_alone(raw)).dump_model()["tree_info"]
     for number, tree in enumerate(trees):
         arrays.add(tree["tree_structure"], number % outputs, _lightgbm_node)
     return [0.0] * outputs

@@ -23,14 +23,15 @@ from paceline.data.cache import (
     exclusive,
     map_array,
     new_entry,
+    read_facts,
     sealed,
-    unsealed,
     verify,
     write_synced,
 )
 from paceline.data.files import check_file
 from paceline.data.order import mix, stream
 from paceline.errors import UserError, listed
+from paceline.record.files import checked_fields
 from paceline.workload import Say
 from paceline.workloads.trees import generated
 from paceline.workloads.trees.building import SplitWriter, TableColumns
@@ -144,7 +145,7 @@ def looked_at(data: TreesData) -> tuple[TableFacts, int]:
     rows = max(FEWEST_ROWS, min(COUNTED_ROWS, LOOKED_AT // len(train.columns)))
     with tempfile.TemporaryDirectory() as folder:
         _build(Path(folder), data, replace(train, blocks=lambda: train.beginning(rows)), None)
-        facts = facts_of(unsealed(json.loads((Path(folder) / FACTS).read_text(encoding="utf-8"))))
+        facts = facts_of(read_facts(Path(folder) / FACTS))
     seen = facts.rows + facts.test_rows
     share = 1.0 if test is not None else facts.rows / seen
     return replace(facts, rows=max(seen, round(share * train.rows()))), seen
@@ -165,7 +166,7 @@ def _read(entry: Path, say: Say = lambda line: None, whole: bool = True) -> Prep
     if not entry.exists():
         return None
     try:
-        values = unsealed(json.loads((entry / FACTS).read_text(encoding="utf-8")))
+        values = read_facts(entry / FACTS)
         files = values.pop("files")
         if whole:
             verify(entry, files)
@@ -177,8 +178,7 @@ def _read(entry: Path, say: Say = lambda line: None, whole: bool = True) -> Prep
 
 def facts_of(values: Mapping[str, Any]) -> TableFacts:
     """As JSON has them."""
-    given = {key: value for key, value in values.items() if key != "files"}
-    return TableFacts(**{**given, **{name: tuple(values[name]) for name in ("columns", "classes", "values")}})
+    return TableFacts(**checked_fields(TableFacts, {key: value for key, value in values.items() if key != "files"}))
 
 
 def drawn(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:

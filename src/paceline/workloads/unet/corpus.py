@@ -110,11 +110,13 @@ def _find(folder: Path, say: Say = lambda line: None) -> ImageCorpus | None:
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    return cache.unsealed(json.loads((folder / "meta.json").read_text(encoding="utf-8")))
+    return cache.read_facts(folder / "meta.json")
 
 
 def open_corpus(folder: Path) -> ImageCorpus:
     meta = _read_meta(folder)
+    if type(meta["channels"]) is not int or not all(isinstance(name, str) for name in meta["classes"]):
+        raise ValueError("its values are not those of images")
     if meta["format"] != FORMAT:
         raise ValueError(f"format {meta['format']}")
     for name, facts in meta["files"].items():

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.parallel.precision import at_least_fp32
-from paceline.record.files import read_json, write_json
+from paceline.record.files import checked_fields, read_json, write_json
 from paceline.spec import RunSpec
 from paceline.using.export import write_standalone
 from paceline.workload import Outline, Say, Workload
-from paceline.workloads.unet.corpus import ImageCorpus, ImageKind, prepare
+from paceline.workloads.unet.corpus import IGNORED, ImageCorpus, ImageKind, prepare
 from paceline.workloads.unet.folder import Folder, read_image
 from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.outline import outline_of
@@ -34,6 +34,7 @@ from paceline.workloads.unet.sections import ImageData, UNetModel
 EVALUATED_PIXELS = 1 << 17
 """In one pass."""
 KEPT = "images.json"
+MOST_CHANNELS = 64
 SHOWN_SHARE = 0.001
 """Of an image: classes with fewer pixels are in its mask, but not listed."""
 
@@ -85,8 +86,14 @@ class Segmentation(Workload):
         """From what a run kept, where it is opened for use: its images need not be there any more."""
         if self.kept is None:
             return ImageKind(self.corpus.channels, self.corpus.classes)
-        kept = read_json(self.kept / KEPT)
-        return ImageKind(kept["channels"], tuple(kept["classes"]))
+        told = read_json(self.kept / KEPT)
+        try:
+            kind = ImageKind(**checked_fields(ImageKind, told))
+        except (TypeError, ValueError, KeyError) as error:
+            raise UserError(f"{self.kept / KEPT} is damaged ({error})") from None
+        if not 1 <= kind.channels <= MOST_CHANNELS or not 1 <= len(kind.classes) <= IGNORED:
+            raise UserError(f"{self.kept / KEPT} is damaged: its values are not those of images")
+        return kind
 
     def keep(self, folder: Path) -> None:
         write_json(folder / KEPT, asdict(self.kind))
