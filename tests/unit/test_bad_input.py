@@ -18,6 +18,7 @@ from paceline.cli import main
 from paceline.record.events import read_events
 from paceline.record.files import read_json
 from paceline.record.run_dir import RunDir
+from paceline.training.run import way_on
 
 GOOD = """\
 name: small
@@ -578,6 +579,36 @@ def test_disk_full_at_a_checkpoint(folder, ask, small_disk):
     assert newest(run.checkpoints, said.append) is not None
     assert not said, "what is there is whole"
     assert not [path for path in written(small_disk) if path.endswith((".tmp", ".writing"))]
+
+
+LOSES_ITS_FOLDER = """
+import os, torch
+from paceline import Workload
+
+class W(Workload):
+    def model(self): return torch.nn.Linear(2, 1)
+    def data(self, split): return (torch.ones(64, 2),) if split == "train" else None
+    def loss(self, model, batch): return model(batch[0]).sum(), len(batch[0])
+    def on_step(self, step, values):
+        if step == 3: os.system({command!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("rm -r runs", "runs/own/events/rank0.jsonl was removed while the run wrote to it"),
+        ("mv runs elsewhere", "could not be written to runs/own/checkpoints"),
+    ],
+)
+def test_a_run_whose_folder_is_taken_away_is_not_finished(folder, ask, command, said):
+    (folder / "own.py").write_text(LOSES_ITS_FOLDER.format(command=command))
+    (folder / "own.yaml").write_text("name: own\nworkload: own.py:W\ntrain: {steps: 40, checkpoint_every: 5}\n")
+    answer = ask("train own.yaml --quiet")
+    assert answer.code == 1
+    assert said in answer.err
+    assert "runs/own is not there any more" in way_on(RunDir(Path("runs/own")))
+    assert not (folder / "runs").exists(), "no half of a run"
 
 
 def test_disk_full_at_the_run_folder(folder, ask, small_disk):

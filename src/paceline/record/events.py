@@ -102,8 +102,11 @@ class EventWriter:
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
+            removed = not os.fstat(self._file).st_nlink  # what is written to it now is nowhere
         except OSError as error:
             raise RunFailed(f"cannot write {self.path}: {error.strerror}") from error
+        if removed:
+            raise RunFailed(f"{self.path} was removed while the run wrote to it")
 
     def __enter__(self) -> EventWriter:
         return self

@@ -199,6 +199,8 @@ def way_on(run: RunDir) -> str:
     """The line to type after a failure."""
     from paceline.training.checkpoints.saved import newest
 
+    if not run.begun:
+        return f"  the folder {shlex.quote(str(run.path))} is not there any more; put it back, or train anew"
     checkpoint = newest(run.checkpoints, silent)
     where = "there is no checkpoint yet; begin again" if checkpoint is None else f"go on from step {checkpoint.step}"
     return f"  {where} with  paceline train --resume {shlex.quote(str(run.path))}"

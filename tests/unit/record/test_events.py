@@ -87,6 +87,14 @@ def test_a_torn_line_is_healed_and_passed_over(tmp_path: Path) -> None:
     assert "\n\n" not in file.read_text()
 
 
+def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path / "a.jsonl")
+    events.write("start")
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(RunFailed, match=r"a\.jsonl was removed while the run wrote to it"):
+        events.write("resume")
+
+
 def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     good = b'{"kind":"step","step":1}\n'

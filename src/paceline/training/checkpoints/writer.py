@@ -43,6 +43,8 @@ class CheckpointWriter:
         """
         assert keep > 0
         self._folder = folder
+        with suppress(OSError):  # a save tells; one that finds it gone later does not make it again, without its run
+            folder.parent.mkdir(parents=True, exist_ok=True)
         self._keep = keep
         self._one_file = one_file
         # Never the training group: its collectives go on in the main thread while ours run.
@@ -127,7 +129,9 @@ class CheckpointWriter:
     def _prepare(self, writing: Path) -> None:
         for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
             shutil.rmtree(leftover)
-        writing.mkdir(parents=True)
+        with suppress(FileExistsError):
+            self._folder.mkdir()
+        writing.mkdir()
 
     def _write_own(self, writing: Path) -> dict[str, Any]:
         from paceline.training.checkpoints import storage
