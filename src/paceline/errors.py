@@ -58,8 +58,9 @@ class RankSilent(RunFailed):
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """The first of them, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    """The first of them on one line, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(" ".join(name.split()) for name in names[:most]) + more
 
 
 def did_you_mean(

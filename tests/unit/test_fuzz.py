@@ -13,6 +13,7 @@ FOUND = {
     "CalibrationFile": (285, 384),
     "Manifest": (95,),
     "Npy": (66, 81),
+    "Npz": (1111,),
     "DeepSpeed": (895,),
     "CheckpointMetadata": (1005,),
     "KeptTokenizer": (461, 751),

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.data.npz_file import open_npz
 from paceline.errors import UserError, did_you_mean
 from paceline.plain_files import check_plain
+from paceline.signs import one_line
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
 from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
@@ -110,7 +111,7 @@ def read_npz(path: Path, fractional: bool = False) -> Counts:
         elif len(there) == 1:
             matrix = archive[there[0]]
     if matrix is None:
-        found = ", ".join(there) or "nothing"
+        found = one_line(", ".join(there)) or "nothing"
         raise UserError(f"{path}: neither a sparse matrix of scipy.sparse.save_npz nor a single array (there: {found})")
     return _counts(matrix, path, fractional)
 
