@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.planning.moment import Moment, TooLong
+from paceline.planning.moment import MOST_SECONDS, Moment, TooLong
 
 
 def large(*sides):
@@ -38,7 +38,7 @@ def test_what_takes_a_moment_is_computed():
     with Moment() as moment:
         out = layer(torch.ones(2, 3, 8, 8)).sum()
         out.backward()
-    assert 0 < moment.left < 1
+    assert 0 < moment.left < MOST_SECONDS
     assert layer.weight.grad.abs().sum() > 0
 
 
@@ -50,6 +50,6 @@ def test_torch_does_not_import_its_compiler_for_it():
     code = (
         "import sys, torch; from paceline.planning.moment import Moment\n"
         "with Moment(): torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"
-        "sys.exit('torch._dynamo' in sys.modules)"
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
