@@ -14,10 +14,13 @@ from paceline.record.files import write_atomic
 from paceline.record.units import duration, number
 from paceline.reporting.page import asset
 from paceline.reporting.style import COLOURS, FAINT, drawing, literal
+from paceline.signs import visible
 from paceline.sweeping.result import Sweep, TrialRow, shown_values
 
 PAGE, PICTURE = "sweep.html", "sweep.png"
 PANELS = 6
+MOST_LETTERS, FEWEST_LETTERS = 36, 6
+"""Below a panel, and of one word there, however many there are."""
 FAR = 30
 """Times the least value, from which on an axis is logarithmic."""
 APART = 0.2
@@ -136,11 +139,17 @@ def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
     else:
         words = sorted({_cell(value) for value in values})
         places = [words.index(_cell(value)) for value in values]
-        axes.set_xticks(range(len(words)), literal(words))
+        axes.set_xticks(range(len(words)), literal([_end_of(word, MOST_LETTERS // len(words)) for word in words]))
     scores = [row.score for row in rows]
     axes.scatter(places, scores, s=22, color=COLOURS[0], alpha=0.75, linewidths=0)
     axes.scatter(places[:1], scores[:1], s=60, facecolors="none", edgecolors=COLOURS[1], linewidths=2)
-    axes.set_xlabel(literal(key))
+    axes.set_xlabel(literal(_end_of(key, MOST_LETTERS)))
+
+
+def _end_of(text: str, most: int) -> str:
+    """Of a long text what tells it from others: the name of a file, rather than that of a folder."""
+    text, most = visible(text), max(most, FEWEST_LETTERS)
+    return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def _apart(values: Sequence[float]) -> list[float]:

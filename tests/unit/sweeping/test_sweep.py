@@ -3,6 +3,8 @@
 import csv
 import json
 import threading
+import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,7 @@ from paceline.cli import main
 from paceline.errors import RunFailed, UserError
 from paceline.record.run_dir import RunDir
 from paceline.spec import build
-from paceline.sweeping.page import verdict
+from paceline.sweeping.page import picture, verdict
 
 GRID = ["model.max_depth=2,4", "model.learning_rate=0.1,0.5"]
 
@@ -89,6 +91,10 @@ def test_a_trial_that_fails_is_a_row_and_can_be_tried_again(trees, tmp_path):
     assert paceline.sweep(trees, values, out=tmp_path / "failing").trials[1].status == "failed"
     again = paceline.sweep(trees, values, out=tmp_path / "failing", retry=True)
     assert [row.status for row in again.trials] == ["finished", "finished"]
+    rows = [replace(row, values={"data.path": f"{'far/' * 60}{row.number}.csv"}) for row in again.trials]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as matplotlib's, where there is no room for a panel beside its words
+        assert picture(replace(again, trials=tuple(rows))).startswith(b"\x89PNG")
 
 
 def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monkeypatch):
