@@ -17,7 +17,7 @@ FOUND = {
     "DeepSpeed": (895,),
     "CheckpointMetadata": (1005,),
     "KeptTokenizer": (461, 751),
-    "MeasurementFile": (239,),
+    "MeasurementFile": (239, 380),
     "SweepFile": (5, 9, 19),
     "WeightsIndex": (25, 281),
     "KeptImages": (7, 61),

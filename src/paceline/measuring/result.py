@@ -158,15 +158,19 @@ def read_measurement(folder: Path) -> Measurement:
     try:
         if values["kind"] not in ("strong", "weak"):
             raise ValueError(f"kind is {values['kind']!r:.40}")
+        rows = tuple(map(row_from_json, values["rows"]))
+        planned = tuple(from_flat(Planned, row) for row in values["plan"])
+        if strange := {plan.label for plan in planned} - {row.label for row in done(rows)}:
+            raise ValueError(f"a plan of {min(strange)!r:.40}, which was not measured")
         return Measurement(
             folder=folder,
             **checked_fields(
                 Measurement, {"command": values.get("command", ()), **{name: values[name] for name in PLAIN}}
             ),
-            rows=tuple(map(row_from_json, values["rows"])),
+            rows=rows,
             laws=tuple(map(law_fit_from_json, values["fits"])),
             findings=tuple(from_flat(Finding, found) for found in values["findings"]),
-            planned=tuple(from_flat(Planned, row) for row in values["plan"]),
+            planned=planned,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None
