@@ -21,12 +21,12 @@ FACTORED = 20
 """Products of a matrix with itself that take as long as to factor it."""
 
 
-class TooLong(Exception):
+class BeyondAMoment(Exception):
     """It would take more than a moment."""
 
 
 class Moment(OperationCounter):
-    """`with Moment(): …` raises TooLong before the operation that would take it beyond a moment."""
+    """`with Moment(): …` raises BeyondAMoment before the operation that would take it beyond a moment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Moment(OperationCounter):
         if (name := func.overloadpacket.__name__) not in UNTOUCHED:
             self.left -= seconds_of(name, args)
             if self.left < 0:
-                raise TooLong
+                raise BeyondAMoment
         return func(*args, **(kwargs or {}))
 
 

@@ -29,7 +29,7 @@ from paceline.parallel.wrapping import refuse_for_keras
 from paceline.planning.eager import NOTHING, Alive, Moved, as_on_cuda, most_alive, moved, useful
 from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, EagerTraffic, Matmul
 from paceline.planning.layouts import Divisible
-from paceline.planning.moment import Moment, TooLong
+from paceline.planning.moment import BeyondAMoment, Moment
 from paceline.planning.training import Lengths, TrainingSubject, numbers_of
 from paceline.registry import one_line
 from paceline.spec import RunSpec
@@ -181,7 +181,7 @@ def _traced(workload: Workload, spec: RunSpec, batches: Sequence[Any]) -> tuple[
             return model, groups, [_watched(mode, model, workload, batch, spec) for batch in batches], how
         except UserError:
             raise
-        except TooLong:
+        except BeyondAMoment:
             continue
         except Exception as error:
             failures[how] = one_line(error)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.planning.moment import MOST_SECONDS, Moment, TooLong
+from paceline.planning.moment import MOST_SECONDS, BeyondAMoment, Moment
 
 
 def large(*sides):
@@ -29,7 +29,7 @@ def large(*sides):
     ],
 )
 def test_what_would_take_long_is_not_begun(work):
-    with pytest.raises(TooLong), Moment():
+    with pytest.raises(BeyondAMoment), Moment():
         work()
 
 
