@@ -61,8 +61,9 @@ class Samples(Protocol):
 class Outline:
     """What a plan must know of data that nobody has prepared yet."""
 
-    samples: Samples
-    """As many as there are to train on, of their shapes; their values do not matter."""
+    samples: Any
+    """As many as there are to train on, of their shapes, in any form that `Workload.data` may return them; their values
+    do not matter."""
     held_out: int
     """Samples to evaluate on."""
     times: float = 1.0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from paceline.data.samples import samples_of, training_samples, traits_of
+from paceline.data.samples import as_samples, samples_of, training_samples, traits_of
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.nn.keras_backend import holds_keras
@@ -122,7 +122,7 @@ def _sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
 def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> TrainingSubject:
     """The subject of a run file whose workload has no formulas."""
     workload = workload_of(spec)
-    outline = workload.outline() or _prepared(workload)
+    outline = _outlined(workload) or _prepared(workload)
     data = outline.samples
     count = len(data)
     sizes = [min(size, count) for size in BATCHES]
@@ -161,6 +161,19 @@ def measured(spec: RunSpec, samples: int | None = None, tokens: float | None = N
             *[RECURRENT] * passes[-1].recurrent,
         ),
     )
+
+
+def _outlined(workload: Workload) -> Outline | None:
+    """What a workload says of its data, with the samples in the one form."""
+    found, said = workload.outline(), "workload: outline()"
+    if found is None:
+        return None
+    if not isinstance(found, Outline):
+        raise UserError(f"{said} returned {type(found).__name__}; it must return paceline.Outline(samples, held_out)")
+    samples = as_samples(found.samples, workload.collate, said)
+    if not len(samples):
+        raise UserError(f"{said} returned no samples; there must be one to train on")
+    return replace(found, samples=samples)
 
 
 def _prepared(workload: Workload) -> Outline:

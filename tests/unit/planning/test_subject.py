@@ -56,7 +56,7 @@ def test_plans_of_built_in_workloads_do_not_import_torch(tmp_path):
 
 OWN = """
 import numpy as np, torch
-from paceline import Workload
+from paceline import Outline, Workload
 
 class Rows:
     def __len__(self): return 64
@@ -86,6 +86,20 @@ class Enormous(Deep):
 
 class Fails(Deep):
     def loss(self, model, x): return model(x[:, :3]).sum(), len(x)
+
+class Outlined(Deep):
+    def prepare(self, say): raise AssertionError("it takes long")
+    def loss(self, model, batch): return model(batch[0]).sum(), len(batch[0])
+    def outline(self): return Outline((torch.zeros(40, 32),), 7)
+
+class NoOutline(Deep):
+    def outline(self): return 7
+
+class EmptyOutline(Deep):
+    def outline(self): return Outline((torch.zeros(0, 32),), 7)
+
+class StreamOutline(Deep):
+    def outline(self): return Outline((row for row in ()), 7)
 
 class Peeks(Deep):
     def loss(self, model, x):
@@ -171,3 +185,21 @@ def test_a_plan_knows_what_is_frozen_and_what_is_done_between_the_steps():
     assert (layers.params, layers.trained_params) == (2241, 33)
     assert (subject.pauses.evaluations(), subject.pauses.checkpoints(), subject.pauses.evaluated) == (10, 10, 120)
     assert subject.checkpoint_bytes == 4 * (2241 + 3 * (2241 - 96)), "weights, two moments and the average"
+
+
+def test_an_outline_spares_the_data_and_may_hold_them_as_data_does(own):
+    found = subject_of(own("Outlined"))
+    assert (found.samples, found.held_out, found.sample_bytes) == (40, 7, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoOutline", r"outline\(\) returned int; it must return paceline\.Outline\(samples, held_out\)"),
+        ("EmptyOutline", r"outline\(\) returned no samples"),
+        ("StreamOutline", r"outline\(\) returned a stream, generator"),
+    ],
+)
+def test_an_outline_that_is_none_is_refused_in_one_line(own, name, said):
+    with pytest.raises(UserError, match=said):
+        subject_of(own(name))
