@@ -1,4 +1,4 @@
-"""Modules as people write them, which the planner measures on fake tensors: for `plan_gpu.py --set own` and `own-seen`.
+"""Modules as people write them, which the planner tries out: for `plan_gpu.py --set own` and `own-seen`.
 
 The prices of eager kernels were set with the first twelve in view; the last six were first planned and run after that.
 """

@@ -230,7 +230,7 @@ class SummaryFile:
 
 
 def _sealed_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
-    from paceline.training.checkpoints.saved import seal_of
+    from paceline.record.files import seal_of
 
     plain = {name: value for name, value in manifest.items() if name != "seal"}
     return plain | {"seal": seal_of(plain)}

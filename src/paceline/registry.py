@@ -97,7 +97,7 @@ class Entry:
     """The sections of the run file; without them those of the run class."""
     data: str = ""
     subject: str = ""
-    """What a plan prices, `subject(spec, samples, tokens)`; without it the model is measured on fake tensors."""
+    """What a plan prices, `subject(spec, samples, tokens)`; without it the model is tried out."""
     batched: bool = True
     """See `RunClass.batched`."""
     preload: tuple[str, ...] = ()

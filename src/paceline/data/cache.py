@@ -26,6 +26,7 @@ from paceline.data.npz_file import UNREADABLE
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import detect
 from paceline.plain_files import check_plain, read_text
+from paceline.record.files import seal_of
 from paceline.workload import Say
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -209,22 +210,18 @@ def array_facts(path: Path) -> dict[str, Any]:
 
 def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts with a checksum of themselves, for the file that says what is in an entry."""
-    return {**facts, "seal": _seal(facts)}
+    return {**facts, "seal": seal_of(facts)}
 
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts of `sealed` from their file, unless somebody changed them."""
     try:
         facts = json.loads(read_text(path))
-        if isinstance(facts, dict) and facts.pop("seal", None) == _seal(facts):
+        if isinstance(facts, dict) and facts.pop("seal", None) == seal_of(facts):
             return facts
     except (ValueError, RecursionError):
         pass
     raise Damaged("the file that says what is in it was changed")
-
-
-def _seal(facts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(file: Any) -> None:

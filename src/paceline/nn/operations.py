@@ -13,7 +13,16 @@ VIEWS = {"view", "t", "transpose", "expand", "permute", "reshape", "slice", "sel
 VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_strided", "empty", "sym_size"}
 
 
-class OperationCounter(TorchDispatchMode):
+class LookingMode(TorchDispatchMode):
+    """Sees every operation, as the others of its kind do, at once."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports the compiler, for seconds, to keep it away from here."""
+        return False
+
+
+class OperationCounter(LookingMode):
     """`with OperationCounter() as counter: model(x)` counts what is dispatched. Views are no operations, nor are
     casts, most of which are those of autocast."""
 
@@ -23,11 +32,6 @@ class OperationCounter(TorchDispatchMode):
         self.moved_elements = 0.0
         """Read and written by all but products and attention."""
         self.counting = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch imports the compiler, for seconds, to keep it away from here."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

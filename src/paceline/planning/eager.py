@@ -1,6 +1,6 @@
 """What the framework's own kernels do on a GPU where each operation is run as it is written.
 
-A pass is traced on the CPU, on fake tensors for the most part, but as if it were on a CUDA device: what autocast
+A pass is traced on the CPU, or on fake tensors that say they are there, as if it were on a CUDA device: what autocast
 computes in fp32 there, and what is one kernel there, is so here too.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from paceline.nn.operations import PRODUCTS, VIEWS, OperationCounter
+from paceline.nn.operations import PRODUCTS, VIEWS, LookingMode
 
 MOST_SECONDS = 1.5
 """By the estimate below, which is an upper bound; half as long as a rule."""
@@ -25,7 +25,7 @@ class BeyondAMoment(Exception):
     """It would take more than a moment."""
 
 
-class Moment(OperationCounter):
+class Moment(LookingMode):
     """`with Moment(): …` raises BeyondAMoment before the operation that would take it beyond a moment."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.planning.plan import Plan
 
 MEASURED = "paceline.planning.traced:measured"
-"""The subject of a workload that has no formulas of its own: its model is measured on fake tensors."""
+"""The subject of a workload that has no formulas of its own: its model is tried out."""
 TIMES = {
     "data_s": "waiting for input",
     "compute_s": "forward and backward",

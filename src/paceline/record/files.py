@@ -71,8 +71,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def _seal(value: Mapping[str, Any]) -> str:
     inside = {name: inner for name, inner in value.items() if name != SEAL}
-    read_back = json.loads(json.dumps(finite(inside), default=as_json))
-    return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
+    return seal_of(json.loads(json.dumps(finite(inside), default=as_json)))
+
+
+def seal_of(value: Mapping[str, Any]) -> str:
+    """A checksum of what JSON holds, whatever the order of its names."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def checksum(path: Path) -> str:

@@ -1,5 +1,8 @@
 """A model is tried out on the CPU only for a moment."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,9 +47,6 @@ def test_what_takes_a_moment_is_computed():
 
 def test_torch_does_not_import_its_compiler_for_it():
     """That takes as long as all else that a plan does."""
-    import subprocess
-    import sys
-
     code = (
         "import sys, torch; from paceline.planning.moment import Moment\n"
         "with Moment(): torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"

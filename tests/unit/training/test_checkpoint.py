@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunFailed, UserError
+from paceline.record.files import checksum, seal_of
 from paceline.training.checkpoints import saved, storage, writer
 from paceline.training.checkpoints.saved import MANIFEST, Checkpoint, best, newest, read_tensors, restore
 from paceline.training.checkpoints.writer import CheckpointWriter
@@ -241,8 +242,8 @@ def reseal(folder: Path) -> None:
     """Make the checksums agree with the files, as someone who means harm would."""
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["seal"]
-    manifest["files"] = {n: [(folder / n).stat().st_size, saved.sha256_of(folder / n)] for n in manifest["files"]}
-    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": saved.seal_of(manifest)}))
+    manifest["files"] = {n: [(folder / n).stat().st_size, checksum(folder / n)] for n in manifest["files"]}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": seal_of(manifest)}))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.launch.group import raise_on_all
-from paceline.plain_files import open_plain, read_text
+from paceline.plain_files import read_text
+from paceline.record.files import checksum, seal_of
 from paceline.record.run_dir import RunDir
 from paceline.terminal import warn
 from paceline.training.checkpoints.staging import flatten
@@ -133,10 +133,6 @@ def _is_manifest(manifest: dict[str, Any]) -> bool:
     )
 
 
-def seal_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def verified(path: Path, checksums: bool = True) -> Checkpoint:
     """The checkpoint in a folder, of which every file is there, has its size and, if asked, its checksum."""
     manifest = _manifest(path)
@@ -148,7 +144,7 @@ def verified(path: Path, checksums: bool = True) -> Checkpoint:
             if (found := file.stat().st_size) != size:
                 raise DamagedCheckpoint(f"its file {file.name} has {found} bytes instead of {size}")
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for file, sha256 in zip(files, pool.map(sha256_of, files) if checksums else (), strict=False):
+            for file, sha256 in zip(files, pool.map(checksum, files) if checksums else (), strict=False):
                 if sha256 != files[file][1]:
                     raise DamagedCheckpoint(f"its file {file.name} is damaged (it differs from its checksum)")
     except FileNotFoundError as error:
@@ -158,11 +154,6 @@ def verified(path: Path, checksums: bool = True) -> Checkpoint:
             f"its file {Path(error.filename or '').name} cannot be read: {error.strerror}"
         ) from None
     return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
-
-
-def sha256_of(file: Path) -> str:
-    with open_plain(file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def restore(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from paceline.errors import RunFailed
 from paceline.launch.group import gather_objects, subgroup
-from paceline.record.files import sync_file, sync_folder
+from paceline.record.files import checksum, seal_of, sync_file, sync_folder
 from paceline.training.checkpoints import saved, staging
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class CheckpointWriter:
     def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
         _must_see(writing, manifest["files"])
         with (writing / saved.MANIFEST).open("w", encoding="utf-8") as stream:
-            json.dump(manifest | {"seal": saved.seal_of(manifest)}, stream, indent=1)
+            json.dump(manifest | {"seal": seal_of(manifest)}, stream, indent=1)
             sync_file(stream)
         sync_folder(writing)
         if final.exists():
@@ -231,7 +231,7 @@ def _must_see(writing: Path, files: Mapping[str, Any]) -> None:
 
 def _described(*files: Path) -> dict[str, Any]:
     """Size and checksum of each, by its name."""
-    return {file.name: [file.stat().st_size, saved.sha256_of(file)] for file in files}
+    return {file.name: [file.stat().st_size, checksum(file)] for file in files}
 
 
 def _lost(step: int, error: BaseException) -> str:

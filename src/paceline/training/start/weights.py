@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.data.files import digest_of_value
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.plain_files import check_plain, read_text
+from paceline.record.files import checksum
 from paceline.record.run_dir import RunDir
 from paceline.training.checkpoints import saved
 from paceline.training.checkpoints.one_file import held_part
@@ -137,7 +138,7 @@ class SafetensorsWeights:
 
     def digest(self) -> str:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return digest_of_value(list(pool.map(saved.sha256_of, self.files)))
+            return digest_of_value(list(pool.map(checksum, self.files)))
 
     @torch.no_grad()
     def read(self, into: Mapping[str, Tensor]) -> None:
@@ -193,7 +194,7 @@ class SavedWeights:
         return {name: tuple(described[there].size) for name, there in saved.names_in(self.metadata).items()}
 
     def digest(self) -> str:
-        return saved.sha256_of(self.checkpoint.path / saved.MANIFEST)  # it holds the checksum of every file
+        return checksum(self.checkpoint.path / saved.MANIFEST)  # it holds the checksum of every file
 
     def read(self, into: Mapping[str, Tensor]) -> None:
         names = saved.names_in(self.metadata)
